@@ -74,14 +74,15 @@ def _open_session(options: argparse.Namespace) -> "AdapterChat":
     Raises:
       InputError: if they cannot be used, or the model has no chat template.
     """
-    from prompt_tuning.chat_session import AdapterChat, LoadedTextModel
+    from prompt_tuning.chat_session import AdapterChat
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.activity import activity, clear
     from prompt_tuning.generation.conversation import open_chat_encoder
+    from prompt_tuning.text_model import TextModel
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     run = read_run(options)
-    model = LoadedTextModel(run, *load_tuned(run, options.prompt))
+    model = TextModel(run, *load_tuned(run, options.prompt))
     tokenizer = model.prompted.needed_tokenizer()
     encoder = open_chat_encoder(tokenizer, run.source.format_choice)
     room = model.prompted.maximum_length or options.length

@@ -11,6 +11,8 @@ from prompt_tuning.core.errors import InputError
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
 SEVERAL_PROCESSES = False
+PROMPT_KV = "prompt_kv"
+"""The target that is next to the source."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +25,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "file with a single array",
     )
     parser.add_argument(
-        "target", type=Path, metavar="TARGET", help="the folder or file to write"
+        "target",
+        type=Path,
+        metavar="TARGET",
+        help="what to write; prompt_kv is the file of a prompt's keys and values "
+        "next to SOURCE, where serve and chat read them",
     )
     parser.add_argument(
         "--to",
@@ -55,8 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--only",
         action="append",
         metavar="KIND",
-        help="the kind of adapters to write, of a run with several, such as LORA; may "
-        "be repeated",
+        help="the kind to write, of a run with several, such as LORA; may be repeated",
     )
     parser.add_argument(
         "--variable",
@@ -76,6 +81,8 @@ def run(options: argparse.Namespace) -> int:
     """Reads an adapter in one form and writes it in another."""
     if options.variable is not None:
         return _extract(options)
+    if options.target == Path(PROMPT_KV) and options.to is None:
+        return _store_prompt_kv(options)
     from prompt_tuning.tuned.adapter_export import (
         default_form,
         open_source,
@@ -100,6 +107,27 @@ def run(options: argparse.Namespace) -> int:
     )
     print("\n".join(lines))
     print(f"next: {_how_to_load(options.target, form, source.base)}")
+    return 0
+
+
+def _store_prompt_kv(options: argparse.Namespace) -> int:
+    """Stores the keys and values of a prompt next to it."""
+    from prompt_tuning.tuned.prompt_kv import store_prompt_kv
+
+    unused = ("merge", "only", "task_type")
+    given = [f"--{name}" for name in unused if getattr(options, name)]
+    if given:
+        raise InputError(f"{PROMPT_KV} has no use for {' '.join(given)}: leave it out")
+    line = store_prompt_kv(
+        options.source,
+        options.base_model,
+        options.bindings,
+        allow_imports=options.allow_gin_imports,
+        force=options.force,
+    )
+    print(line)
+    source = shlex.quote(str(options.source))
+    print(f"next: prompt-tuning serve --model MODEL --adapter NAME={source}")
     return 0
 
 

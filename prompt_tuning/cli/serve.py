@@ -164,5 +164,5 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     for adapter, path in named_adapters(options).items():
         models.check_name(adapter)
         engine.load_adapter(adapter, path)
-        models.record(adapter, path)
+        models.record(adapter, path, engine.find_adapter(adapter).model)
     return models, engine

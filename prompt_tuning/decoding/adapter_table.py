@@ -1,7 +1,6 @@
 """The resident adapters of an engine, in the form in which rows choose among them."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -9,11 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.decoding.prompt_prefixes import (
+    PromptPrefixes,
+    is_added,
+    prompt_prefixes,
+)
 from prompt_tuning.decoding.row_adapters import (
     RowInputScale,
     RowLowRank,
@@ -37,9 +41,6 @@ Kind = TypeVar("Kind", bound=ProjectionAdapter)
 
 RANK_MULTIPLE = 8
 """Ranks are padded to multiples of this, so that few table shapes are compiled."""
-
-ADDED = ("/prompt/", "/adapters/")
-"""Parts of the paths of parameters that prompts and adapters add to a model."""
 
 
 class PromptPages(NamedTuple):
@@ -98,23 +99,24 @@ def bare_graph(config: ModelConfig) -> nnx.GraphDef:
 
 def frozen_parameters(parameters: Parameters) -> Parameters:
     """Returns the parameters that are no part of a prompt or an adapter."""
-    return {
-        path: leaf
-        for path, leaf in parameters.items()
-        if not any(part in path for part in ADDED)
-    }
+    return {path: leaf for path, leaf in parameters.items() if not is_added(path)}
 
 
 def make_resident(
-    name: str, model: PromptedModel, parameters: Parameters, page: int
+    name: str,
+    model: PromptedModel,
+    parameters: Parameters,
+    page: int,
+    prefixes: Sequence[PromptPrefixes] | None = None,
 ) -> ResidentAdapter:
-    """Computes the keys and values of an adapter's prompts.
+    """Prepares an adapter for rows that choose it.
 
     Args:
       name: name of the adapter.
       model: the model with the adapter.
       parameters: all its parameters.
       page: number of keys of a page.
+      prefixes: what precedes a row, for each prompt; computed if None.
 
     Raises:
       InputError: if the engine cannot serve the adapter.
@@ -125,11 +127,9 @@ def make_resident(
     joins = isinstance(decoder, PromptDecoder) and not decoder.shared
     decodes_alone = model.config.architecture == "decoder_only"
     whole = not decodes_alone or joins or model.prompting.prefix_attention
-    count = model.prompt_count
-    prompts = tuple(
-        _prompt_pages(model, parameters, number if count > 1 else None, page)
-        for number in range(count)
-    )
+    if prefixes is None:
+        prefixes = prompt_prefixes(model, parameters)
+    prompts = tuple(_pages_of(each, page) for each in prefixes)
     length = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
     return ResidentAdapter(name, model, parameters, prompts, whole, length)
 
@@ -145,58 +145,15 @@ def _check_projections(name: str, model: LanguageModel) -> None:
                 )
 
 
-class _Prefix(NamedTuple):
-    """Keys and values before a row; see `Page`."""
-
-    key_values: KeyValues
-    real: Bool[Array, "P"]
-    start: Int[Array, ""]
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def _prefixes(
-    parameters: Parameters, prompt_ids: Int[Array, "1"] | None, *, graph: nnx.GraphDef
-) -> tuple[list[_Prefix], Int[Array, ""]]:
-    """Returns what precedes a row's own keys, and the position of the first of these.
-
-    A row of one token is read, of which nothing is used.
-    """
-    model = cast(LanguageModel, merge(graph, parameters))
-    ones = jnp.ones(1, jnp.int32)
-    _, cache = model.prefill(jnp.zeros((1, 1), jnp.int32), ones, 1, prompt_ids)
-    *before, text = cache.past
-    prefixes = []
-    for context in before:
-        key_values = context.key_values
-        assert isinstance(key_values, KeyValues)
-        if context.rows is not None:
-            key_values = KeyValues(*(part[:, :, context.rows] for part in key_values))
-        size = key_values.keys.shape[3]
-        real = jnp.ones(size, bool)
-        if context.mask is not None:
-            real = jnp.broadcast_to(context.mask, (1, 1, 1, size)).reshape(-1)
-        # Keys that windows leave in sight are as if at the end of all positions.
-        start = jnp.array(1 << 30)
-        if context.positions is not None:
-            start = context.positions[0, 0]
-        prefixes.append(_Prefix(key_values, real, start))
-    assert isinstance(text.key_values, KeyValues)
-    own = text.key_values.keys.shape[3] if text.mask is None else text.mask.sum()
-    return prefixes, cache.next_positions[0] - own
-
-
-def _prompt_pages(
-    model: PromptedModel, parameters: Parameters, number: int | None, page: int
-) -> PromptPages:
+def _pages_of(prompt: PromptPrefixes, page: int) -> PromptPages:
     """Divides the keys and values of one prompt into pages."""
-    ids = None if number is None else jnp.array([number])
-    prefixes, length = _prefixes(parameters, ids, graph=model.graph)
     pages, visible = [], []
-    for prefix in prefixes:
-        for part, count in split_pages(prefix.key_values, int(prefix.real.sum()), page):
-            pages.append(Page(part, prefix.start + page * len(pages)))
+    for prefix in prompt.prefixes:
+        for part, count in split_pages(prefix.key_values, prefix.count, page):
+            start = jnp.array(prefix.start + page * len(pages), jnp.int32)
+            pages.append(Page(part, start))
             visible.append(count)
-    return PromptPages(tuple(pages), tuple(visible), int(length))
+    return PromptPages(tuple(pages), tuple(visible), prompt.length)
 
 
 def split_pages(

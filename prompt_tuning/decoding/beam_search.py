@@ -6,7 +6,6 @@ only the keys and values of new tokens are reordered.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, cast
 
@@ -67,9 +66,10 @@ class BeamSearch:
                 f"returned is {self.returned}, expected 1 to beams, which is "
                 f"{self.beams}"
             )
-        if not math.isfinite(self.length_penalty):
+        # Lengths to this power fit into a float.
+        if not abs(self.length_penalty) <= 50:
             raise InputError(
-                f"length_penalty is {self.length_penalty}, expected a finite number"
+                f"length_penalty is {self.length_penalty}, expected -50 to 50"
             )
 
     def normalize(self, score: float, length: int) -> float:
@@ -217,7 +217,8 @@ def _search_row(
         None if prompt_id is None else jnp.array([prompt_id]),
         scores,
         candidates=(1 + max(len(model.stop_ids), 1)) * settings.beams,
-        new_tokens=settings.new_tokens,
+        # Programs are compiled for few numbers of new tokens.
+        new_tokens=1 << (settings.new_tokens - 1).bit_length(),
         **sizes,
     )
     for step in range(settings.new_tokens):

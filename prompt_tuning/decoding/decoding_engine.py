@@ -18,9 +18,12 @@ from flax import nnx
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
+from prompt_tuning.decoding.adapter_table import ResidentAdapter
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
+from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import (
+    check_embeddings,
     check_engine,
     check_ids,
     check_room,
@@ -107,21 +110,24 @@ class DecodingEngine:
         self._resident.load(name, Path(path))
 
     def add_adapter(
-        self, name: str, model: PromptedModel, parameters: Parameters
+        self,
+        name: str,
+        model: PromptedModel,
+        parameters: Parameters,
+        prefixes: Sequence[PromptPrefixes] | None = None,
     ) -> None:
-        """Adds an adapter that was read before.
-
-        Args:
-          name: name of the adapter; one that is loaded is replaced.
-          model: the model with the adapter.
-          parameters: all its parameters by path.
+        """Adds an adapter that was read before; see `ResidentAdapters.add`.
 
         Raises:
           InputError: if it belongs to another model, or a row still uses the adapter
             that it replaces.
         """
         self._check_unused(name)
-        self._resident.add(name, model, parameters)
+        self._resident.add(name, model, parameters, prefixes)
+
+    def find_adapter(self, name: str | None) -> ResidentAdapter:
+        """Returns a loaded adapter; None is the frozen model alone."""
+        return self._resident.find(name)
 
     def unload_adapter(self, name: str) -> None:
         """Removes an adapter.
@@ -158,6 +164,8 @@ class DecodingEngine:
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
         sampling.check_vocabulary(self.model.config.vocabulary_size)
+        if request.embeddings is not None:
+            check_embeddings(request.embeddings, adapter)
         ids = encode_request(request, adapter.model)
         check_ids(ids, adapter)
         prompt = self._resident.prompt(adapter, request)
@@ -192,7 +200,8 @@ class DecodingEngine:
     def metrics(self) -> EngineMetrics:
         """Returns counts since the engine was opened, and what it does now."""
         active = sum(row is not None for row in self._rows)
-        return self._metrics.snapshot(self.count, active, len(self._queue))
+        size = self._reader.slots.key_value_bytes + self._resident.page_bytes
+        return self._metrics.snapshot(self.count, active, len(self._queue), size)
 
     def run(self, requests: Sequence[Request]) -> list[RequestHandle]:
         """Submits requests and steps until all have ended."""

@@ -23,6 +23,8 @@ class EngineMetrics(NamedTuple):
       tokens_per_second: generated tokens per second over the latest steps.
       first_token_seconds: mean time from submission to the first token of the latest
         rows; 0 before the first.
+      key_value_bytes: size of the keys and values of all slots, prompts and shared
+        texts.
     """
 
     slots: int
@@ -35,6 +37,7 @@ class EngineMetrics(NamedTuple):
     new_tokens: int
     tokens_per_second: float
     first_token_seconds: float
+    key_value_bytes: int
 
 
 class MetricCounters:
@@ -71,7 +74,9 @@ class MetricCounters:
         else:
             self._finished += 1
 
-    def snapshot(self, slots: int, active: int, queued: int) -> EngineMetrics:
+    def snapshot(
+        self, slots: int, active: int, queued: int, key_value_bytes: int
+    ) -> EngineMetrics:
         """Returns the counts so far, given what the engine does now."""
         rate = 0.0
         if len(self._steps) > 1:
@@ -90,4 +95,5 @@ class MetricCounters:
             new_tokens=self._new,
             tokens_per_second=rate,
             first_token_seconds=sum(waits) / len(waits) if waits else 0.0,
+            key_value_bytes=key_value_bytes,
         )

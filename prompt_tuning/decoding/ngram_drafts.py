@@ -6,19 +6,40 @@ the tokens after that occurrence are guessed to follow again.
 
 from collections.abc import Sequence
 
-LONGEST, SHORTEST = 4, 1
-"""Numbers of last tokens that are looked up, the longest first."""
+LONGEST = 32
+"""Number of last tokens that are compared with earlier ones."""
 
 
 def guess_tokens(tokens: Sequence[int], count: int) -> list[int]:
     """Returns up to `count` guesses of what follows some tokens.
 
+    The occurrence that agrees with the most last tokens is continued, the latest of
+    several. Where it reaches the end, its continuation begins again, as in a text that
+    repeats with a short period.
+
     >>> guess_tokens([5, 1, 2, 3, 4, 9, 1, 2], 3)
     [3, 4, 9]
+    >>> guess_tokens([7, 1, 2, 1, 2, 1], 4)
+    [2, 1, 2, 1]
     """
-    for size in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
-        last = list(tokens[-size:])
-        for start in range(len(tokens) - size - 1, -1, -1):
-            if list(tokens[start : start + size]) == last:
-                return list(tokens[start + size : start + size + count])
-    return []
+    longest, period = 0, 0
+    for distance in range(1, len(tokens)):
+        same = _common_end(tokens, distance)
+        if same > longest:
+            longest, period = same, distance
+            if same == LONGEST:
+                break
+    if not longest:
+        return []
+    repeated = list(tokens[len(tokens) - period :])
+    return [repeated[i % period] for i in range(count)]
+
+
+def _common_end(tokens: Sequence[int], distance: int) -> int:
+    """Returns how many last tokens equal those some distance before, up to a limit."""
+    last = len(tokens) - 1
+    limit = min(LONGEST, len(tokens) - distance)
+    for i in range(limit):
+        if tokens[last - i] != tokens[last - i - distance]:
+            return i
+    return limit

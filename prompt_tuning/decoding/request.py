@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.sampling_settings import Sampling
 
@@ -16,8 +19,10 @@ class Request:
     """One text to continue.
 
     Attributes:
-      text: the text, encoded as in training; None if `ids` are given.
-      ids: token ids that are continued as they are; None if `text` is given.
+      text: the text, encoded as in training, or None.
+      ids: token ids that are continued as they are, or None.
+      embeddings: vectors that are read instead of those of tokens, as a soft prompt's
+        are, or None. One of text, ids and embeddings is given.
       adapter: name of a loaded adapter; None for the frozen model alone.
       prompt_id: number of the prompt of an adapter that has several, else None.
       sampling: how new tokens are chosen.
@@ -30,6 +35,7 @@ class Request:
 
     text: str | None = None
     ids: Sequence[int] | None = None
+    embeddings: Float[np.ndarray, "T D"] | None = None
     adapter: str | None = None
     prompt_id: int | None = None
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -38,8 +44,11 @@ class Request:
     first_sample: int = 0
 
     def __post_init__(self):
-        if (self.text is None) == (self.ids is None):
-            raise InputError("a request has either text or ids: give one of them")
+        given = [x is not None for x in (self.text, self.ids, self.embeddings)]
+        if sum(given) != 1:
+            raise InputError(
+                "a request has either text, ids or embeddings: give one of them"
+            )
         if self.shared_text is not None and self.shared_ids is not None:
             raise InputError("a request has shared_text or shared_ids, not both")
 

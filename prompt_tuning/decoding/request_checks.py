@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.request import Request
@@ -62,8 +64,34 @@ def check_room(
         )
 
 
+def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
+    """Checks vectors that are read instead of those of tokens.
+
+    Raises:
+      InputError: if they are not those of the model, or the rows of the adapter are
+        read whole.
+    """
+    width = adapter.model.config.width
+    if embeddings.ndim != 2 or embeddings.shape[1] != width or not len(embeddings):
+        raise InputError(
+            f"the embeddings have shape {embeddings.shape}, expected [T, {width}], a "
+            "vector of the model's width for each position"
+        )
+    if not np.isfinite(embeddings).all():
+        raise InputError("the embeddings have numbers that are not finite")
+    if adapter.whole:
+        raise InputError(
+            "embeddings need a causal model and a prompt that comes first: send text"
+        )
+
+
 def encode_request(request: Request, model: PromptedModel) -> list[int]:
-    """Returns the ids of a request's own text; after a shared text it has no BOS."""
+    """Returns the ids of a request's own text; after a shared text it has no BOS.
+
+    Embeddings have the padding id at each position.
+    """
+    if request.embeddings is not None:
+        return [model.config.pad_id] * len(request.embeddings)
     if request.ids is not None:
         return list(request.ids)
     assert request.text is not None  # checked by `Request`

@@ -1,7 +1,7 @@
 """The adapters that an engine has loaded."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flax import nnx
@@ -16,6 +16,7 @@ from prompt_tuning.decoding.adapter_table import (
     make_resident,
     stack_adapters,
 )
+from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
 from prompt_tuning.decoding.shared_texts import SharedTexts
@@ -66,6 +67,17 @@ class ResidentAdapters:
         return sum(len(one.pages) for each in adapters for one in each.prompts)
 
     @property
+    def page_bytes(self) -> int:
+        """Size of the pages of all prompts and shared texts, each counted once."""
+        prompts = [one for each in self._adapters.values() for one in each.prompts]
+        pages = {
+            id(page.key_values): page
+            for one in (*prompts, *self._shared.all_pages())
+            for page in one.pages
+        }
+        return sum(page.key_value_bytes for page in pages.values())
+
+    @property
     def graph(self) -> nnx.GraphDef:
         """Structure of the model with the tables."""
         return self._table.graph
@@ -82,13 +94,14 @@ class ResidentAdapters:
             model, parameters = self._read_adapter(path)
         except InputError as problem:
             raise InputError(f"adapter {name}: {problem}") from problem
-        self.add(name, model, parameters)
+        self.check(name, model)
+        self.add(name, model, parameters, prompt_prefixes(model, parameters, path))
 
-    def add(self, name: str, model: PromptedModel, parameters: Parameters) -> None:
-        """Adds an adapter that was read before, or replaces one.
+    def check(self, name: str, model: PromptedModel) -> None:
+        """Checks the name and the model of an adapter.
 
         Raises:
-          InputError: if it belongs to another model.
+          InputError: if it belongs to another model, or has no name.
         """
         if not name:
             raise InputError("an adapter's name is empty")
@@ -97,8 +110,28 @@ class ResidentAdapters:
                 f"adapter {name} belongs to another model: its config differs in "
                 f"{_differences(model.config, self.model.config)}"
             )
+
+    def add(
+        self,
+        name: str,
+        model: PromptedModel,
+        parameters: Parameters,
+        prefixes: Sequence[PromptPrefixes] | None = None,
+    ) -> None:
+        """Adds an adapter that was read before, or replaces one.
+
+        Args:
+          name: its name.
+          model: the model with the adapter.
+          parameters: all its parameters by path.
+          prefixes: what precedes a row, for each prompt; computed if None.
+
+        Raises:
+          InputError: if it belongs to another model.
+        """
+        self.check(name, model)
         shared = {p: self._frozen.get(p, leaf) for p, leaf in parameters.items()}
-        self._adapters[name] = make_resident(name, model, shared, self.page)
+        self._adapters[name] = make_resident(name, model, shared, self.page, prefixes)
         self._shared.forget(name)
         self._stack()
 

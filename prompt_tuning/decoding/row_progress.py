@@ -31,6 +31,7 @@ class RowProgress:
       handle: the request.
       sample: number of the sample.
       given: ids of its text.
+      embeddings: vectors that are read instead of those of `given`, or None.
       adapter: its adapter.
       prompt: pages that precede it.
       submitted: time of submission.
@@ -62,9 +63,12 @@ class RowProgress:
         ends = () if self.sampling.ignores_end else model.stop_ids
         self.ends = tuple(dict.fromkeys((*ends, *self.sampling.ends)))
         self.needs = self._find_needs()
+        self.embeddings = handle.request.embeddings
         separate = model.config.architecture == "encoder_decoder"
         size = model.config.vocabulary_size
         before = [token for token in given if token < size]
+        if self.embeddings is not None:
+            before = []
         self._before = [model.config.decoder_start_id] if separate else before
         self._text = None
         if model.tokenizer is not None:

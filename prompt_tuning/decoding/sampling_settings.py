@@ -1,7 +1,6 @@
 """Settings with which the new tokens of one row are chosen."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from prompt_tuning.core.errors import InputError, shown
@@ -12,6 +11,9 @@ MAXIMUM_LOGPROBS = 20
 
 MAXIMUM_SAMPLES = 128
 """Maximum number of samples of one request."""
+
+SMALLEST, LARGEST = 1e-6, 1e6
+"""Bounds of numbers, so that float32 holds the scores that are computed with them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,35 +74,37 @@ class Sampling:
             self._check_greedy()
 
     def _check_distribution(self) -> None:
-        if not 0 <= self.temperature < math.inf:
+        if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
             raise InputError(
-                f"temperature is {self.temperature}, expected 0 (greedy) or more"
+                f"temperature is {self.temperature}, expected 0 (greedy) or "
+                f"{SMALLEST:f} to {LARGEST:,.0f}"
             )
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k is {self.top_k}, expected at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_p is not None and not SMALLEST <= self.top_p <= 1:
             raise InputError(
-                f"top_p is {self.top_p}, expected a number above 0, up to 1"
+                f"top_p is {self.top_p}, expected a number from {SMALLEST:f} to 1"
             )
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise InputError(f"min_p is {self.min_p}, expected a number from 0 to 1")
 
     def _check_penalties(self) -> None:
-        if not 0 < self.repetition_penalty < math.inf:
+        if not SMALLEST <= self.repetition_penalty <= LARGEST:
             raise InputError(
                 f"repetition_penalty is {self.repetition_penalty}, expected a number "
-                "above 0; 1 for none"
+                f"from {SMALLEST:f} to {LARGEST:,.0f}; 1 for none"
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not math.isfinite(getattr(self, name)):
+            if not abs(getattr(self, name)) <= LARGEST:
                 raise InputError(
-                    f"{name} is {getattr(self, name)}, expected a finite number"
+                    f"{name} is {getattr(self, name)}, expected a number from "
+                    f"-{LARGEST:,.0f} to {LARGEST:,.0f}"
                 )
         for token, bias in self.logit_bias.items():
-            if not math.isfinite(bias):
+            if not abs(bias) <= LARGEST:
                 raise InputError(
-                    f"logit_bias of token {token} is {bias}, expected a finite number; "
-                    "forbid a token by forbidden"
+                    f"logit_bias of token {token} is {bias}, expected a number from "
+                    f"-{LARGEST:,.0f} to {LARGEST:,.0f}; forbid a token by forbidden"
                 )
         both = set(self.forced) & set(self.forbidden)
         if both:

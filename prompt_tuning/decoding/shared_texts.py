@@ -33,6 +33,10 @@ class SharedTexts:
         for key in [key for key in self._texts if key[0] == adapter]:  # type: ignore[index]
             del self._texts[key]
 
+    def all_pages(self) -> list[PromptPages]:
+        """Returns the pages of each text, and of the prompt before it."""
+        return list(self._texts.values())
+
     def pages(
         self,
         key: TextKey,

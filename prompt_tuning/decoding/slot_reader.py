@@ -147,8 +147,12 @@ class SlotReader:
             )
             row.written, row.first, row.ready = int(written), int(first), True
             return
-        part = row.given[row.written : row.written + self._chunk]
+        stop = min(row.written + self._chunk, len(row.given))
+        part: Sequence[int] | np.ndarray = row.given[row.written : stop]
         tokens = np.full((1, self._chunk), pad, np.int32)
+        if row.embeddings is not None:
+            part = row.embeddings[row.written : stop]
+            tokens = np.zeros((1, self._chunk, part.shape[1]), np.float32)
         tokens[0, : len(part)] = part
         pages = _padded(row.prompt.pages, self._no_page)
         visible = np.zeros((1, len(pages)), np.int32)

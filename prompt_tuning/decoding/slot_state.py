@@ -55,6 +55,11 @@ class Slots:
             None if decodes_alone else jnp.zeros((count, length), bool),
         )
 
+    @property
+    def key_value_bytes(self) -> int:
+        """Size of all keys and values."""
+        return sum(part.nbytes for part in (*self.own, *(self.cross or ())))
+
 
 class Page(NamedTuple):
     """Keys and values of a stretch of a prompt or of a shared text.
@@ -66,6 +71,11 @@ class Page(NamedTuple):
 
     key_values: KeyValues
     start: Int[Array, ""]
+
+    @property
+    def key_value_bytes(self) -> int:
+        """Size of its keys and values."""
+        return sum(part.nbytes for part in self.key_values)
 
 
 class RowStates(NamedTuple):

@@ -14,6 +14,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -166,7 +167,7 @@ def read_chunk(
     parameters: Parameters,
     slots: Slots,
     slot: Integers,
-    tokens: Integers,
+    tokens: Integers | Float[Array, "1 C D"] | Float[np.ndarray, "1 C D"],
     count: Integers,
     row: RowStates,
     pages: tuple[Page, ...],
@@ -179,7 +180,7 @@ def read_chunk(
       parameters: as in `read_tokens`.
       slots: all slots; donated.
       slot: number of the slot.
-      tokens: the chunk, `[1, C]`, padded.
+      tokens: the chunk, `[1, C]`, padded; or its vectors, `[1, C, D]`.
       count: number of its real tokens.
       row: state of the row, with `B = 1`.
       pages: the pages that the row sees.
@@ -217,14 +218,17 @@ def read_page(
 
 def _run_chunk(
     model: LanguageModel,
-    tokens: Integers,
+    tokens: Integers | Float[Array, "1 C D"] | Float[np.ndarray, "1 C D"],
     row: RowStates,
     pages: tuple[Page, ...],
     own: KeyValues | None,
 ) -> tuple[Float[Array, "1 C D"], KeyValues]:
     """Runs a chunk of one row after what it sees."""
     tokens = jnp.asarray(tokens)
-    embedded = model.output_embedder(tokens, model.config.dtype)
+    if tokens.ndim == 3:
+        embedded = tokens.astype(model.config.dtype)
+    else:
+        embedded = model.output_embedder(tokens, model.config.dtype)
     start = jnp.asarray(row.first + row.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
     past = _page_contexts(pages, row.visible)

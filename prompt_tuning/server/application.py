@@ -16,9 +16,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.server import openai_requests, prometheus
+from prompt_tuning.server.beam_searches import BeamSearches
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import (
     EventStream,
@@ -26,6 +28,7 @@ from prompt_tuning.server.event_stream import (
     error_of,
     json_response,
     read_content,
+    unless_gone,
 )
 from prompt_tuning.server.openai_answers import (
     AnswerFormat,
@@ -71,6 +74,7 @@ class ServerApplication:
         self.models, self.engine = models, engine
         self.queue_length, self.samples = queue_length, samples
         self._on_failure = on_failure
+        self._beams = BeamSearches(queue_length)
         self._thread: EngineThread | None = None
         self._statuses: Counter[int] = Counter()
 
@@ -195,30 +199,53 @@ class ServerApplication:
             openai_requests.read_body(await read_content(request))
         )
         adapter = self._check(body)
-        prompts = await self._encode(body.prompts)
-        samples = body.sampling.n
+        prompts = await self._encode(body.prompts, adapter)
+        rows = [Request(embeddings=each) for each in body.embeddings]
+        rows += [Request(ids=ids) for ids in prompts]
         requests = [
-            Request(
-                ids=ids,
+            dataclasses.replace(
+                row,
                 adapter=adapter,
                 prompt_id=body.prompt_id,
                 sampling=body.sampling,
-                first_sample=number * samples,
+                first_sample=number * body.sampling.n,
             )
-            for number, ids in enumerate(prompts)
+            for number, row in enumerate(rows)
         ]
         name = body.model or self.models.name
         form = CompletionFormat(name, self.models.tokenizer)
+        if body.beams is not None:
+            return await self._search(request, requests, body.beams, form)
         return await self._answer(request, body, requests, form)
 
     async def _encode(
-        self, prompts: Sequence[str] | Sequence[Sequence[int]]
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], adapter: str | None
     ) -> Sequence[Sequence[int]]:
         """Returns the ids of prompts, which are all texts or all ids."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            return await self.models.encode_texts(texts)
+            return await self.models.encode_texts(texts, adapter)
         return [prompt for prompt in prompts if not isinstance(prompt, str)]
+
+    async def _search(
+        self,
+        request: HttpRequest,
+        requests: Sequence[Request],
+        beams: BeamSearch,
+        form: AnswerFormat,
+    ) -> Response:
+        """Searches beams, and answers at the end."""
+        if beams.beams > self.samples:
+            raise InputError(
+                f"best_of is {beams.beams}, expected 2 to {self.samples} beams"
+            )
+        if any(each.embeddings is not None for each in requests):
+            raise InputError("beam search reads no prompt_embeds: send text")
+        work = self._beams.search(self.thread, requests, beams)
+        handles = await unless_gone(request.receive, work)
+        if handles is None:
+            return Response(status_code=GONE)
+        return json_response(form.answer(handles))
 
     async def _chat(self, request: HttpRequest) -> Response:
         body = openai_requests.read_chat(
@@ -256,7 +283,7 @@ class ServerApplication:
             return EventStream(generation, form, usage=body.usage)
         if not await collect(request.receive, generation):
             return Response(status_code=GONE)
-        return json_response(form.answer(generation))
+        return json_response(form.answer(generation.handles))
 
 
 async def _answer_error(request: HttpRequest, problem: Exception) -> Response:

@@ -135,7 +135,7 @@ class EventStream(Response):
                 if event is not None:
                     yield json_bytes(event)
             if self._usage:
-                yield json_bytes(form.usage_event(generation))
+                yield json_bytes(form.usage_event(generation.handles))
         except RequestError as problem:
             answer = ErrorAnswer(str(problem), problem.kind, problem.status)
             yield json_bytes(answer.body())

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.decoding.request import Completion, Piece, TokenLogprob
-from prompt_tuning.server.engine_thread import Generation
+from prompt_tuning.decoding.request import (
+    Completion,
+    Piece,
+    RequestHandle,
+    TokenLogprob,
+)
 
 
 class AnswerFormat(abc.ABC):
@@ -29,16 +33,16 @@ class AnswerFormat(abc.ABC):
         self._created = int(time.time())
         self._shown: dict[int, int] = {}
 
-    def answer(self, generation: Generation) -> dict[str, Any]:
+    def answer(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Returns the answer once all rows have ended."""
         choices = []
-        for handle in generation.handles:
+        for handle in handles:
             for completion in sorted(handle.completions, key=lambda x: x.sample):
                 choices.append(self._choice(len(choices), completion))
         return {
             **self._head(self.whole),
             "choices": choices,
-            "usage": usage(generation),
+            "usage": usage(handles),
         }
 
     def opening(self, rows: int) -> list[dict[str, Any]]:
@@ -59,9 +63,9 @@ class AnswerFormat(abc.ABC):
         }
         return {**self._head(self.part), "choices": [choice]}
 
-    def usage_event(self, generation: Generation) -> dict[str, Any]:
+    def usage_event(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Returns the event with the numbers of tokens."""
-        return {**self._head(self.part), "choices": [], "usage": usage(generation)}
+        return {**self._head(self.part), "choices": [], "usage": usage(handles)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -172,14 +176,12 @@ class ChatFormat(AnswerFormat):
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def usage(generation: Generation) -> dict[str, int]:
+def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:
     """Returns the numbers of tokens of a request."""
-    completions = [x for handle in generation.handles for x in handle.completions]
+    completions = [x for handle in handles for x in handle.completions]
     new = sum(len(each.ids) for each in completions)
     given = sum(
-        handle.completions[0].given_tokens
-        for handle in generation.handles
-        if handle.completions
+        handle.completions[0].given_tokens for handle in handles if handle.completions
     )
     return {
         "prompt_tokens": given,

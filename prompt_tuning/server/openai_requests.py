@@ -1,12 +1,18 @@
 """Bodies of OpenAI's requests, checked field by field."""
 
+import base64
 import dataclasses
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
+from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS, Sampling
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
@@ -25,7 +31,14 @@ SAMPLING = (
 )
 """Fields that set how tokens are chosen; those not of OpenAI are named as in vLLM."""
 COMMON = ("model", "stream", "stream_options", "logprobs", "prompt_id", *SAMPLING)
-COMPLETION = ("prompt", *COMMON)
+BEAMS = ("use_beam_search", "best_of", "length_penalty")
+"""Fields of beam search, named as in vLLM."""
+WITH_BEAMS = (
+    *("model", "prompt", "prompt_id", "max_tokens", "n", "temperature", "seed"),
+    *("stream", *BEAMS),
+)
+"""Fields that a request with beam search may have."""
+COMPLETION = ("prompt", "prompt_embeds", *BEAMS, *COMMON)
 CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
 IGNORED = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
@@ -34,6 +47,8 @@ IGNORED = (
 """Fields of OpenAI that do not change what is generated."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
     "echo": (False,),
     "suffix": ("",),
     "tools": ([],),
@@ -71,9 +86,14 @@ class CompletionBody(CommonBody):
 
     Attributes:
       prompts: texts, or rows of token ids.
+      embeddings: rows of vectors that are read instead of those of tokens; they come
+        before the prompts in the answer.
+      beams: settings of beam search; None to choose token after token.
     """
 
     prompts: Sequence[str] | Sequence[Sequence[int]]
+    embeddings: Sequence[np.ndarray]
+    beams: BeamSearch | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,8 +125,6 @@ def check_known(body: JsonObject, known: Sequence[str]) -> None:
     for name, value in body.values.items():
         if name in known or name in IGNORED or value is None:
             continue
-        if name == "prompt_embeds":
-            raise InputError("prompt_embeds is not supported: send text or token ids")
         if name not in NEUTRAL:
             raise InputError(
                 f"the body has an unknown field {shown(name)}"
@@ -123,10 +141,89 @@ def read_completion(body: JsonObject) -> CompletionBody:
       InputError: if it has an unknown field, or a value that cannot be used.
     """
     check_known(body, COMPLETION)
-    prompts = _prompts(body)
+    embeddings = read_embeddings(body)
+    prompts = []
+    if not embeddings or body.values.get("prompt") is not None:
+        prompts = _prompts(body)
+    rows = len(embeddings) + len(prompts)
+    fields = {"prompts": prompts, "embeddings": embeddings}
+    if body.flag("use_beam_search", False):
+        beams = read_beams(body)
+        values = dict(body.values) | {"temperature": 1, "n": beams.returned}
+        common = _common(JsonObject(body.source, values), COMPLETION_TOKENS, None, rows)
+        return CompletionBody(beams=beams, **fields, **common)
+    for name in ("best_of", "length_penalty"):
+        if body.values.get(name) not in (None, *NEUTRAL[name]):
+            raise InputError(f"{name} needs use_beam_search = true")
     logprobs = body.integer("logprobs", None, maximum=MAXIMUM_LOGPROBS)
-    common = _common(body, COMPLETION_TOKENS, logprobs, len(prompts))
-    return CompletionBody(prompts=prompts, **common)
+    common = _common(body, COMPLETION_TOKENS, logprobs, rows)
+    return CompletionBody(beams=None, **fields, **common)
+
+
+def read_beams(body: JsonObject) -> BeamSearch:
+    """Reads the settings of beam search: `best_of` beams, of which `n` are returned.
+
+    Raises:
+      InputError: if a field contradicts beam search.
+    """
+    for name, value in body.values.items():
+        if value is not None and name not in (*WITH_BEAMS, *IGNORED):
+            raise InputError(f"{name} has no effect with use_beam_search: leave it out")
+    if body.flag("stream", False):
+        raise InputError("beams are known at the end only: leave out stream")
+    if body.number("temperature", 0):
+        raise InputError("beam search takes the best beams: leave out temperature")
+    returned = body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS)
+    beams = body.integer("best_of", returned, minimum=1, maximum=MAXIMUM_ROWS)
+    if beams < 2:
+        raise InputError(
+            "use_beam_search needs at least 2 beams: set best_of to their number, of "
+            "which n are returned"
+        )
+    return BeamSearch(
+        beams=beams,
+        returned=returned,
+        length_penalty=body.number("length_penalty", 1.0, minimum=-100, maximum=100),
+        new_tokens=body.integer("max_tokens", COMPLETION_TOKENS, minimum=1),
+    )
+
+
+def read_embeddings(body: JsonObject) -> list[np.ndarray]:
+    """Reads `prompt_embeds`, one or several matrices, as vLLM names them.
+
+    Each is the base64 of a safetensors file with one tensor `[T, D]`. vLLM's are
+    pickled by torch, which could run code, and are refused.
+
+    Raises:
+      InputError: if one cannot be read.
+    """
+    given = body.value("prompt_embeds", None)
+    if given is None:
+        return []
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
+        body.refuse("prompt_embeds", "base64 of safetensors bytes, or a list of such")
+    return [_embeddings(text) for text in texts]
+
+
+def _embeddings(text: str) -> np.ndarray:
+    """Decodes one matrix; its width is checked by the engine."""
+    try:
+        content = base64.b64decode(text, validate=True)
+        tensors = list(load(content).values())
+    except (ValueError, KeyError, SafetensorError) as problem:
+        raise InputError(
+            f"prompt_embeds is no base64 of safetensors bytes: {shown(str(problem))}; "
+            "save one tensor by safetensors.torch.save, not torch.save"
+        ) from problem
+    if len(tensors) != 1:
+        raise InputError(f"prompt_embeds has {len(tensors)} tensors, expected one")
+    (array,) = tensors
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        raise InputError(
+            f"prompt_embeds has numbers of type {array.dtype}, expected floating ones"
+        )
+    return array.astype(np.float32)
 
 
 def read_chat(body: JsonObject, room: int) -> ChatBody:

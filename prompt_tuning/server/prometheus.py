@@ -16,6 +16,7 @@ HELP = {
     "new_tokens": ("counter", "generated tokens"),
     "tokens_per_second": ("gauge", "generated tokens per second, latest steps"),
     "first_token_seconds": ("gauge", "mean time to the first token, latest rows"),
+    "key_value_bytes": ("gauge", "bytes of keys and values, used or not"),
 }
 
 

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import jax
 
+from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
 from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.generation.text_generation import encode_given
-from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.server_limits import MAXIMUM_ADAPTERS, RequestError
 from prompt_tuning.text_model import TextModel
@@ -37,11 +41,6 @@ class FrozenTextModel(TextModel):
         key = jax.random.key(run.seed)
         super().__init__(bare, open_pretrained(run.model, bare.tuning, key=key))
 
-    @functools.cached_property
-    def parameters(self) -> Parameters:
-        """All parameters by path, read once."""
-        return self.prompted.read_parameters()
-
 
 @dataclasses.dataclass(frozen=True)
 class AdapterEntry:
@@ -49,10 +48,14 @@ class AdapterEntry:
 
     Attributes:
       path: where it was read from.
+      model: the model with the adapter, whose template texts are put into.
+      template: the template of the adapter's run; None if it has none.
       created: time of loading, in seconds of the epoch.
     """
 
     path: str
+    model: PromptedModel
+    template: TokenTemplate | None
     created: int
 
 
@@ -103,9 +106,14 @@ class ServedModels:
             )
         return name
 
-    def record(self, name: str, path: str | Path) -> None:
+    def record(self, name: str, path: str | Path, model: PromptedModel) -> None:
         """Adds the name of an adapter that the engine has loaded."""
-        self.adapters[name] = AdapterEntry(str(path), int(time.time()))
+        template = None
+        if (Path(path) / CONFIG_FILE).is_file():
+            source = read_run_directory(Path(path)).source
+            template = source.token_template(model.interface)
+        created = int(time.time())
+        self.adapters[name] = AdapterEntry(str(path), model, template, created)
 
     def check_name(self, name: str) -> None:
         """Checks the name of a new adapter.
@@ -136,9 +144,9 @@ class ServedModels:
             if len(self.adapters) >= MAXIMUM_ADAPTERS:
                 raise InputError(f"{MAXIMUM_ADAPTERS} adapters are loaded: unload one")
             # Reading files does not delay the rows that generate.
-            model, parameters = await asyncio.to_thread(self._read, name, folder)
-            await thread.call(lambda x: x.add_adapter(name, model, parameters))
-            self.record(name, folder)
+            read = await asyncio.to_thread(self._read, name, folder)
+            await thread.call(lambda engine: engine.add_adapter(name, *read))
+            self.record(name, folder, read[0])
 
     async def unload(self, thread: EngineThread, name: str) -> None:
         """Removes an adapter.
@@ -153,9 +161,13 @@ class ServedModels:
         await thread.call(lambda engine: engine.unload_adapter(name))
         self.adapters.pop(name, None)
 
-    def _read(self, name: str, folder: Path):
+    def _read(
+        self, name: str, folder: Path
+    ) -> tuple[PromptedModel, Parameters, tuple[PromptPrefixes, ...]]:
+        """Reads an adapter and the keys and values of its prompts."""
         try:
-            return self.model.read_adapter(folder)
+            model, parameters = self.model.read_adapter(folder)
+            return model, parameters, prompt_prefixes(model, parameters, folder)
         except InputError as problem:
             raise InputError(f"adapter {name}: {problem}") from problem
 
@@ -185,11 +197,17 @@ class ServedModels:
 
     # Texts
 
-    async def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes texts as the engine continues them."""
+    async def encode_texts(
+        self, texts: Sequence[str], adapter: str | None
+    ) -> list[list[int]]:
+        """Encodes texts as in the training of an adapter; None for the frozen model."""
+        model, template = self.model.prompted, None
+        if adapter is not None:
+            entry = self.adapters[adapter]
+            model, template = entry.model, entry.template
 
         def encode() -> list[list[int]]:
-            return [encode_given(self.model.prompted, text) for text in texts]
+            return [encode_given(model, text, template) for text in texts]
 
         return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
 

@@ -12,13 +12,13 @@ from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
 from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
-from prompt_tuning.training.state import fingerprint
 from prompt_tuning.training.transfer import check_shape, read_source
 
 

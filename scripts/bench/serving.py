@@ -1,26 +1,114 @@
-"""Loads a server on this machine with many clients, of which some break off.
+"""Measures `prompt-tuning serve`: its start, and many clients of which some break off.
 
-Usage: python -m scripts.bench.serving PORT [CLIENTS] [SECONDS]
+    python -m scripts.bench.serving start
+    python -m scripts.bench.serving load [--clients 200] [--seconds 60]
 
-The server runs `prompt-tuning serve --model bundled:skills-decoder --port PORT`. The
-table has the answers by status, the tokens per second, and the slots in use afterwards,
-which must be none.
+Both start servers of the bundled decoder as processes. `start` prints the time from the
+launch to the answers of `/health` and of a first request, without and with compiled
+programs in the cache. `load` prints the answers by status, the tokens per second, the
+server's memory before, during and after, the slots in use afterwards, and whether every
+slot then answers as before; it fails if one of these is not as it must be.
 """
 
+import argparse
+import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.bench.machine import processor
 
 BREAKS_OFF = 0.1
+SLOTS = 16
+MEMORY_GROWTH = 0.05
+"""Growth of memory after the first third of the load that counts as flat."""
+BROKE_OFF, INCOMPLETE = 0, -1
+
+
+@contextlib.contextmanager
+def running_server(cache: str) -> Iterator[tuple[int, int]]:
+    """Starts a server, which SIGTERM ends afterwards.
+
+    Args:
+      cache: folder in which compiled programs are kept.
+
+    Yields:
+      its process id and its port.
+    """
+    command = [sys.executable, "-m", "prompt_tuning", "serve", "--port=0"]
+    command += ["--model=bundled:skills-decoder", f"--slots={SLOTS}"]
+    removed = ("JAX_", "PYTHONDONTWRITEBYTECODE")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
+    # Bytecode is kept too, as of an installed package.
+    kept = {"XDG_CACHE_HOME": cache, "PYTHONPYCACHEPREFIX": f"{cache}/bytecode"}
+    process = subprocess.Popen(
+        command,
+        env=environment | kept,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if "http://" in line), None)
+            if line is None:
+                raise RuntimeError(f"the server ended with code {process.wait()}")
+            yield process.pid, int(line.rpartition(":")[2])
+        finally:
+            process.send_signal(signal.SIGTERM)
+    if process.returncode:
+        raise RuntimeError(f"the server ended with code {process.returncode}")
+
+
+def request(
+    port: int, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, bytes]:
+    """Returns the status and the content of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    with contextlib.closing(connection):
+        if body is None:
+            connection.request("GET", path)
+        else:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", path, json.dumps(body), headers)
+        with contextlib.closing(connection.getresponse()) as response:
+            return response.status, response.read()
+
+
+def measure_start() -> None:
+    """Starts servers over one cache, the first of which compiles."""
+    with tempfile.TemporaryDirectory() as cache:
+        for number in range(4):
+            start = time.monotonic()
+            with running_server(cache) as (_, port):
+                request(port, "/health")
+                ready = time.monotonic() - start
+                body = {"prompt": "reverse: abc=", "temperature": 0}
+                status, content = request(port, "/v1/completions", body)
+                answered = time.monotonic() - start
+            assert status == 200, content
+            kind = "programs from the cache" if number else "programs are compiled"
+            print(
+                f"start {number + 1}, {kind}: {ready:.2f} s to /health, "
+                f"{answered:.2f} s to the first answer",
+                flush=True,
+            )
 
 
 def ask(port: int, number: int) -> int:
-    """Sends a request, and returns its status; 0 if this client breaks off."""
+    """Streams a completion, and returns its status; 0 if this client breaks off."""
     choose = random.Random(number)
     body = {
         "prompt": f"reverse: {''.join(choose.choices('abcdef', k=5))} =",
@@ -36,24 +124,46 @@ def ask(port: int, number: int) -> int:
         with contextlib.closing(connection.getresponse()) as response:
             if choose.random() < BREAKS_OFF and response.status == 200:
                 response.read(64)
-                return 0
+                return BROKE_OFF
             content = response.read()
             complete = content.endswith(b"[DONE]\n\n") or response.status != 200
-            return response.status if complete else -1
+            return response.status if complete else INCOMPLETE
 
 
 def read_metrics(port: int) -> dict[str, float]:
     """Returns the server's metrics by name."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    with contextlib.closing(connection):
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+    lines = request(port, "/metrics")[1].decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 
 
-def main(port: int, clients: int = 200, seconds: int = 60) -> None:
-    """Runs the clients, and prints the table."""
+def answers_of_all_slots(port: int) -> list[str]:
+    """Returns the texts of as many simultaneous requests as there are slots."""
+
+    def text(seed: int) -> str:
+        body = {
+            "prompt": f"upper: {'abcdefgh'[: 1 + seed % 8]}=",
+            "max_tokens": 32,
+            "ignore_eos": True,
+            "seed": seed,
+        }
+        status, content = request(port, "/v1/completions", body)
+        assert status == 200, content
+        return json.loads(content)["choices"][0]["text"]
+
+    with concurrent.futures.ThreadPoolExecutor(SLOTS) as pool:
+        return list(pool.map(text, range(SLOTS)))
+
+
+def resident_megabytes(process: int) -> float:
+    """Returns the memory that a process has in use."""
+    status = Path(f"/proc/{process}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def run_clients(port: int, clients: int, seconds: float) -> Counter[int]:
+    """Sends requests from many threads; returns the number of answers by status."""
     statuses: Counter[int] = Counter()
     end = time.monotonic() + seconds
 
@@ -66,7 +176,6 @@ def main(port: int, clients: int = 200, seconds: int = 60) -> None:
             if status == 429:
                 time.sleep(0.2)
 
-    before = read_metrics(port)
     threads = [
         threading.Thread(target=run, args=(client,)) for client in range(clients)
     ]
@@ -74,15 +183,51 @@ def main(port: int, clients: int = 200, seconds: int = 60) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(1)
-    after = read_metrics(port)
+    return statuses
+
+
+def measure_load(clients: int, seconds: int) -> None:
+    """Runs clients in three parts, and prints the table."""
+    with tempfile.TemporaryDirectory() as cache, running_server(cache) as server:
+        process, port = server
+        expected = answers_of_all_slots(port)
+        before = read_metrics(port)
+        statuses: Counter[int] = Counter()
+        memory = [resident_megabytes(process)]
+        for _ in range(3):
+            statuses += Counter(run_clients(port, clients, seconds / 3))
+            memory.append(resident_megabytes(process))
+        time.sleep(1)
+        after = read_metrics(port)
+        same = answers_of_all_slots(port) == expected
     tokens = "prompt_tuning_new_tokens_total"
     for status, count in sorted(statuses.items()):
         print(f"| {status or 'broke off'} | {count:,} |")
     print(f"| tokens per second | {(after[tokens] - before[tokens]) / seconds:,.0f} |")
-    for name in ("active", "queued"):
-        print(f"| {name} afterwards | {after[f'prompt_tuning_{name}']:.0f} |")
+    print(f"| memory, MiB | {', '.join(f'{each:,.0f}' for each in memory)} |")
+    left = {name: after[f"prompt_tuning_{name}"] for name in ("active", "queued")}
+    for name, number in left.items():
+        print(f"| {name} afterwards | {number:.0f} |")
+    print(f"| all {SLOTS} slots answer as before | {same} |")
+    allowed = {200, 429, BROKE_OFF}
+    assert statuses.keys() <= allowed, f"other statuses than {allowed}: {statuses}"
+    assert same and not any(left.values()), "a slot was lost or answers otherwise"
+    assert memory[-1] <= memory[1] * (1 + MEMORY_GROWTH), "memory grows"
+
+
+def main() -> None:
+    """Runs a measure."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("measure", choices=("start", "load"))
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=int, default=60)
+    options = parser.parse_args()
+    print(processor(), flush=True)
+    if options.measure == "start":
+        measure_start()
+    else:
+        measure_load(options.clients, options.seconds)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

@@ -19,10 +19,10 @@ from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.adapters import batch_of, our_logits, restored
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 from tests.support.small_runs import LENGTH, tune
 
-PEFT = SHARED / "data/peft"
+PEFT = FIXTURES / "peft"
 ADAPTERS = [
     "--gin.Run.adapters=[@LoRA(), @IA3()]",
     "--gin.LoRA.regexes=['.*/(query|value)', '.*/mlp/down']",
@@ -201,7 +201,6 @@ def test_a_prompt_is_not_merged(run, tmp_path, capsys):
     assert not (tmp_path / "merged").exists()
 
 
-@needs_shared
 @pytest.mark.parametrize(
     "case", ["llama_gqa_untied/lora", "gpt2_tied/ia3", "t5v11_untied_gated/mpt"]
 )

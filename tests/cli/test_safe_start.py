@@ -3,10 +3,14 @@
 All commands run in one process: Python is isolated from its environment and the working
 directory (`python -I`), neither the home nor the working directory can be written to,
 and every file that is opened for writing, created, renamed or removed is recorded.
+`chat` answers one line, and `serve` one request before a signal ends it.
 """
 
+import importlib.util
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +18,13 @@ from pathlib import Path
 import pytest
 
 import prompt_tuning
-from tests.support.small_runs import COMPILATION_CACHE
+from tests.support.small_runs import COMPILATION_CACHE, add_chat_template
 from tests.support.small_tokenizer import write_tokenizer
 
 NOWHERE = "/proc/nonexistent"
 """A home directory that cannot be created, even by root."""
-ONE_AFTER_THE_OTHER = """
-import json, os, sys
+ONE_AFTER_THE_OTHER = r"""
+import contextlib, http.client, io, json, os, signal, sys, threading, time
 
 root, record = sys.argv[1:]
 sys.path.insert(0, root)
@@ -38,10 +42,26 @@ def record_writes(event, arguments):
         if not isinstance(path, int):
             writes.append(os.fsdecode(path))
 
+def use_server(port):
+    content = json.dumps({"prompt": "ab=", "max_tokens": 2})
+    headers = {"Content-Type": "application/json"}
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("POST", "/v1/completions", content, headers)
+            assert connection.getresponse().status == 200
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        time.sleep(0.1)
+
 sys.addaudithook(record_writes)
 from prompt_tuning.cli.main import main
 
 for command in commands:
+    sys.stdin = io.StringIO("ab=\n")
+    if command[0] == "serve":
+        port = int(command[-1])
+        threading.Thread(target=use_server, args=(port,), daemon=True).start()
     codes.append(main(command))
     counts.append(len(writes))
 print(json.dumps([codes, counts, [os.path.abspath(path) for path in writes]]))
@@ -55,6 +75,14 @@ def commands(files, folder: Path) -> list[list[str]]:
     recycle = [f"--from={files.decoder}", f"--to={files.decoder}"]
     prepare = ["--output", str(folder / "prepared"), "--workers", "1"]
     prepare += ["--tokenizer", str(folder / "tokenizer"), "--length", "32"]
+    model = Path(shutil.copytree(files.decoder, folder / "chat"))
+    sizes = ["--model", str(add_chat_template(model))]
+    sizes += ["--length", "32"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    served = []
+    if importlib.util.find_spec("uvicorn") is not None:
+        served = [["serve", *sizes, "--slots", "2", "--port", port]]
     return [
         ["train", *train],
         ["memory", *train, "--policy", "none"],
@@ -72,6 +100,8 @@ def commands(files, folder: Path) -> list[list[str]]:
         ["recycle", str(run), *recycle, f"--out={folder / 'recycled.npy'}"],
         ["diff", str(run), str(run)],
         ["configs"],
+        ["chat", *sizes, "--new_tokens", "4", "--adapter", f"upper={run}"],
+        *served,
     ]
 
 

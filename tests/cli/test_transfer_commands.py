@@ -21,10 +21,10 @@ from tests.support.adapters import (
     our_logits,
     random_adapter,
 )
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 from tests.support.small_runs import LENGTH, logged, tune
 
-PEFT = SHARED / "data/peft"
+PEFT = FIXTURES / "peft"
 LORA = [
     "--gin.Run.adapters=[@LoRA()]",
     "--gin.LoRA.regexes=['.*/(query|value)']",
@@ -124,7 +124,6 @@ def test_a_lora_of_a_run_directory_has_its_scaling(run_named, files, capsys):
     assert output(capsys, *given) == printed
 
 
-@needs_shared
 @pytest.mark.parametrize(
     "case",
     [

@@ -57,6 +57,7 @@ def generate(bundled, row, **settings):
     return [[i for i in each if i not in ends] for each in ids[:, start:].tolist()]
 
 
+@pytest.mark.torch
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("penalty", [1.0, 0.6, 2.0])
 def test_beams_are_those_of_transformers(bundled, penalty):
@@ -77,6 +78,7 @@ def test_beams_are_those_of_transformers(bundled, penalty):
         assert [list(one.ids) for one in ours] == expected
 
 
+@pytest.mark.torch
 @pytest.mark.exhaustive
 def test_greedy_tokens_with_a_repetition_penalty_are_those_of_transformers(bundled):
     from prompt_tuning.generation.text_generation import encode_given

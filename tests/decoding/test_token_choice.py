@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.token_choice import Needs, RowChoices, TokenNumbers
@@ -78,6 +79,7 @@ def _seen(ids: np.ndarray) -> jax.Array:
     return jnp.asarray(marks)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", CASES)
 def test_options_are_those_of_transformers(name):
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -165,3 +167,21 @@ def test_penalties_are_subtracted_as_openai_defines_them():
         np.testing.assert_allclose(present[row, token], lower, rtol=1e-6)
         lower = NUMBERS[row, token] - 0.5 * count
         np.testing.assert_allclose(frequent[row, token], lower, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1.0, "top_p": 1e-50},
+        {"repetition_penalty": 1e39},
+        {"repetition_penalty": 1e-42},
+        {"presence_penalty": -1e39},
+        {"frequency_penalty": float("nan")},
+        {"logit_bias": {3: 1e39}},
+    ],
+    ids=str,
+)
+def test_numbers_that_float32_cannot_hold_are_refused(numbers):
+    with pytest.raises(InputError, match=list(numbers)[-1]):
+        Sampling(**numbers)

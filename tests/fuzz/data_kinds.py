@@ -17,13 +17,13 @@ from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from tests.fuzz.fuzz_kind import Kind, copy_files, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
 from tests.support.prepared_files import pairs, write_jsonl
-from tests.support.shared_data import SHARED
+from tests.support.shared_data import FIXTURES
 from tests.support.small_runs import UPPER, write_pairs, write_rows
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 TOKENIZER = BUNDLED / "skills-decoder"
-GPT2 = SHARED / "data/tokenizers/gpt2"
-SENTENCEPIECE = SHARED / "data/models/stories260k"
+BYTE_LEVEL = FIXTURES / "tokenizers/byte_level"
+SENTENCEPIECE = FIXTURES / "tokenizers/bpe"
 CSV = 'prompt,completion\n"a, b",c\n"line\nbreak",d\ne,f\n'
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -325,22 +325,17 @@ if importlib.util.find_spec("pyarrow") is not None:
             functools.partial(read_data, "rows.parquet"),
         )
     )
-if GPT2.is_dir():
-    VOCABULARY = ("vocab.json", "merges.txt")
-    KINDS.append(
-        Kind(
-            "tokenizer-merges",
-            functools.partial(copy_tokenizer, GPT2, VOCABULARY),
-            {"vocab.json": mutate_text, "merges.txt": mutate_text},
-            read_tokenizer,
-        )
-    )
-if SENTENCEPIECE.is_dir():
-    KINDS.append(
-        Kind(
-            "sentencepiece",
-            functools.partial(copy_tokenizer, SENTENCEPIECE, ("tokenizer.model",)),
-            {"tokenizer.model": mutate_bytes},
-            read_tokenizer,
-        )
-    )
+KINDS += [
+    Kind(
+        "tokenizer-merges",
+        functools.partial(copy_tokenizer, BYTE_LEVEL, ("vocab.json", "merges.txt")),
+        {"vocab.json": mutate_text, "merges.txt": mutate_text},
+        read_tokenizer,
+    ),
+    Kind(
+        "sentencepiece",
+        functools.partial(copy_tokenizer, SENTENCEPIECE, ("tokenizer.model",)),
+        {"tokenizer.model": mutate_bytes},
+        read_tokenizer,
+    ),
+]

@@ -27,6 +27,8 @@ class Kind:
       read: reads the folder as the package does; raises `InputError` for damage.
       replaceable: whether something else may lie under a file's name; not if the file
         only holds arguments for `read`.
+      prepare: does what takes long and is done once in a process, before any case, with
+        a folder of valid input; None for nothing.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Kind:
     files: Mapping[str, Mutation]
     read: Callable[[Path], object]
     replaceable: bool = True
+    prepare: Callable[[Path], object] | None = None
 
     def damage(self, seed: int, case: int, folder: Path) -> str:
         """Damages one file of a folder; returns its path below the folder, and how.

@@ -109,6 +109,10 @@ def run_cases(
         os.environ["HF_HUB_OFFLINE"] = "1"
         os.chdir(folder)
         watch = Watch(folder)
+        for index in sorted({index for index, _ in cases}):
+            kind = kinds[index]
+            if kind.prepare is not None:
+                kind.prepare(templates / kind.name)
         for index, case in cases:
             connection.send((index, case))
             outcome = run_case(kinds[index], templates, seed, case, folder, watch)

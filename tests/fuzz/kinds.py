@@ -1,9 +1,12 @@
 """All kinds of input, by name."""
 
+import importlib.util
+
 from tests.fuzz import adapter_kinds, command_kinds, data_kinds, model_kinds, run_kinds
 
-KINDS = {
-    kind.name: kind
-    for module in (model_kinds, data_kinds, adapter_kinds, run_kinds, command_kinds)
-    for kind in module.KINDS
-}
+_MODULES = [model_kinds, data_kinds, adapter_kinds, run_kinds, command_kinds]
+if importlib.util.find_spec("starlette") is not None:  # of the extra serve
+    from tests.fuzz import server_kinds
+
+    _MODULES.append(server_kinds)
+KINDS = {kind.name: kind for module in _MODULES for kind in module.KINDS}

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from scripts.random_model import write_random_model
@@ -19,11 +19,9 @@ from tests.checkpoints.formats.test_zarr import floats, write_zarr
 from tests.fuzz.fuzz_kind import Kind, copy_files
 from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.support.dummies import LLAMA
-from tests.support.shared_data import SHARED
+from tests.support.t5x_fixtures import MSGPACK
 
 FAMILIES = Path(__file__).parents[1] / "fixtures/families"
-MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
-T5X = t5_config(width=8, feed_forward_width=16, layers=2, heads=4, head_width=3)
 
 
 def write_model(config: ModelConfig, folder: Path) -> None:
@@ -60,7 +58,7 @@ def mutate_header(rng, data: bytes) -> bytes:
 
 
 def write_msgpack(folder: Path) -> None:
-    """Copies a real T5X checkpoint in MessagePack."""
+    """Copies a T5X checkpoint in MessagePack."""
     shutil.copy(MSGPACK, folder / "checkpoint")
 
 
@@ -124,6 +122,5 @@ KINDS = [
         {".zarray": mutate_json, "[01]": mutate_bytes},
         read_zarr,
     ),
+    Kind("t5x", write_msgpack, {"checkpoint": mutate_bytes}, read_t5x),
 ]
-if MSGPACK.exists():
-    KINDS.append(Kind("t5x", write_msgpack, {"checkpoint": mutate_bytes}, read_t5x))

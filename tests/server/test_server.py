@@ -1,17 +1,23 @@
 """The server over HTTP, on the bundled model, against the model without it."""
 
+import base64
 import contextlib
 import http.client
 import json
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from prompt_tuning.config.flat_runs import read_frozen_run
+from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.text_generation import encode_given
+from prompt_tuning.tuned.load_tuned import load_tuned
 
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
@@ -22,6 +28,8 @@ from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
 
 TEXT = "reverse: abc ="
 KEY = "a key"
+WIDTH = 128
+BEAMS = {"use_beam_search": True, "n": 2}
 
 
 class RunningServer:
@@ -36,7 +44,8 @@ class RunningServer:
         self.engine = self.model.engine(slots=4, length=128)
         self.engine.load_adapter("soft", folder / "soft.npy")
         models = ServedModels(self.model, "base", folder)
-        models.record("soft", folder / "soft.npy")
+        adapted = self.engine.find_adapter("soft").model
+        models.record("soft", folder / "soft.npy", adapted)
         self.application = ServerApplication(
             models, self.engine, queue_length=4, samples=8
         )
@@ -117,6 +126,42 @@ def test_samples_are_those_of_an_engine_in_this_process(server):
     assert texts == [completion.text for completion in completions]
 
 
+def encoded(vectors) -> str:
+    """Returns the base64 of a safetensors file with one tensor."""
+    return base64.b64encode(save({"prompt_embeds": np.asarray(vectors)})).decode()
+
+
+def test_vectors_are_continued_as_their_tokens_are(server):
+    ids = encode_given(server.model.prompted, TEXT)
+    vectors = server.model.parameters["token_embedder/embedding"][np.array(ids)]
+    body = {"max_tokens": 5, "temperature": 0, "model": "soft"}
+    expected = server.ask({**body, "prompt": TEXT})[1]
+    both = {**body, "prompt_embeds": [encoded(vectors)], "prompt": "swap: ab="}
+    status, answer = server.ask(both)
+    assert status == 200
+    first, second = (choice["text"] for choice in answer["choices"])
+    assert first == expected["choices"][0]["text"] != second
+    assert answer["usage"]["prompt_tokens"] > expected["usage"]["prompt_tokens"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["base", "soft"])
+def test_beams_are_those_of_a_search_in_this_process(name, server):
+    adapter = server.application.models.adapters.get(name)
+    file = None if adapter is None else Path(adapter.path)
+    model, parameters = load_tuned(server.model.run, file)
+    settings = BeamSearch(beams=4, returned=2, length_penalty=0.6, new_tokens=6)
+    rows = [encode_given(model, TEXT)]
+    (expected,) = search_beams(model, parameters, rows, settings)
+    body = {"use_beam_search": True, "best_of": 4, "n": 2, "length_penalty": 0.6}
+    body |= {"prompt": TEXT, "max_tokens": 6, "model": name, "temperature": 0}
+    status, answer = server.ask(body)
+    assert status == 200, answer
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [completion.text for completion in expected]
+    assert len(set(texts)) == 2
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -143,6 +188,15 @@ def test_samples_are_those_of_an_engine_in_this_process(server):
         ({"prompt": "a", "logit_bias": {"999": 1}}, 400, "names token 999"),
         ({"prompt": "a", "stream": "yes"}, 400, "expected true or false"),
         ({"prompt": "a", "seed": -1}, 400, "from 0 to"),
+        ({"prompt_embeds": "gAJ9cQAu"}, 400, "not torch.save"),
+        ({"prompt_embeds": encoded([[1.0] * 3])}, 400, "expected [T, 128]"),
+        ({"prompt_embeds": encoded([[np.nan] * WIDTH])}, 400, "not finite"),
+        ({"prompt_embeds": encoded([[1] * WIDTH])}, 400, "floating"),
+        ({"prompt": "a", "best_of": 2}, 400, "needs use_beam_search"),
+        ({"prompt": "a", **BEAMS, "stream": True}, 400, "leave out stream"),
+        ({"prompt": "a", **BEAMS, "top_p": 0.5}, 400, "top_p has no effect"),
+        ({"prompt": "a", **BEAMS, "n": 1}, 400, "at least 2 beams"),
+        ({"prompt": "a", **BEAMS, "best_of": 9}, 400, "expected 2 to 8 beams"),
     ],
     ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:12],
 )

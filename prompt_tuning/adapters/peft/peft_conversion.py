@@ -85,6 +85,7 @@ def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapte
             f"{source} has peft_type {shown(kind)}, expected one of {', '.join(READ)}"
         )
     check_supported(settings, source)
+    _check_task(settings, config, source)
     _check_names(kind, tensors, source)
     if kind in (LORA, IA3):
         return _read_projections(folder, config, source)
@@ -96,10 +97,53 @@ def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapte
             f"{source} has vectors of {width} numbers, but the model's width is "
             f"{config.width}; was it trained on another model?"
         )
+    _check_model(settings, config, source)
     stack = STACKS[config.architecture]
     if kind == MULTITASK:
         return read_multitask(tensors, settings, stack, source)
     return read_prompt_tuning(tensors, settings, stack)
+
+
+def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
+    """Checks that an adapter's task is one of a model with this architecture.
+
+    Raises:
+      InputError: if it is that of the other architecture.
+    """
+    task = settings.get("task_type")
+    if task in TASKS.values() and task != TASKS[config.architecture]:
+        trained, given = (
+            ("an encoder-decoder", "decoder-only")
+            if task == TASKS["encoder_decoder"]
+            else ("a decoder-only model", "an encoder-decoder")
+        )
+        raise InputError(
+            f"{source} has task_type {task}, so it was trained on {trained}, but the "
+            f"model is {given}{_trained_on(settings)}"
+        )
+
+
+def _check_model(settings: Settings, config: ModelConfig, source: str) -> None:
+    """Checks that prompt vectors belong to a model of the same depth and heads.
+
+    Prompts of other models have the right shape if the widths agree.
+
+    Raises:
+      InputError: if the settings describe another model.
+    """
+    for name, expected in _describe_model(config).items():
+        number = settings.get(name)
+        if number is not None and number != expected:
+            raise InputError(
+                f"{source} has {name} {shown(number)}, but the model has {expected}; "
+                f"was it trained on another model?{_trained_on(settings)}"
+            )
+
+
+def _trained_on(settings: Settings) -> str:
+    """Returns the name of an adapter's model, for messages."""
+    base = settings.get("base_model_name_or_path")
+    return f" (base_model_name_or_path is {shown(base)})" if base else ""
 
 
 def to_peft(
