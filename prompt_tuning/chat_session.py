@@ -2,40 +2,18 @@
 
 from collections.abc import Iterator
 
-from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
-from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.conversation import ChatEncoder, first_turn
-from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.text_model import OWN, TextModel
+from prompt_tuning.generation.conversation import ChatEncoder, Conversation
+from prompt_tuning.text_model import OWN
 
 BASE = "base"
 """Name by which a conversation chooses the frozen model."""
 TRAINED = "trained"
 """Name by which it chooses the prompts and adapters of the run."""
-
-
-class LoadedTextModel(TextModel):
-    """A model whose parameters were read before.
-
-    Args:
-      run: configuration that texts are read by.
-      prompted: the model.
-      parameters: all its parameters by path.
-    """
-
-    def __init__(self, run: Run, prompted: PromptedModel, parameters: Parameters):
-        super().__init__(run, prompted)
-        self._parameters = parameters
-
-    @property
-    def parameters(self) -> Parameters:
-        """All parameters by path."""
-        return self._parameters
 
 
 class AdapterChat:
@@ -55,9 +33,8 @@ class AdapterChat:
         sampling: Sampling,
         system: str | None = None,
     ):
-        self._engine, self._encoder, self._system = engine, encoder, system
-        self._sampling = sampling
-        self._messages: list[Message] = []
+        self._engine, self._sampling = engine, sampling
+        self._conversation = Conversation(encoder, system)
         self._adapters = {BASE: None} | {
             TRAINED if name == OWN else name: name for name in engine.adapters
         }
@@ -92,31 +69,17 @@ class AdapterChat:
         Raises:
           InputError: if the conversation is too long.
         """
-        messages = [*self._messages, {"role": "user", "content": text}]
-        if not self._messages:
-            messages = first_turn(text, self._system)
+        return self._conversation.answer(text, self._continue)
+
+    def _continue(self, ids: list[int]) -> Iterator[str]:
+        """Yields the text that continues ids, piece by piece."""
         request = Request(
-            ids=self._encoder(messages, "the conversation"),
+            ids=ids,
             adapter=self._adapters[self.adapter],
             sampling=self._sampling,
         )
-        try:
-            handle = self._engine.submit(request)
-        except InputError as problem:
-            hint = "; /reset starts a new conversation" if len(messages) > 2 else ""
-            raise InputError(f"{problem}{hint}") from problem
-        answer = ""
-        try:
-            while not handle.finished:
-                for piece in self._engine.step():
-                    answer += piece.text
-                    # An answer that is interrupted remains as far as it was shown.
-                    reply: Message = {"role": "assistant", "content": answer}
-                    self._messages = [*messages, reply]
-                    yield piece.text
-        finally:
-            self._engine.cancel(handle)
+        return (piece.text for piece in stream_request(self._engine, request))
 
     def reset(self) -> None:
         """Forgets the conversation."""
-        self._messages = []
+        self._conversation.reset()

@@ -55,8 +55,8 @@ class Model(TextModel):
         prompted: PromptedModel,
         parameters: Parameters | None = None,
     ):
-        super().__init__(run, prompted)
-        self.settings, self.loaded = settings, parameters
+        super().__init__(run, prompted, parameters)
+        self.settings = settings
 
     @classmethod
     def open(
@@ -121,13 +121,6 @@ class Model(TextModel):
     def graph(self) -> Any:
         """Structure of the model, an argument of `train_step` and `gradients`."""
         return self.prompted.graph
-
-    @property
-    def parameters(self) -> Parameters:
-        """All parameters by path, such as `decoder/layers/mlp/up/kernel`; read once."""
-        if self.loaded is None:
-            self.loaded = self.prompted.read_parameters()
-        return self.loaded
 
     def partition(
         self, regexes: Sequence[str] = TRAINED

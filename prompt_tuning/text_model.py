@@ -13,6 +13,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.generator import Generator
 from prompt_tuning.generation.sampling import temperature_sampler
@@ -30,16 +31,21 @@ class TextModel:
     Attributes:
       run: configuration that data and texts are read by.
       prompted: the opened model: structure, restore plan, prompts.
+      loaded: all its parameters by path; None until they are read.
     """
 
-    def __init__(self, run: Run, prompted: PromptedModel):
-        self.run, self.prompted = run, prompted
+    def __init__(
+        self, run: Run, prompted: PromptedModel, parameters: Parameters | None = None
+    ):
+        self.run, self.prompted, self.loaded = run, prompted, parameters
         self._engine: DecodingEngine | None = None
 
     @property
     def parameters(self) -> Parameters:
-        """All parameters by path."""
-        raise NotImplementedError
+        """All parameters by path, such as `decoder/layers/mlp/up/kernel`; read once."""
+        if self.loaded is None:
+            self.loaded = self.prompted.read_parameters()
+        return self.loaded
 
     def generate(
         self,
@@ -130,15 +136,9 @@ class TextModel:
         request = self._request(text, adapter, prompt_id, sampling or Sampling())
         if request.sampling.n > 1:
             raise InputError("stream yields one continuation: leave out n")
-        handle = engine.submit(request)
-        try:
-            while not handle.finished:
-                for piece in engine.step():
-                    if piece.handle == handle and piece.text:
-                        yield piece.text
-        finally:
-            if not handle.finished:
-                engine.cancel(handle)
+        for piece in stream_request(engine, request):
+            if piece.text:
+                yield piece.text
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Loads an adapter that texts then choose by name.

@@ -96,7 +96,7 @@ def _continue_batch(
     """Generates one batch; layer by layer if the weights are streamed."""
     settings |= {"graph": model.graph, "pad_id": model.config.pad_id}
     if model.weight_storage.by_layer:
-        everything = model.weight_storage.with_streamed(parameters)
+        everything = model.by_layer(parameters)
         with activity("generating; each token reads all streamed weights"):
             return continue_rows_streamed(everything, *rows, **settings)
     # Only a shape that is compiled is shown.

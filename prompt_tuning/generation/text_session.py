@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.generation.conversation import ChatEncoder, first_turn
+from prompt_tuning.generation.conversation import ChatEncoder, Conversation, first_turn
 from prompt_tuning.generation.generator import Continuation, Generator
 from prompt_tuning.generation.text_generation import encode_given
 
@@ -73,12 +71,12 @@ class ChatSession(TextSession):
         prompt_id: int | None = None,
     ):
         super().__init__(generator, None, prompt_id)
-        self._encoder, self._system = encoder, system
-        self._messages: list[Message] = []
+        self._conversation = Conversation(encoder, system)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a conversation that begins with a text."""
-        return self._encoder(first_turn(text, self._system), "the message")
+        messages = first_turn(text, self._conversation.system)
+        return self._conversation.encoder(messages, "the message")
 
     def opening(self, text: str) -> str:
         """Returns nothing: answers are shown alone."""
@@ -87,21 +85,10 @@ class ChatSession(TextSession):
 
     def answer(self, text: str) -> Iterator[str]:
         """Yields the answer to a message that follows those before, piece by piece."""
-        messages = [*self._messages, {"role": "user", "content": text}]
-        if not self._messages:
-            messages = first_turn(text, self._system)
-        row = self._encoder(messages, "the conversation")
-        answer = ""
-        try:
-            for piece in self.generator.stream(row, self._prompt_id):
-                answer += piece
-                # An answer that is interrupted remains as far as it was shown.
-                self._messages = [*messages, {"role": "assistant", "content": answer}]
-                yield piece
-        except InputError as problem:
-            hint = "; /reset starts a new conversation" if len(messages) > 2 else ""
-            raise InputError(f"{problem}{hint}") from problem
+        return self._conversation.answer(
+            text, lambda ids: self.generator.stream(ids, self._prompt_id)
+        )
 
     def reset(self) -> None:
         """Forgets the conversation."""
-        self._messages = []
+        self._conversation.reset()

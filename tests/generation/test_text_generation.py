@@ -37,7 +37,7 @@ from tests.support.dummies import (
     with_prompt,
 )
 from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
 ROW = [4, 9, 2, 30, 7, 7, 1, 12, 5, 3]
 
@@ -200,9 +200,8 @@ def test_an_encoder_reads_the_text_within_its_template():
     assert encode_given(model, "abc", template) == [30, 3, V, V + 1, V + 2, 0, 1, 2]
 
 
-@needs_shared
 def test_a_continuation_keeps_its_leading_space():
-    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    tokenizer = load_tokenizer(FIXTURES / "tokenizers/bpe")
     given = [tokenizer.bos_id or 0, *tokenizer.encode("Once upon")]
     new = tokenizer.encode_continuation(" a time")
     assert continuation_text(tokenizer, given, new) == " a time"
