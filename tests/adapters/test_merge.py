@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +21,13 @@ from tests.support.adapters import (
     restored,
 )
 from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
-PEFT = SHARED / "data/peft"
-FAMILIES = Path(__file__).parents[1] / "fixtures/families"
+PEFT = FIXTURES / "peft"
+FAMILIES = FIXTURES / "families"
 FUSED = ("phi3", "gpt_neox")  # one stored tensor holds several projections
 MODELS = ("llama_gqa_untied", "qwen2_bias_tied", "gpt2_tied", "t5v11_untied_gated")
 CASES = [(model, kind) for model in (*FUSED, *MODELS) for kind in ("LORA", "IA3")]
-
-pytestmark = needs_shared
 
 
 def folder_of(model):
@@ -72,7 +69,9 @@ def theirs(tmp_path_factory):
         tokens, merged = folder / f"{model}.npz", folder / f"{model}-{kind}"
         np.savez(tokens, **tokens_of(model))
         write_merged(merged, folder_of(model) / "base", [adapter_of(model, kind)])
-        jobs[f"{model}-{kind}"] = {"base": merged, "tokens": tokens, "double": True}
+        # In double precision, transformers' softmax of a row that sees no key is NaN.
+        double = model != "phi3"
+        jobs[f"{model}-{kind}"] = {"base": merged, "tokens": tokens, "double": double}
     return peft_logits(folder, jobs)
 
 
@@ -86,7 +85,7 @@ def test_plain_transformers_computes_our_logits(model, kind, theirs):
 def test_only_adapted_projections_change(tmp_path):
     base = PEFT / "gpt2_tied/base"
     path = "decoder/layers/self_attention/key"
-    scale = {f"{path}/adapters/ia3/scale": np.full((2, 48), 2, np.float32)}
+    scale = {f"{path}/adapters/ia3/scale": np.full((2, 16), 2, np.float32)}
     write_merged(tmp_path / "new", base, [Adapter(kind="IA3", parameters=scale)])
     before, after = (
         load_file(x / "model.safetensors") for x in (base, tmp_path / "new")
@@ -96,7 +95,7 @@ def test_only_adapted_projections_change(tmp_path):
         expected = array.copy()
         if "c_attn" in name:
             # Keys are the second third of the columns, in weights and biases.
-            expected[..., 48:96] *= 2
+            expected[..., 16:32] *= 2
         np.testing.assert_array_equal(after[name], expected)
 
 
@@ -106,7 +105,7 @@ def test_a_lora_reads_the_input_before_ia3_scales_it(tmp_path):
     random = np.random.default_rng(0)
     a, b, scale = (
         random.standard_normal(shape).astype(np.float32)
-        for shape in ((3, 96, 2), (3, 2, 48), (3, 96))
+        for shape in ((3, 24, 2), (3, 2, 16), (3, 24))
     )
     lora = Adapter(
         kind="LORA",
@@ -117,7 +116,7 @@ def test_a_lora_reads_the_input_before_ia3_scales_it(tmp_path):
     write_merged(tmp_path / "new", base, [lora, ia3])
     kernel = load_file(base / "model.safetensors")[name].T
     merged = load_file(tmp_path / "new/model.safetensors")[name].T
-    x = random.standard_normal(96)
+    x = random.standard_normal(24)
     expected = (x * scale[1]) @ kernel + 0.5 * x @ a[1] @ b[1]
     np.testing.assert_allclose(x @ merged, expected, rtol=1e-4)
 

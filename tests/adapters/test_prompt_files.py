@@ -9,10 +9,10 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, needs_shared
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
-PEFT = SHARED / "data" / "peft"
+PEFT = FIXTURES / "peft"
 RELEASED = SHARED / "data" / "prompts" / "released"
 
 
@@ -99,7 +99,6 @@ def test_several_trained_leaves_are_not_one_prompt(tmp_path):
     assert read_prompt(directory / "encoder.prompt.prompt.npy").shape == (4, 3)
 
 
-@needs_shared
 @pytest.mark.parametrize(
     ("case", "kind"),
     [

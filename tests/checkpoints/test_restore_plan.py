@@ -18,12 +18,12 @@ from prompt_tuning.checkpoints.stored_tensors import (
     transpose,
 )
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.families import hf_folder, t5x
 from tests.support.expected_shapes import abstract
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
+from tests.support.t5x_fixtures import T5X_CONFIG, ZARR
 
-STORIES = SHARED / "data/models/stories260k"
+LLAMA_TIED = FIXTURES / "peft/llama_tied/base"
 
 
 def stored_tensors(arrays: dict[str, np.ndarray]) -> dict[str, StoredTensor]:
@@ -221,34 +221,23 @@ def test_an_empty_checkpoint_is_refused():
         plan(arrays={})
 
 
-@needs_shared
 def test_a_config_with_more_layers_than_the_checkpoint_is_refused():
-    config = hf_folder.read_config(STORIES, layers=6)
-    stored = open_safetensors(STORIES)
-    with pytest.raises(InputError, match=r"needs model\.layers\.5\..*nearest: model"):
+    config = hf_folder.read_config(LLAMA_TIED, layers=3)
+    stored = open_safetensors(LLAMA_TIED)
+    with pytest.raises(InputError, match=r"needs model\.layers\.2\..*nearest: model"):
         plan_restore(abstract(config), hf_folder.find_recipes(config, stored), stored)
 
 
-@needs_shared
 def test_a_prompted_t5x_model_restores_all_but_its_prompt():
-    folder = SHARED / "data/models/t5x_tiny_zarr"
-    config = t5_config(
-        width=4,
-        feed_forward_width=8,
-        layers=2,
-        heads=2,
-        head_width=2,
-        relative_buckets=4,
-    )
-    prompt = {"encoder/prompt/prompt": (5, 4)}
+    prompt = {"encoder/prompt/prompt": (5, 8)}
     planned = plan_restore(
-        abstract(config, **prompt),
-        t5x.t5x_recipes(config),
-        t5x_checkpoint.open_t5x(folder),
+        abstract(T5X_CONFIG, **prompt),
+        t5x.t5x_recipes(T5X_CONFIG),
+        t5x_checkpoint.open_t5x(ZARR),
     )
     assert set(planned.fresh) == set(prompt)
     assert planned.ignored == ()
-    assert str(folder / "checkpoint_3") in planned.report().splitlines()[0]
+    assert str(ZARR / "checkpoint_3") in planned.report().splitlines()[0]
 
 
 def test_a_long_list_of_names_is_compared_in_limited_time():

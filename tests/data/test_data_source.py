@@ -24,7 +24,7 @@ from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from scripts import skills
-from tests.support.small_runs import LENGTH, files
+from tests.support.small_runs import LENGTH, files, write_pairs, write_rows
 
 __all__ = ["files"]
 
@@ -64,6 +64,26 @@ def test_texts_without_a_space_between_them_are_noticed(
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"prompt": prompt, "completion": completion}))
     assert DataSource(files=str(file), **choices).joined_words == expected
+
+
+WORDS = ["ab=", "cd=", "ef=", "gh="]
+
+
+@pytest.mark.parametrize(
+    ("write", "suffix"), [(write_pairs, "jsonl"), (write_rows, "h5")]
+)
+def test_a_folder_is_a_data_set_of_all_its_files_in_order(
+    decoder, tmp_path, write, suffix
+):
+    # Written in another order than that of their names.
+    for name, words in (("b", WORDS[2:3]), ("c", WORDS[3:]), ("a", WORDS[:2])):
+        pairs = [(word, word[:2].upper()) for word in words]
+        write(tmp_path / f"{name}.{suffix}", pairs)
+    (tmp_path / "README.md").write_text("About these files.")
+    examples = load_examples(DataSource(files=str(tmp_path)), decoder.interface)
+    ids = [examples[i].inputs.tolist() for i in range(len(examples))]
+    # The first token is BOS.
+    assert [row[1:4] for row in ids] == [skills.encode(word) for word in WORDS]
 
 
 def source(files, **choices):

@@ -12,23 +12,21 @@ from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import hf_folder
 from tests.support.expected_shapes import abstract
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, needs_shared
 
-PEFT = SHARED / "data/peft"
-STORIES = SHARED / "data/models/stories260k"
+PEFT = FIXTURES / "peft"
 FOLDERS = {
-    "stories260k": STORIES,
-    **{
-        case: PEFT / case / "base"
-        for case in (
-            "llama_gqa_untied",
-            "qwen2_bias_tied",
-            "gpt2_tied",
-            "t5v11_untied_gated",
-            "t5_orig_tied_relu",
-        )
-    },
+    case: PEFT / case / "base"
+    for case in (
+        "llama_tied",
+        "llama_gqa_untied",
+        "qwen2_bias_tied",
+        "gpt2_tied",
+        "t5v11_untied_gated",
+        "t5_orig_tied_relu",
+    )
 }
+LLAMA_TIED = FOLDERS["llama_tied"]
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 8,
@@ -79,7 +77,6 @@ def restore(folder: Path, **overrides):
     return plan, plan.restore()
 
 
-@needs_shared
 @pytest.mark.parametrize("case", FOLDERS)
 def test_every_array_is_restored_and_every_tensor_used(case):
     plan, restored = restore(FOLDERS[case])
@@ -91,12 +88,11 @@ def test_every_array_is_restored_and_every_tensor_used(case):
 
 @needs_shared
 def test_stories260k_has_the_published_number_of_parameters():
-    _, restored = restore(STORIES)
+    _, restored = restore(SHARED / "data/models/stories260k")
     assert sum(map(np.size, restored.values())) == 260_032
 
 
-@needs_shared
-@pytest.mark.parametrize("case", ["stories260k", "llama_gqa_untied", "qwen2_bias_tied"])
+@pytest.mark.parametrize("case", ["llama_tied", "llama_gqa_untied", "qwen2_bias_tied"])
 def test_llama_layers_are_stacked_and_transposed_bit_for_bit(case):
     _, restored = restore(FOLDERS[case])
     raw = load_file(FOLDERS[case] / "model.safetensors")
@@ -127,14 +123,13 @@ def test_llama_layers_are_stacked_and_transposed_bit_for_bit(case):
         )
 
 
-@needs_shared
 def test_gpt2_has_the_same_projections_split_and_fused():
     _, restored = restore(FOLDERS["gpt2_tied"])
     raw = load_file(FOLDERS["gpt2_tied"] / "model.safetensors")
     parts = ("query", "key", "value")
     for kind, theirs in (("kernel", "weight"), ("bias", "bias")):
         ours = [restored[f"decoder/layers/self_attention/{p}/{kind}"] for p in parts]
-        assert ours[0].shape[-1] == 48
+        assert ours[0].shape[-1] == 16
         for layer in range(2):
             np.testing.assert_array_equal(
                 np.concatenate([part[layer] for part in ours], axis=-1),
@@ -146,7 +141,6 @@ def test_gpt2_has_the_same_projections_split_and_fused():
     )
 
 
-@needs_shared
 @pytest.mark.parametrize("case", ["t5v11_untied_gated", "t5_orig_tied_relu"])
 def test_t5_values_come_from_the_right_names(case):
     _, restored = restore(FOLDERS[case])
@@ -173,16 +167,15 @@ def test_t5_values_come_from_the_right_names(case):
         np.testing.assert_array_equal(ours, raw[name].T)
 
 
-@needs_shared
 def test_configs_describe_the_fixtures():
     configs = {case: hf_folder.read_config(path) for case, path in FOLDERS.items()}
-    stories = configs["stories260k"]
-    assert (stories.heads, stories.key_value_heads, stories.head_width) == (8, 4, 8)
-    assert (stories.bos_id, stories.eos_id, stories.pad_id) == (1, 2, 0)
-    assert stories.tied_head and stories.maximum_positions == 512
+    llama = configs["llama_tied"]
+    assert (llama.heads, llama.key_value_heads, llama.head_width) == (4, 2, 4)
+    assert (llama.bos_id, llama.eos_id, llama.pad_id) == (1, 2, 0)
+    assert llama.tied_head and llama.maximum_positions == 64
     assert configs["qwen2_bias_tied"].biases == "qkv"
     assert configs["gpt2_tied"].activation == "gelu_tanh"
-    assert configs["gpt2_tied"].feed_forward_width == 4 * 48
+    assert configs["gpt2_tied"].feed_forward_width == 4 * 16
     original, gated = configs["t5_orig_tied_relu"], configs["t5v11_untied_gated"]
     assert (original.tied_head, original.scale_tied_hidden) == (True, True)
     assert (gated.tied_head, gated.scale_tied_hidden) == (False, False)
@@ -191,8 +184,7 @@ def test_configs_describe_the_fixtures():
     assert original.eos_id == 1
 
 
-@needs_shared
-@pytest.mark.parametrize("case", ["gpt2_tied", "stories260k"])
+@pytest.mark.parametrize("case", ["gpt2_tied", "llama_tied"])
 def test_names_may_lack_the_base_models_prefix(case, tmp_path):
     raw = load_file(FOLDERS[case] / "model.safetensors")
     bare = {name.partition(".")[2]: array for name, array in raw.items()}
@@ -204,21 +196,20 @@ def test_names_may_lack_the_base_models_prefix(case, tmp_path):
         np.testing.assert_array_equal(restored[path], array)
 
 
-@needs_shared
 def test_several_files_are_read_as_one_with_and_without_an_index(tmp_path):
-    raw = load_file(STORIES / "model.safetensors")
+    raw = load_file(LLAMA_TIED / "model.safetensors")
     names = sorted(raw)
     halves = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
     for file, part in halves.items():
         save_file({name: raw[name] for name in part}, tmp_path / file)
-    shutil.copy(STORIES / "config.json", tmp_path)
+    shutil.copy(LLAMA_TIED / "config.json", tmp_path)
     without = restore(tmp_path)[1]
     weight_map = {name: file for file, part in halves.items() for name in part}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     save_file({names[0]: np.zeros(1)}, tmp_path / "other.safetensors")
     with_index = restore(tmp_path)[1]
-    for path, array in restore(STORIES)[1].items():
+    for path, array in restore(LLAMA_TIED)[1].items():
         np.testing.assert_array_equal(without[path], array)
         np.testing.assert_array_equal(with_index[path], array)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()

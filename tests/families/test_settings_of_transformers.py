@@ -39,10 +39,11 @@ OPTIONS = {
 PARTS = {"gemma3": ("text_config",), "t5gemma": ("encoder", "decoder")}
 """Parts of `config.json` whose settings are read as well."""
 
-pytestmark = pytest.mark.skipif(
+NO_TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None,
     reason="needs transformers: the bench extra",
 )
+pytestmark = [pytest.mark.torch, NO_TRANSFORMERS]
 
 
 class Recorded(HuggingFaceSettings):

@@ -1,3 +1,4 @@
+import json
 from typing import cast
 
 import jax
@@ -14,14 +15,20 @@ from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from tests.support import dummies
+from tests.support.exhaustive import sample
 from tests.support.expected_shapes import abstract
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, released
+from tests.support.t5x_fixtures import MSGPACK, T5X_CONFIG, ZARR
 
-MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
-ZARR = SHARED / "data/models/t5x_tiny_zarr"
+TOY_MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
+TOY_ZARR = SHARED / "data/models/t5x_tiny_zarr"
 CONFIGS = {
-    MSGPACK: t5_config(width=8, feed_forward_width=16, layers=2, heads=4, head_width=3),
-    ZARR: t5_config(
+    MSGPACK: T5X_CONFIG,
+    ZARR: T5X_CONFIG,
+    TOY_MSGPACK: t5_config(
+        width=8, feed_forward_width=16, layers=2, heads=4, head_width=3
+    ),
+    TOY_ZARR: t5_config(
         width=4,
         feed_forward_width=8,
         layers=2,
@@ -33,12 +40,13 @@ CONFIGS = {
 }
 
 
-@needs_shared
-@pytest.mark.parametrize(("path", "count"), [(MSGPACK, 52), (ZARR, 52)])
-def test_every_array_of_a_real_file_is_restored(path, count):
+@pytest.mark.parametrize(
+    "path", [MSGPACK, ZARR, *map(released, (TOY_MSGPACK, TOY_ZARR))]
+)
+def test_every_array_is_restored(path):
     config, stored = CONFIGS[path], t5x_checkpoint.open_t5x(path)
     plan = plan_restore(abstract(config), t5x.t5x_recipes(config), stored)
-    assert len(stored) == count
+    assert len(stored) == 52
     assert not plan.fresh
     assert plan.ignored == ()
     restored = plan.restore()
@@ -65,26 +73,28 @@ def test_every_array_of_a_real_file_is_restored(path, count):
     )
 
 
-# Of each toy checkpoint: negative log likelihoods of the targets, computed by
+FACTS = json.loads((FIXTURES / "t5x/losses.json").read_text())
+# Of each checkpoint: negative log likelihoods of the targets, computed by
 # transformers' T5ForConditionalGeneration with the arrays of the file under its names.
 FORWARD = {
-    MSGPACK: [9.96828, 10.69108, 9.89685, 11.24543],
-    ZARR: [10.71295, 10.94903, 11.12268, 10.51361],
+    MSGPACK: FACTS["losses"],
+    ZARR: FACTS["losses"],
+    TOY_MSGPACK: [9.96828, 10.69108, 9.89685, 11.24543],
+    TOY_ZARR: [10.71295, 10.94903, 11.12268, 10.51361],
 }
 
 
-@needs_shared
 @pytest.mark.parametrize(
-    "path", [ZARR, pytest.param(MSGPACK, marks=pytest.mark.exhaustive)]
+    "path", sample(2, [ZARR, released(TOY_ZARR), MSGPACK, released(TOY_MSGPACK)])
 )
 def test_losses_equal_those_of_transformers(path):
     config, stored = CONFIGS[path], t5x_checkpoint.open_t5x(path)
     graph, shapes = dummies.abstract(lambda key: build_model(key, config))
     parameters = plan_restore(shapes, t5x.t5x_recipes(config), stored).restore()
     batch = Batch(
-        tokens=jnp.array([[3, 7, 11, 2, 9, 1]]),
+        tokens=jnp.array([FACTS["inputs"]]),
         lengths=jnp.array([6]),
-        targets=jnp.array([[5, 8, 2, 1]]),
+        targets=jnp.array([FACTS["targets"]]),
         loss_positions=jnp.arange(4)[None],
         loss_weights=jnp.ones((1, 4)),
         prefix_lengths=jnp.zeros(1, int),

@@ -10,34 +10,34 @@ from prompt_tuning.checkpoints.stored_tensors import assemble
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig, RotaryScaling, t5_config
 from prompt_tuning.families.hf_folder import find_recipes, read_config, write_folder
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
 LLAMA = ModelConfig(
     family="llama",
     architecture="decoder_only",
-    vocabulary_size=256,
-    width=48,
-    feed_forward_width=96,
+    vocabulary_size=64,
+    width=16,
+    feed_forward_width=24,
     layers=3,
     heads=4,
     key_value_heads=2,
-    head_width=12,
+    head_width=4,
     norm="rms",
     norm_epsilon=1e-5,
     positions="rotary",
-    maximum_positions=128,
+    maximum_positions=64,
     activation="silu",
     gated=True,
     tied_head=False,
 )
 TIED = dataclasses.replace(LLAMA, tied_head=True, bos_id=2, eos_id=1)
 T5 = t5_config(
-    width=48,
-    feed_forward_width=64,
+    width=16,
+    feed_forward_width=24,
     layers=2,
     heads=4,
-    head_width=16,
-    vocabulary_size=256,
+    head_width=6,
+    vocabulary_size=64,
 )
 
 
@@ -90,13 +90,12 @@ def tensors(folder) -> dict[str, np.ndarray]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-@needs_shared
 @pytest.mark.parametrize(
     ("config", "case"), [(LLAMA, "llama_gqa_untied"), (T5, "t5v11_untied_gated")]
 )
 def test_names_shapes_and_config_equal_those_from_transformers(config, case, tmp_path):
     write_folder(tmp_path, config, random_parameters(config), dtype="float32")
-    theirs = SHARED / "data" / "peft" / case / "base"
+    theirs = FIXTURES / "peft" / case / "base"
     assert {name: x.shape for name, x in tensors(tmp_path).items()} == {
         name: x.shape for name, x in tensors(theirs).items()
     }
@@ -120,7 +119,6 @@ def test_the_reader_returns_config_and_parameters(config, tmp_path):
         np.testing.assert_array_equal(actual, expected)
 
 
-@needs_shared
 @pytest.mark.parametrize(
     "case",
     [
@@ -132,7 +130,7 @@ def test_the_reader_returns_config_and_parameters(config, tmp_path):
     ],
 )
 def test_models_of_every_family_are_written_as_they_were_read(case, tmp_path):
-    theirs = SHARED / "data" / "peft" / case / "base"
+    theirs = FIXTURES / "peft" / case / "base"
     config, stored = read_config(theirs), open_safetensors(theirs)
     recipes = find_recipes(config, stored)
     parameters = {}
@@ -196,9 +194,10 @@ def test_linear_kernels_are_transposed_and_layers_unstacked(tmp_path):
 
 
 def test_bfloat16_halves_the_file(tmp_path):
-    parameters = random_parameters(LLAMA)
+    wide = dataclasses.replace(LLAMA, feed_forward_width=512)
+    parameters = random_parameters(wide)
     for dtype in ("float32", "bfloat16"):
-        write_folder(tmp_path / dtype, LLAMA, parameters, dtype=dtype)
+        write_folder(tmp_path / dtype, wide, parameters, dtype=dtype)
     full, half = (
         (tmp_path / dtype / "model.safetensors").stat().st_size
         for dtype in ("float32", "bfloat16")

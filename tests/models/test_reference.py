@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from typing import cast
 
 import jax
@@ -30,16 +31,14 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies
 from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, needs_shared
 
-PEFT = SHARED / "data/peft"
+PEFT = FIXTURES / "peft"
 STORIES = SHARED / "data/models/stories260k"
 DECODERS = ("llama_gqa_untied", "gpt2_tied", "qwen2_bias_tied")
 CASES = (*DECODERS, "t5v11_untied_gated", "t5_orig_tied_relu")
 P = 6
 TASKS = np.array([0, 1, 2])
-
-pytestmark = needs_shared
 
 
 def restored(folder, prompt=None, execution="auto"):
@@ -217,34 +216,57 @@ def verify_lines():
     return (STORIES / "verify.txt").read_text().split("\n")
 
 
-def test_generated_stories_equal_the_published_ones():
-    lines = verify_lines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("GREEDY: "))
-    last = next(i for i, line in enumerate(lines) if line.startswith("matches"))
-    story = "\n".join(lines[first:last]).removeprefix("GREEDY: ")
-    config, graph, parameters = restored(STORIES)
-    tokenizer = load_tokenizer(STORIES)
-    generated = continue_rows(
+LLAMA_TIED = PEFT / "llama_tied"
+
+
+def generated(folder, new_tokens):
+    """Returns the tokens that greedy decoding appends to BOS."""
+    config, graph, parameters = restored(folder)
+    tokens = continue_rows(
         parameters,
         jnp.array([[config.bos_id]]),
         jnp.array([1]),
         jax.random.split(jax.random.key(0), 1),
         graph=graph,
-        new_tokens=len(tokenizer.encode(story)),
+        new_tokens=new_tokens,
         stop_ids=() if config.eos_id is None else (config.eos_id,),
         pad_id=config.pad_id,
     )
-    assert tokenizer.decode(generated[0].tolist()) == story
+    return tokens[0].tolist()
 
 
-def test_sentences_have_the_nats_of_transformers():
-    scored = [line.split("  ") for line in verify_lines() if "nll/token" in line]
-    config, graph, parameters = restored(STORIES)
-    tokenizer = load_tokenizer(STORIES)
-    assert len(scored) == 4 and config.bos_id is not None
-    rows = [([config.bos_id], tokenizer.encode(sentence)) for *_, sentence in scored]
+def assert_nats(folder, nats, atol):
+    """Compares the mean negative log likelihoods of sentences after BOS."""
+    config, graph, parameters = restored(folder)
+    tokenizer = load_tokenizer(folder)
+    assert config.bos_id is not None
+    rows = [([config.bos_id], tokenizer.encode(sentence)) for sentence in nats]
     batch = dummies.make_batch(config, rows)
     nll = jax.jit(functools.partial(row_nll, graph))(parameters, batch)
     per_token = nll / batch.loss_weights.sum(1)
-    expected = [float(score.split()[1]) for score, *_ in scored]
-    np.testing.assert_allclose(per_token, expected, atol=5.1e-4)
+    np.testing.assert_allclose(per_token, list(nats.values()), atol=atol)
+
+
+def test_texts_have_the_nats_and_continuation_of_transformers():
+    texts = json.loads((LLAMA_TIED / "texts.json").read_text("utf-8"))
+    assert generated(LLAMA_TIED / "base", 16) == texts["generated"]
+    assert_nats(LLAMA_TIED / "base", texts["nats"], 1e-5)
+
+
+@needs_shared
+def test_generated_stories_equal_the_published_ones():
+    lines = verify_lines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("GREEDY: "))
+    last = next(i for i, line in enumerate(lines) if line.startswith("matches"))
+    story = "\n".join(lines[first:last]).removeprefix("GREEDY: ")
+    tokenizer = load_tokenizer(STORIES)
+    tokens = generated(STORIES, len(tokenizer.encode(story)))
+    assert tokenizer.decode(tokens) == story
+
+
+@needs_shared
+def test_sentences_have_the_nats_of_transformers():
+    scored = [line.split("  ") for line in verify_lines() if "nll/token" in line]
+    assert len(scored) == 4
+    nats = {sentence: float(score.split()[1]) for score, *_, sentence in scored}
+    assert_nats(STORIES, nats, 5.1e-4)

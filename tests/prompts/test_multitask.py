@@ -1,8 +1,5 @@
 import functools
-import importlib.util
-import os
 import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +25,7 @@ from prompt_tuning.prompts.multitask import (
     ConcatTimeMultiTaskPrompt,
     ProjectMultiTaskPrompt,
 )
+from tests.support.adapters import PYTHON, needs_peft
 
 N, P, D = 3, 4, 6
 KEY = jax.random.key(0)
@@ -221,10 +219,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.skipif(
-    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
-    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
-)
+@needs_peft
 def test_factorized_prompts_equal_pefts(tmp_path):
     numbers, vectors = numbered(FACTORIZED)
     given, outputs = tmp_path / "given.npz", tmp_path / "found.npy"
@@ -234,7 +229,6 @@ def test_factorized_prompts_equal_pefts(tmp_path):
         columns=numbers["columns"],
         rows=numbers["rows"],
     )
-    python = os.environ.get("PEFT_PYTHON", sys.executable)
-    command = [python, "-c", PEFT_SCRIPT, str(given), str(outputs)]
+    command = [PYTHON, "-c", PEFT_SCRIPT, str(given), str(outputs)]
     subprocess.run(command, check=True)
     np.testing.assert_allclose(vectors, np.load(outputs), rtol=1e-5, atol=1e-6)

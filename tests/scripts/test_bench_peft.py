@@ -5,9 +5,6 @@ environment variable PEFT_PYTHON names.
 """
 
 import dataclasses
-import importlib.util
-import os
-import sys
 
 import pytest
 
@@ -21,12 +18,9 @@ from scripts.bench.steps import (
     write_inputs,
 )
 from scripts.bench.workers import take_turns
+from tests.support.adapters import NO_PEFT, PYTHON
 
-PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
-pytestmark = pytest.mark.skipif(
-    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
-    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
-)
+pytestmark = [pytest.mark.torch, NO_PEFT]
 SMALL_GPT2 = GPT2_CONFIG | {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
 SMALL_T5 = T5_CONFIG | {
     **{"vocab_size": 300, "d_model": 64, "d_kv": 16, "d_ff": 128},

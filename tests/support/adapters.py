@@ -31,10 +31,15 @@ from prompt_tuning.pretrained.tuning import rebuild_tuning
 
 P = 5
 PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
-needs_peft = pytest.mark.skipif(
+NO_PEFT = pytest.mark.skipif(
     "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
     reason="needs PEFT: the bench extra, or PEFT_PYTHON",
 )
+
+
+def needs_peft(test):
+    """Marks a test that compares with PEFT; it is skipped where PEFT is missing."""
+    return pytest.mark.torch(NO_PEFT(test))
 
 
 def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -67,6 +67,15 @@ def write_model(folder: Path, config: ModelConfig) -> Path:
     return folder
 
 
+def add_chat_template(folder: Path) -> Path:
+    """Gives the tokenizer in a folder a chat template, which joins all messages."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    file.write_text(json.dumps(settings | {"chat_template": template}))
+    return folder
+
+
 def write_pairs(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
     """Writes a jsonl file of prompts and completions."""
     lines = [json.dumps({"prompt": p, "completion": c}) for p, c in pairs]

@@ -17,9 +17,9 @@ from prompt_tuning.adapters.peft.folder import (
 )
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
-PEFT = SHARED / "data/peft"
+PEFT = FIXTURES / "peft"
 FOLDERS = sorted(path.parent for path in PEFT.glob("*/*/adapter_config.json"))
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -47,7 +47,6 @@ def write_adapter(folder, rows=ROWS, **settings):
     return folder
 
 
-@needs_shared
 def test_there_are_adapters_of_six_kinds():
     kinds = {json.loads((f / FILES[0]).read_text())["peft_type"] for f in FOLDERS}
     assert len(kinds) == 6 and len(FOLDERS) == 22

@@ -18,17 +18,15 @@ from tests.support.adapters import (
     random_adapter,
     restored,
 )
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
-PEFT = SHARED / "data/peft"
+PEFT = FIXTURES / "peft"
 CASES = [
     f"{path.parent.parent.name}/{path.parent.name}"
     for path in sorted(PEFT.glob("*/*/adapter_config.json"))
 ]
 TOKENS = ("input_ids", "attention_mask")
 TASK_IDS = [0, 1, 2]
-
-pytestmark = needs_shared
 
 
 @functools.cache

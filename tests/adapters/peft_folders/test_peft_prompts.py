@@ -336,3 +336,17 @@ def test_an_adapter_that_peft_cannot_represent_is_refused():
         to_peft(Adapter(kind="PROMPT_TUNING", parameters=ours), T5_GATED)
     with pytest.raises(InputError, match=r"needs encoder/prompt/shared"):
         to_peft(Adapter(kind="MULTITASK_PROMPT_TUNING", parameters=ours), T5_GATED)
+
+
+def test_a_prompt_of_another_model_of_the_same_width_is_refused():
+    adapter = Adapter(
+        kind="PROMPT_TUNING", parameters={"decoder/prompt/prompt": normal(P, D)}
+    )
+    theirs = to_peft(adapter, LLAMA, base_model="some/llama")
+    task = r"task_type CAUSAL_LM.* a decoder-only model, .*encoder-decoder.*some/llama"
+    with pytest.raises(InputError, match=f"^here has {task}"):
+        from_peft(theirs, T5_GATED, "here")
+    deeper = dataclasses.replace(LLAMA, layers=3)
+    with pytest.raises(InputError, match="num_layers 2, but the model has 3"):
+        from_peft(theirs, deeper, "here")
+    assert_same(from_peft(theirs, LLAMA, "here").parameters, adapter.parameters)

@@ -10,9 +10,7 @@ from flax import serialization
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import find_checkpoint, open_t5x
 from prompt_tuning.core.errors import InputError
 from tests.support.shared_data import SHARED, needs_shared
-
-MSGPACK = SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0"
-ZARR = SHARED / "data/models/t5x_tiny_zarr"
+from tests.support.t5x_fixtures import MSGPACK, ZARR
 
 
 def write_msgpack(path: Path, target: dict) -> Path:
@@ -21,7 +19,6 @@ def write_msgpack(path: Path, target: dict) -> Path:
     return path
 
 
-@needs_shared
 def test_inline_arrays_equal_flaxs():
     tree = serialization.msgpack_restore(MSGPACK.read_bytes())["optimizer"]["target"]
     stored = open_t5x(MSGPACK)
@@ -35,22 +32,18 @@ def test_inline_arrays_equal_flaxs():
 @needs_shared
 def test_the_embedding_equals_the_published_one():
     golden = np.load(SHARED / "data/prompts/tiny_embeddings_32128x4.npy")
-    stored = open_t5x(ZARR)
+    stored = open_t5x(SHARED / "data/models/t5x_tiny_zarr")
     np.testing.assert_array_equal(stored["token_embedder/embedding"].read(), golden)
 
 
-@needs_shared
 def test_the_ragged_last_chunk_is_clipped():
     folder = ZARR / "checkpoint_3/target.decoder.logits_dense.kernel"
     read = open_t5x(ZARR)["decoder/logits_dense/kernel"].read()
-    last = np.frombuffer(gzip.decompress((folder / "0.7").read_bytes()), "<f4")
-    assert read.shape == (4, 32_128)
-    np.testing.assert_array_equal(
-        read[:, 7 * 4096 :], last.reshape(4, 4096)[:, : 32_128 - 7 * 4096]
-    )
+    last = np.frombuffer(gzip.decompress((folder / "0.2").read_bytes()), "<f4")
+    assert read.shape == (8, 100)
+    np.testing.assert_array_equal(read[:, 96:], last.reshape(8, 48)[:, :4])
 
 
-@needs_shared
 def test_a_checkpoint_is_opened_by_each_of_its_paths():
     expected = ZARR / "checkpoint_3/checkpoint"
     for path in (ZARR, ZARR / "checkpoint_3", expected):
@@ -85,8 +78,7 @@ def test_scalars_and_bfloat16_are_read(tmp_path):
         assert stored[name].dtype == array.dtype
 
 
-@needs_shared
-@pytest.mark.parametrize("size", [0, 1, 100, 50_000, -1])
+@pytest.mark.parametrize("size", [0, 1, 100, 5_000, -1])
 def test_a_truncated_msgpack_file_is_refused(size, tmp_path):
     file = tmp_path / "checkpoint"
     file.write_bytes(MSGPACK.read_bytes()[:size])

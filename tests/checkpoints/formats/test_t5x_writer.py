@@ -17,7 +17,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.families.t5x import t5x_arrays, t5x_recipes
 from tests.support.expected_shapes import abstract
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.t5x_fixtures import MSGPACK, T5X_CONFIG
 
 TINY: dict[str, Any] = {
     "width": 8,
@@ -86,12 +86,10 @@ def test_models_that_t5x_has_no_names_for_are_refused():
         dict(t5x_arrays(CONFIG, parameters))
 
 
-@needs_shared
 def test_their_checkpoint_is_written_back_with_equal_arrays(tmp_path):
-    theirs = open_t5x(SHARED / "data/models/t5x_tiny_msgpack/test_t5_tiny.checkpoint_0")
-    config = t5_config(**TINY)
-    plan = plan_restore(abstract(config), t5x_recipes(config), theirs)
-    write_t5x_checkpoint(tmp_path, t5x_arrays(config, plan.restore()), 0)
+    theirs = open_t5x(MSGPACK)
+    plan = plan_restore(abstract(T5X_CONFIG), t5x_recipes(T5X_CONFIG), theirs)
+    write_t5x_checkpoint(tmp_path, t5x_arrays(T5X_CONFIG, plan.restore()), 0)
     back = open_t5x(tmp_path)
     assert back.keys() == theirs.keys()
     for name, tensor in theirs.items():

@@ -14,10 +14,12 @@ from prompt_tuning.data.batching.batches import (
     stream_batches,
 )
 from prompt_tuning.data.batching.packed_plan import PackedPlan
+from tests.support import prepared_rows as prepared
 from tests.support.example_tables import load_for
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.prepared_rows import TUNING
 
-TUNING = SHARED / "data/data_prep/generative_tuning/data_prepped_generative_tuning.hdf5"
+LEARNED = prepared.COMPLETIONS + prepared.ROWS
+REAL = prepared.PROMPTS + LEARNED
 PAD = 69
 
 
@@ -202,11 +204,13 @@ def test_a_batch_passes_through_a_compiled_function(two_rows):
 @pytest.fixture(scope="module")
 def tuning():
     return load_for(
-        TUNING, architecture="decoder_only", tokenizer=None, vocabulary_size=50257
+        TUNING,
+        architecture="decoder_only",
+        tokenizer=None,
+        vocabulary_size=prepared.VOCABULARY,
     )
 
 
-@needs_shared
 @pytest.mark.parametrize("prefetch", [0, 4])
 def test_batches_come_in_the_order_of_the_plan(tuning, prefetch):
     plan = plan_of(tuning, batch_size=8)
@@ -218,36 +222,36 @@ def test_batches_come_in_the_order_of_the_plan(tuning, prefetch):
         jax.tree.map(np.testing.assert_array_equal, batch, expected)
 
 
-@needs_shared
 def test_every_weighted_token_occurs_once_per_pass(tuning):
     plan = plan_of(tuning, batch_size=8)
     batches = stream_batches(tuning, plan, 0, plan.batches_per_epoch, pad_id=0)
-    assert sum(batch.loss_weights.sum() for batch in batches) == 837 + 99
+    assert sum(batch.loss_weights.sum() for batch in batches) == LEARNED
 
 
-@needs_shared
 def test_buckets_leave_little_padding(tuning):
-    """Without trimming the file's 1,024 tokens, only 13 % are real."""
+    """Without trimming the file's rows, only 42 % are real."""
     plan = plan_of(tuning, batch_size=4, buckets=8)
     batches = [build_batch(tuning, planned, 0) for planned in plan.one_pass()]
     real = sum(real_token_share(batch) * batch.tokens.size for batch in batches)
-    assert round(real) == 12034 + 837 + 99
+    assert round(real) == REAL
     assert real / sum(batch.tokens.size for batch in batches) > 0.75
 
 
-@needs_shared
 def test_packed_rows_have_the_same_weights_and_little_padding(tuning):
     plan = PackedPlan(
-        tuning.input_lengths, tuning.weight_counts, batch_size=2, seed=1, length=1024
+        tuning.input_lengths,
+        tuning.weight_counts,
+        batch_size=2,
+        seed=1,
+        length=prepared.LENGTH,
     )
     batches = list(stream_batches(tuning, plan, 0, plan.batches_per_epoch, pad_id=0))
-    assert sum(batch.loss_weights.sum() for batch in batches) == 837 + 99
+    assert sum(batch.loss_weights.sum() for batch in batches) == LEARNED
     real = sum((batch.segment_ids > 0).sum() for batch in batches)
-    assert real == 12034 + 837 + 99
+    assert real == REAL
     assert real / sum(batch.tokens.size for batch in batches) > 0.9
 
 
-@needs_shared
 def test_accumulated_batches_have_a_leading_axis(tuning):
     plan = plan_of(tuning, batch_size=4, accumulate=2)
     (batch,) = stream_batches(tuning, plan, 3, 4, pad_id=0)
@@ -257,7 +261,6 @@ def test_accumulated_batches_have_a_leading_axis(tuning):
     np.testing.assert_array_equal(batch.tokens[1], flat.tokens[4:])
 
 
-@needs_shared
 def test_errors_of_a_reading_thread_reach_the_reader(tuning, monkeypatch):
     read = type(tuning).__getitem__
 
@@ -272,7 +275,6 @@ def test_errors_of_a_reading_thread_reach_the_reader(tuning, monkeypatch):
         list(stream_batches(tuning, plan, 0, plan.batches_per_epoch, pad_id=0))
 
 
-@needs_shared
 def test_closing_the_stream_stops_its_threads(tuning):
     before = set(threading.enumerate())
     batches = stream_batches(tuning, plan_of(tuning, batch_size=2), 0, 10**9, pad_id=0)
@@ -285,7 +287,6 @@ def test_closing_the_stream_stops_its_threads(tuning):
         assert not thread.is_alive()
 
 
-@needs_shared
 def test_one_batch_of_each_shape_is_read_in_the_order_of_use(tuning):
     plan = plan_of(tuning, batch_size=4, buckets=4)
     count = plan.batches_per_epoch

@@ -9,13 +9,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.example_table import Limits
 from prompt_tuning.data.examples.row_splitting import find_turns
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support import prepared_rows as prepared
 from tests.support.dummies import LetterTokenizer
 from tests.support.example_tables import load_for as load
-from tests.support.shared_data import SHARED, needs_shared
-
-PREPARED = SHARED / "data/data_prep"
-TUNING = PREPARED / "generative_tuning/data_prepped_generative_tuning.hdf5"
-PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
+from tests.support.prepared_rows import PRETRAINING, TUNING
+from tests.support.shared_data import FIXTURES
 
 # The two examples of "Backpropagation best practices".
 FIRST = [9, 5, 6, 10, 7, 8, 2]
@@ -72,28 +70,34 @@ def test_prompt_tokens_have_the_configured_weight(tmp_path):
     assert every.prefix_length == 2
 
 
-@needs_shared
 def test_prepared_files_become_examples_of_their_real_tokens():
-    tuning = load(TUNING, vocabulary_size=50257)
-    assert len(tuning) == 99
-    # By type: 12,034 of the prompt, 837 of completions, 99 separators.
-    assert tuning.input_lengths.sum() == 12034 + 837 + 99
-    assert (tuning.input_lengths.min(), tuning.input_lengths.max()) == (20, 510)
-    assert tuning.weight_counts.sum() == 837 + 99
-    assert sum(example.prefix_length for example in map(tuning.__getitem__, range(99)))
-    both = load([TUNING, PRETRAINING], vocabulary_size=50257)
-    # Its 52 rows contain 100 examples, one of which ends at the end of its row.
-    assert len(both) == 99 + 52 + 100 - 1
-    assert both.weight_counts[99:].sum() == 52920 + 100
-    assert both[99].prefix_length == 0
-    first = load(PRETRAINING, vocabulary_size=50257, maximum_examples=3)
+    tuning = load(TUNING, vocabulary_size=prepared.VOCABULARY)
+    assert len(tuning) == prepared.ROWS
+    # One separator ends each example.
+    learned = prepared.COMPLETIONS + prepared.ROWS
+    assert tuning.input_lengths.sum() == prepared.PROMPTS + learned
+    assert tuning.weight_counts.sum() == learned
+    given = sum(tuning[index].prefix_length for index in range(prepared.ROWS))
+    assert given == prepared.PROMPTS
+    both = load([TUNING, PRETRAINING], vocabulary_size=prepared.VOCABULARY)
+    # An example begins in a row after each separator but the last one.
+    begun = prepared.TEXT_ROWS + prepared.ARTICLES - 1
+    assert len(both) == prepared.ROWS + begun
+    learned = prepared.TEXTS + prepared.ARTICLES
+    assert both.weight_counts[prepared.ROWS :].sum() == learned
+    assert both[prepared.ROWS].prefix_length == 0
+    first = load(PRETRAINING, vocabulary_size=prepared.VOCABULARY, maximum_examples=3)
     assert len(first) == 3
-    np.testing.assert_array_equal(first[2].inputs, both[101].inputs)
+    np.testing.assert_array_equal(first[2].inputs, both[prepared.ROWS + 2].inputs)
 
 
-@needs_shared
 def test_length_tables_equal_the_examples_lengths():
-    examples = load(TUNING, "encoder_decoder", vocabulary_size=50257, eos_id=50256)
+    examples = load(
+        TUNING,
+        "encoder_decoder",
+        vocabulary_size=prepared.VOCABULARY,
+        eos_id=prepared.END,
+    )
     read = [examples[index] for index in range(len(examples))]
     assert examples.input_lengths.tolist() == [len(e.inputs) for e in read]
     assert examples.target_lengths.tolist() == [len(e.targets) for e in read]
@@ -101,8 +105,8 @@ def test_length_tables_equal_the_examples_lengths():
         np.count_nonzero(e.weights) for e in read
     ]
     # The separator that ends each row is the EOS of its target.
-    assert examples.target_lengths.sum() == 837 + 99
-    assert examples.input_lengths.sum() == 12034 + 99
+    assert examples.target_lengths.sum() == prepared.COMPLETIONS + prepared.ROWS
+    assert examples.input_lengths.sum() == prepared.PROMPTS + prepared.ROWS
 
 
 def test_each_turn_of_a_row_is_an_example_of_an_encoder_decoder(tmp_path):
@@ -142,14 +146,11 @@ def test_a_prompt_after_a_completion_begins_a_turn():
     assert find_turns(types) == [(0, 6), (6, 10)]
 
 
-@needs_shared
 def test_lines_of_movie_reviews_for_t5(tmp_path):
     path = tmp_path / "reviews.jsonl"
     path.write_text(json.dumps({"prompt": "good movie", "completion": "positive"}))
-    tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
-    example = load(path, "encoder_decoder", tokenizer=tokenizer, vocabulary_size=32128)[
-        0
-    ]
+    tokenizer = load_tokenizer(FIXTURES / "tokenizers/unigram")
+    example = load(path, "encoder_decoder", tokenizer=tokenizer, vocabulary_size=400)[0]
     assert tokenizer.decode(example.inputs) == "good movie"
     assert [tokenizer.token(int(i)) for i in example.targets] == [
         "\u2581positive",
@@ -158,13 +159,15 @@ def test_lines_of_movie_reviews_for_t5(tmp_path):
     assert example.inputs[-1] == 1
 
 
-@needs_shared
-def test_questions_without_answers_are_learned_texts():
-    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+def test_questions_without_answers_are_learned_texts(tmp_path):
+    tokenizer = load_tokenizer(FIXTURES / "tokenizers/bpe")
+    path = tmp_path / "questions.jsonl"
+    line = {"question": "Janet\u2019s ducks lay 16 eggs.", "answer": "16"}
+    path.write_text(6 * (json.dumps(line) + "\n"))
     examples = load(
-        SHARED / "data/text/gsm8k/test.jsonl",
+        path,
         tokenizer=tokenizer,
-        vocabulary_size=512,
+        vocabulary_size=400,
         prompt_key=None,
         completion_key="question",
         maximum_examples=5,

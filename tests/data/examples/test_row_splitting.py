@@ -8,10 +8,10 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.packed_plan import PackedPlan
+from tests.support import prepared_rows as prepared
 from tests.support.example_tables import load_for as load
-from tests.support.shared_data import SHARED, needs_shared
-
-PRETRAINING = SHARED / "data/data_prep/pretraining/data_prepped_pretraining.hdf5"
+from tests.support.prepared_rows import PRETRAINING
+from tests.support.shared_data import FIXTURES
 
 # Two examples and padding; one example that fills a row.
 IDS = [[9, 5, 10, 2, 6, 8, 2, 0], [9, 5, 6, 7, 7, 7, 7, 2]]
@@ -187,37 +187,49 @@ def test_repacked_examples_stay_separate(tmp_path):
     assert sorted(map(max, batch.segment_ids.tolist())) == [1, 2]
 
 
-@needs_shared
 def test_pretraining_rows_become_examples_and_their_parts():
     with h5py.File(PRETRAINING) as file:
         types = np.array(file["token_type_ids"])
     ends_a_row = [int(row[row != 2][-1] == 3) for row in types]
-    examples = load(PRETRAINING, vocabulary_size=50257, bos_id=50256)
-    # 52 rows, and 100 separators, after each of which an example begins in its row.
-    assert len(examples) == 52 + 100 - sum(ends_a_row)
-    assert examples.weight_counts.sum() == 52920 + 100
-    whole = load(PRETRAINING, vocabulary_size=50257, separate_articles=False)
-    assert len(whole) == 52
-    assert whole.weight_counts.sum() == 52920 + 100
+    examples = load(
+        PRETRAINING, vocabulary_size=prepared.VOCABULARY, bos_id=prepared.END
+    )
+    # An example begins after each separator in a row.
+    begun = prepared.TEXT_ROWS + prepared.ARTICLES - sum(ends_a_row)
+    assert len(examples) == begun
+    learned = prepared.TEXTS + prepared.ARTICLES
+    assert examples.weight_counts.sum() == learned
+    whole = load(
+        PRETRAINING, vocabulary_size=prepared.VOCABULARY, separate_articles=False
+    )
+    assert len(whole) == prepared.TEXT_ROWS
+    assert whole.weight_counts.sum() == learned
     joined = np.concatenate([example.inputs for example in read(examples)])
     rows = np.concatenate([example.inputs for example in read(whole)])
     np.testing.assert_array_equal(joined, rows)
 
 
 @pytest.mark.exhaustive
-@needs_shared
 def test_examples_do_not_depend_on_how_a_file_was_packed(tmp_path):
-    source = SHARED / "data/data_prep/generative_tuning"
-    source = source / "example_generative_tuning_data.jsonl"
+    source = FIXTURES / "data_prep/tuning.jsonl"
     tables = []
     for packing in ("single::drop", "greedy::drop"):
         output = tmp_path / packing[:6]
-        options = ("--output", output, "--packing", packing, "--length", 1024)
-        tokenizer = ("--tokenizer", SHARED / "data/tokenizers/gpt2")
+        options = (
+            "--output",
+            output,
+            "--packing",
+            packing,
+            "--length",
+            prepared.LENGTH,
+        )
+        tokenizer = ("--tokenizer", FIXTURES / "tokenizers/byte_level")
         assert main(["prepare", *map(str, (source, *options, *tokenizer))]) == 0
         files = sorted(output.glob("train_*.hdf5"))
-        tables.append(load(files, vocabulary_size=50257, bos_id=50256))
-        assert len(tables[-1]) == 99
+        tables.append(
+            load(files, vocabulary_size=prepared.VOCABULARY, bos_id=prepared.END)
+        )
+        assert len(tables[-1]) == prepared.ROWS
     for alone, shared in zip(*map(read, tables), strict=True):
         assert alone.inputs.tolist() == shared.inputs.tolist()
         assert alone.weights.tolist() == shared.weights.tolist()

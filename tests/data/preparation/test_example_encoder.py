@@ -6,10 +6,10 @@ from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.text.tokenizers import continued_pair, load_tokenizer
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
-STORIES = SHARED / "data/models/stories260k"
-T5 = SHARED / "data/tokenizers/t5"
+BPE = FIXTURES / "tokenizers/bpe"
+UNIGRAM = FIXTURES / "tokenizers/unigram"
 TALK = Record((Turn("The cat", "sat."), Turn("The dog", "ran.")))
 
 
@@ -18,8 +18,7 @@ def encode(tokenizer, record, **text):
     return encoder.encode([encoder.render(record, "")])[0]
 
 
-@needs_shared
-@pytest.mark.parametrize("folder", [STORIES, T5])
+@pytest.mark.parametrize("folder", [BPE, UNIGRAM])
 def test_a_pair_has_the_models_input_ids(folder):
     tokenizer = load_tokenizer(folder)
     (example,) = encode(tokenizer, Record((Turn("The cat", "sat."),)))
@@ -31,9 +30,8 @@ def test_a_pair_has_the_models_input_ids(folder):
     assert tokenizer.decode(example.input_ids) == "The cat sat."
 
 
-@needs_shared
 def test_bos_begins_each_sequence_that_attends_together():
-    tokenizer = load_tokenizer(STORIES)
+    tokenizer = load_tokenizer(BPE)
     assert tokenizer.bos_id is not None
     (line,) = encode(tokenizer, TALK)
     assert line.input_ids.count(tokenizer.bos_id) == 1

@@ -33,32 +33,51 @@ from tests.support.prepared_files import (
     texts,
     write_jsonl,
 )
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.prepared_rows import LENGTH
+from tests.support.shared_data import FIXTURES, SHARED, released
 from tests.support.small_tokenizer import EOS
 
-PREPARED = SHARED / "data/data_prep"
-GPT2 = SHARED / "data/tokenizers/gpt2"
+# Lines, their rows, the tokenizer, and the length of a row.
+OURS = [
+    (
+        FIXTURES / f"data_prep/{name}.jsonl",
+        FIXTURES / f"data_prep/{name}.hdf5",
+        FIXTURES / "tokenizers/byte_level",
+        LENGTH,
+    )
+    for name in ("tuning", "pretraining")
+]
+PUBLISHED = [
+    (
+        SHARED / f"data/data_prep/{name}/example_{name}_data.jsonl",
+        SHARED / f"data/data_prep/{name}/data_prepped_{name}.hdf5",
+        SHARED / "data/tokenizers/gpt2",
+        1024,
+    )
+    for name in ("generative_tuning", "pretraining")
+]
 
 
-@needs_shared
 @pytest.mark.parametrize(
-    ("name", "packing"),
-    [("generative_tuning", "single::drop"), ("pretraining", "full")],
+    ("source", "rows", "tokenizer", "length"),
+    [*OURS, *(released(*files) for files in PUBLISHED)],
 )
-def test_ids_and_types_equal_those_from_generative_data_prep(tmp_path, name, packing):
-    source = PREPARED / name / f"example_{name}_data.jsonl"
+def test_ids_and_types_equal_those_from_generative_data_prep(
+    tmp_path, source, rows, tokenizer, length
+):
+    packing = "full" if "pretraining" in source.stem else "single::drop"
     output = prepare(
         Preparation(
             (str(source),),
             str(tmp_path / "out"),
-            TokenizerChoice(str(GPT2)),
-            length=1024,
+            TokenizerChoice(str(tokenizer)),
+            length=length,
             packing=packing,
         ),
         workers=1,
     )
     ours = columns(output / "train_1_of_1.hdf5")
-    theirs = columns(PREPARED / name / f"data_prepped_{name}.hdf5")
+    theirs = columns(rows)
     assert set(ours) == set(theirs)
     for key, expected in theirs.items():
         assert ours[key].dtype == expected.dtype

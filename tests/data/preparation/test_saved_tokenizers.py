@@ -14,11 +14,10 @@ from prompt_tuning.data.preparation.tokenizer_files import (
 )
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 from tests.support.small_tokenizer import CHAT, EOS, PAD, write_tokenizer
 
-TOKENIZERS = SHARED / "data/tokenizers"
-STORIES = SHARED / "data/models/stories260k"
+TOKENIZERS = FIXTURES / "tokenizers"
 TEXT = "the end, and a 3rd\n café"
 
 
@@ -79,17 +78,16 @@ def test_the_older_map_of_special_tokens_is_saved_too(tmp_path):
     assert used == again and used[0][1] == 262
 
 
-@needs_shared
 @pytest.mark.parametrize(
     "path",
     sample(
         2,
         [
-            TOKENIZERS / "gpt2/vocab.json",
-            TOKENIZERS / "t5/spiece.model",
-            STORIES / "tokenizer.model",
-            TOKENIZERS / "gpt2",
-            STORIES,
+            TOKENIZERS / "byte_level/vocab.json",
+            TOKENIZERS / "unigram/spiece.model",
+            TOKENIZERS / "bpe/tokenizer.model",
+            TOKENIZERS / "byte_level",
+            FIXTURES / "peft/llama_tied/base",
         ],
     ),
 )
@@ -101,20 +99,18 @@ def test_files_next_to_a_tokenizer_file_are_saved(tmp_path, path):
     assert files == read - {"config.json"}
 
 
-@needs_shared
 def test_special_tokens_of_a_vocabulary_without_a_config_are_saved(tmp_path):
     role = ("pad_token", "<|pad|>")
-    used, again = saved(tmp_path / "saved", TOKENIZERS / "gpt2/vocab.json", role)
+    used, again = saved(tmp_path / "saved", TOKENIZERS / "byte_level/vocab.json", role)
     assert used == again
-    assert used[0] == (50256, 50256, 50257, False)
+    assert used[0] == (511, 511, 512, False)
 
 
-@needs_shared
 def test_the_tokenizer_file_that_was_read_is_saved(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer")
-    shutil.copy(TOKENIZERS / "t5/spiece.model", folder / "own.model")
+    shutil.copy(TOKENIZERS / "unigram/spiece.model", folder / "own.model")
     for name in ("vocab.json", "merges.txt"):
-        shutil.copy(TOKENIZERS / "gpt2" / name, folder)
+        shutil.copy(TOKENIZERS / "byte_level" / name, folder)
     shutil.copy(folder / "tokenizer.json", folder / "byte_level.json")
     for name in ("own.model", "vocab.json", "byte_level.json"):
         used, again = saved(tmp_path / f"saved {name}", folder / name)

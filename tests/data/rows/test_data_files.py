@@ -54,7 +54,9 @@ def test_a_prepared_folder_stands_for_one_split_in_order(tmp_path):
     [
         ([], "a.jsonl", "data file .*a.jsonl not found"),
         (["a.csv"], "*.jsonl", "no file matches this pattern"),
+        ([], "", r"contains no data file \(none\)"),
         (["README.md"], "", r"contains no data file \(none\)"),
+        (["a.hdf5", "b.jsonl"], "", r"several kinds \(hdf5, .jsonl\), expected files"),
         (["a.csv", "b.jsonl"], "", "files of several kinds .* name the files, for"),
         (["train.csv", "dev.csv"], "", "contains files of several splits"),
         (["a.csv", "test-0.csv"], "", "contains files of several splits"),

@@ -10,11 +10,13 @@ from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, read_lines
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.text.tokenizers import load_tokenizer, separate_pair
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support import prepared_rows as prepared
+from tests.support.prepared_rows import PRETRAINING, TUNING
+from tests.support.shared_data import FIXTURES
 
-PREPARED = SHARED / "data/data_prep"
-TUNING = PREPARED / "generative_tuning/data_prepped_generative_tuning.hdf5"
-PRETRAINING = PREPARED / "pretraining/data_prepped_pretraining.hdf5"
+BYTE_LEVEL = FIXTURES / "tokenizers/byte_level"
+BPE = FIXTURES / "tokenizers/bpe"
+UNIGRAM = FIXTURES / "tokenizers/unigram"
 
 
 class Letters:
@@ -61,53 +63,52 @@ def write_lines(path, *lines):
     return path
 
 
-@needs_shared
 def test_prepared_files_are_read_as_they_were_written():
     rows = Hdf5Rows([TUNING, PRETRAINING])
-    assert len(rows) == 99 + 52
-    ids, types = typed_row(rows, 0)
-    # "Write a title for this sentence" in GPT-2's vocabulary.
-    assert ids[:6].tolist() == [16594, 257, 3670, 329, 428, 6827]
-    assert ids.shape == types.shape == (1024,)
+    assert len(rows) == prepared.ROWS + prepared.TEXT_ROWS
+    ids, types = typed_row(rows, 1)
+    title = load_tokenizer(BYTE_LEVEL).encode("Title of:")
+    assert ids[: len(title)].tolist() == title
+    assert ids.shape == types.shape == (prepared.LENGTH,)
     assert ids.dtype == types.dtype == np.int32
-    assert set(ids[types >= 2].tolist()) == {50256}
+    assert set(ids[types >= 2].tolist()) == {prepared.END}
     # The pretraining file has no prompt; its rows follow the first file's.
-    assert typed_row(rows, 99)[1][0] == 1
-    assert rows.describe(99) == f"{PRETRAINING}, row 0"
+    assert typed_row(rows, prepared.ROWS)[1][0] == 1
+    assert rows.describe(prepared.ROWS) == f"{PRETRAINING}, row 0"
     counts = np.zeros(4, int)
     for block in rows.blocks():
         assert block.token_types is not None
         counts += np.bincount(block.token_types.ravel(), minlength=4)
-    assert counts.tolist() == [12034, 837 + 52920, 88406 + 228, 99 + 100]
+    completions = prepared.COMPLETIONS + prepared.TEXTS
+    separators = prepared.ROWS + prepared.ARTICLES
+    assert counts[[0, 1, 3]].tolist() == [prepared.PROMPTS, completions, separators]
 
 
-@needs_shared
 def test_lines_become_the_rows_of_generative_data_prep(tmp_path):
     """Its rule: one space between the texts, first token of the completion."""
-    source = PREPARED / "generative_tuning/example_generative_tuning_data.jsonl"
+    source = FIXTURES / "data_prep/tuning.jsonl"
     lines = [json.loads(line) for line in source.read_text().splitlines()]
     stripped = [
         {"prompt": e["prompt"].rstrip(" "), "completion": e["completion"].lstrip(" ")}
         for e in lines
     ]
     file = write_lines(tmp_path / "pairs.jsonl", *map(json.dumps, stripped))
-    tokenizer = load_tokenizer(SHARED / "data/tokenizers/gpt2")
+    tokenizer = load_tokenizer(BYTE_LEVEL)
     rows = open_lines(file, tokenizer, joiner=" ")
     every = [typed_row(rows, index) for index in range(len(rows))]
-    fitting = [row for row in every if len(row[0]) <= 1024]
-    assert len(fitting) == 99
+    fitting = [row for row in every if len(row[0]) <= prepared.LENGTH]
+    assert len(fitting) == prepared.ROWS
     written = Hdf5Rows(TUNING)
     for index, (ids, types) in enumerate(fitting):
-        prepared, prepared_types = typed_row(written, index)
-        np.testing.assert_array_equal(ids, prepared[: len(ids)])
-        np.testing.assert_array_equal(types, prepared_types[: len(ids)])
+        expected, expected_types = typed_row(written, index)
+        np.testing.assert_array_equal(ids, expected[: len(ids)])
+        np.testing.assert_array_equal(types, expected_types[: len(ids)])
 
 
-@needs_shared
 def test_a_line_for_the_story_model_decodes_to_its_text(tmp_path):
     line = json.dumps({"prompt": "hello=", "completion": "olleh"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
-    tokenizer = load_tokenizer(SHARED / "data/models/stories260k")
+    tokenizer = load_tokenizer(BPE)
     ids, types = typed_row(open_lines(file, tokenizer), 0)
     assert (ids[0], types[0]) == (1, 0)
     assert (ids[-1], types[-1]) == (2, 3)
@@ -140,11 +141,10 @@ def test_texts_without_a_prompt(tmp_path):
     assert types.tolist() == [0, 1, 1, 1, 3]
 
 
-@needs_shared
 def test_the_answer_to_an_encoder_is_a_separate_text(tmp_path):
     line = json.dumps({"prompt": "good movie", "completion": "positive"})
     file = write_lines(tmp_path / "pairs.jsonl", line)
-    tokenizer = load_tokenizer(SHARED / "data/tokenizers/t5")
+    tokenizer = load_tokenizer(UNIGRAM)
     ids, types = typed_row(open_lines(file, tokenizer, encode_pair=separate_pair), 0)
     assert [tokenizer.token(int(i)) for i in ids[types == 1]] == ["\u2581positive"]
 

@@ -21,10 +21,10 @@ from prompt_tuning.data.text.chat_templates import (
 )
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
-GPT2 = SHARED / "data/tokenizers/gpt2"
+GPT2 = FIXTURES / "tokenizers/byte_level"
 
 
 def chat(source, **special):
@@ -148,7 +148,6 @@ def test_tokens_with_a_role_reach_the_template(tmp_path):
     assert named(folder) == {"eos_token": EOS}
 
 
-@needs_shared
 def test_a_tokenizer_without_a_config_names_its_own_tokens():
     end = "<|endoftext|>"
     assert named(GPT2) == {"bos_token": end, "eos_token": end}

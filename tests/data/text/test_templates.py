@@ -17,7 +17,7 @@ from prompt_tuning.data.text.templates import (
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.prompts.initializers import Vocabulary, from_array, from_template
 from tests.support.dummies import LetterTokenizer
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES
 
 V = 31
 
@@ -109,12 +109,9 @@ def test_vectors_are_in_order_at_the_soft_segments():
     assert template.encode_pair({"x": "e f"}, "ba") == (expected, [1, 0])
 
 
-@needs_shared
-@pytest.mark.parametrize(
-    "folder", ["data/models/stories260k", "data/tokenizers/gpt2", "data/tokenizers/t5"]
-)
-def test_text_between_soft_segments_is_encoded_as_one_string(folder):
-    tokenizer = load_tokenizer(SHARED / folder)
+@pytest.mark.parametrize("name", ["bpe", "byte_level", "unigram"])
+def test_text_between_soft_segments_is_encoded_as_one_string(name):
+    tokenizer = load_tokenizer(FIXTURES / "tokenizers" / name)
     size = tokenizer.vocabulary_size
     template = token_template(
         "{soft:3}Un{text}ly: they said.{soft:2} Sentiment:", tokenizer, size
@@ -135,13 +132,10 @@ def test_text_between_soft_segments_is_encoded_as_one_string(folder):
     assert given[3:second] != [id for piece in pieces for id in tokenizer.encode(piece)]
 
 
-@needs_shared
-@pytest.mark.parametrize(
-    "folder", ["data/models/stories260k", "data/tokenizers/gpt2", "data/tokenizers/t5"]
-)
+@pytest.mark.parametrize("name", ["bpe", "byte_level", "unigram"])
 @pytest.mark.parametrize("template", ["{text}", "{text} {soft:2}", "{text}{soft:2} "])
-def test_a_completion_continues_the_text_across_soft_segments(folder, template):
-    tokenizer = load_tokenizer(SHARED / folder)
+def test_a_completion_continues_the_text_across_soft_segments(name, template):
+    tokenizer = load_tokenizer(FIXTURES / "tokenizers" / name)
     template = token_template(template, tokenizer, tokenizer.vocabulary_size)
     given, completion = template.encode_pair({"text": "Once upon a"}, "time")
     text = [id for id in given if id < tokenizer.vocabulary_size]
@@ -149,13 +143,12 @@ def test_a_completion_continues_the_text_across_soft_segments(folder, template):
     assert tokenizer.decode([*text, *completion]) == f"Once upon a{space}time"
 
 
-@needs_shared
 def test_an_encoder_decoders_completion_is_a_separate_text():
-    t5 = load_tokenizer(SHARED / "data/tokenizers/t5")
-    template = token_template("{soft:1} Review: {text}", t5, 32128, separate=True)
+    unigram = load_tokenizer(FIXTURES / "tokenizers/unigram")
+    template = token_template("{soft:1} Review: {text}", unigram, 400, separate=True)
     given, completion = template.encode_pair({"text": "good movie"}, "positive")
-    assert given == [32128, *t5.encode("Review: good movie")]
-    assert completion == t5.encode("positive")
+    assert given == [400, *unigram.encode("Review: good movie")]
+    assert completion == unigram.encode("positive")
 
 
 def test_a_template_without_its_soft_segments_is_one_text():

@@ -2,6 +2,8 @@ import json
 import shutil
 
 import pytest
+import sentencepiece
+import tokenizers
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.text_encoder import TextEncoder
@@ -11,62 +13,78 @@ from prompt_tuning.data.text.tokenizers import (
     load_tokenizer,
     separate_pair,
 )
-from tests.support.exhaustive import sample
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, needs_shared, released
 from tests.support.small_tokenizer import write_tokenizer
 
+BPE, BYTE_LEVEL, UNIGRAM = (
+    FIXTURES / "tokenizers" / name for name in ("bpe", "byte_level", "unigram")
+)
 STORIES = SHARED / "data/models/stories260k"
 GPT2 = SHARED / "data/tokenizers/gpt2"
 T5 = SHARED / "data/tokenizers/t5"
 
 
-@pytest.fixture(scope="module")
-def stories():
-    return load_tokenizer(STORIES)
+TEXT = "Once upon a time, there was a little girl named Lily."
 
 
 @pytest.fixture(scope="module")
-def gpt2():
-    return load_tokenizer(GPT2)
+def bpe():
+    return load_tokenizer(BPE)
 
 
 @pytest.fixture(scope="module")
-def t5():
-    return load_tokenizer(T5)
+def unigram():
+    return load_tokenizer(UNIGRAM)
 
 
-@needs_shared
-def test_special_tokens_equal_the_models(stories, gpt2, t5):
-    def special(tokenizer):
-        return tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
-
-    assert special(stories) == (1, 2, 2, True)
-    assert special(gpt2) == (50256, 50256, 50256, False)
-    assert special(t5) == (None, 1, 0, False)
-    sizes = [each.vocabulary_size for each in (stories, gpt2, t5)]
-    assert sizes == [512, 50257, 32000]
-
-
-@needs_shared
-@pytest.mark.parametrize("folder", [STORIES, GPT2, T5])
-def test_decoding_an_encoded_text_returns_the_text(folder):
+@pytest.mark.parametrize(
+    ("folder", "special", "size"),
+    [
+        (BPE, (1, 2, 2, True), 400),
+        (BYTE_LEVEL, (511, 511, 511, False), 512),
+        (UNIGRAM, (None, 1, 0, False), 300),
+        released(STORIES, (1, 2, 2, True), 512),
+        released(GPT2, (50256, 50256, 50256, False), 50257),
+        released(T5, (None, 1, 0, False), 32000),
+    ],
+)
+def test_special_tokens_equal_the_models(folder, special, size):
     tokenizer = load_tokenizer(folder)
-    text = "Once upon a time, there was a little girl named Lily."
-    assert tokenizer.decode(tokenizer.encode(text)) == text
+    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
+    assert (roles, tokenizer.vocabulary_size) == (special, size)
+
+
+@pytest.mark.parametrize("folder", [BPE, BYTE_LEVEL, UNIGRAM])
+def test_ids_equal_those_of_the_library_that_trained_the_tokenizer(folder):
+    if folder == BYTE_LEVEL:
+        files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+        ids = tokenizers.ByteLevelBPETokenizer(*files).encode(TEXT).ids
+    else:
+        (file,) = folder.glob("*.model")
+        ids = sentencepiece.SentencePieceProcessor(model_file=str(file)).encode(TEXT)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.encode(TEXT) == ids
+    assert tokenizer.decode(ids) == TEXT
 
 
 @needs_shared
-def test_byte_level_ids_are_the_published_ones(gpt2):
+def test_byte_level_ids_are_the_published_ones():
+    gpt2 = load_tokenizer(GPT2)
     # "Hello world" of OpenAI's encoder.
     assert gpt2.encode("Hello world") == [15496, 995]
     assert gpt2.token(995) == "\u0120world"
     assert gpt2.decode([15496, 995, 50256]) == "Hello world"
+    assert encode_prompt(gpt2, "Hello world") == [15496, 995]
+
+
+def test_byte_level_tokens_encode_any_text():
+    tokenizer = load_tokenizer(BYTE_LEVEL)
     odd = "  two  spaces,\n\ttab, é, 日本 "
-    assert gpt2.decode(gpt2.encode(odd)) == odd
+    assert tokenizer.decode(tokenizer.encode(odd)) == odd
+    assert tokenizer.decode([*tokenizer.encode(odd), 511]) == odd
 
 
-@needs_shared
-@pytest.mark.parametrize("folder", sample(4, [STORIES, GPT2, T5]))
+@pytest.mark.parametrize("folder", [BPE, BYTE_LEVEL, UNIGRAM])
 @pytest.mark.parametrize(
     ("prompt", "completion"),
     [
@@ -84,36 +102,39 @@ def test_a_pair_decodes_to_the_exact_text(folder, prompt, completion):
     assert tokenizer.decode(prompt_ids + completion_ids) == prompt + completion
 
 
-@needs_shared
-def test_separate_texts_are_encoded_separately(t5):
-    prompt, completion = separate_pair(t5, "good movie", "positive")
-    assert t5.decode(completion) == "positive"
-    assert t5.token(completion[0]) == "\u2581positive"
-    assert prompt == t5.encode("good movie")
+def test_separate_texts_are_encoded_separately(unigram):
+    prompt, completion = separate_pair(unigram, "good movie", "positive")
+    assert unigram.decode(completion) == "positive"
+    assert unigram.token(completion[0]) == "\u2581positive"
+    assert prompt == unigram.encode("good movie")
+
+
+def test_prompts_begin_with_bos_if_the_model_expects_it(bpe, unigram):
+    for tokenizer, begin in ((bpe, [1]), (unigram, [])):
+        expected = [*begin, *tokenizer.encode("Once upon a time")]
+        assert encode_prompt(tokenizer, "Once upon a time") == expected
 
 
 @needs_shared
-def test_prompts_begin_with_bos_if_the_model_expects_it(stories, gpt2):
-    assert encode_prompt(stories, "Once upon a time") == [1, 403, 407, 261, 378]
-    assert encode_prompt(gpt2, "Hello world") == [15496, 995]
+def test_the_prompt_of_the_story_model():
+    tokenizer = load_tokenizer(STORIES)
+    assert encode_prompt(tokenizer, "Once upon a time") == [1, 403, 407, 261, 378]
 
 
-@needs_shared
-def test_special_and_unknown_ids_have_no_text(stories, t5):
-    ids = stories.encode("a time")
-    assert stories.decode([1, *ids, 2]) == "a time"
-    assert stories.token(1) == "<s>"
+def test_special_and_unknown_ids_have_no_text(bpe, unigram):
+    ids = bpe.encode("a time")
+    assert bpe.decode([1, *ids, 2]) == "a time"
+    assert bpe.token(1) == "<s>"
     # T5's sentinels are beyond the file's vocabulary.
-    assert t5.decode([*t5.encode("a time"), 32099, 1, 0]) == "a time"
-    assert t5.token(32099) == "<unused 32099>"
+    assert unigram.decode([*unigram.encode("a time"), 399, 1, 0]) == "a time"
+    assert unigram.token(399) == "<unused 399>"
 
 
-@needs_shared
 def test_arguments_override_files():
-    tokenizer = load_tokenizer(T5, bos_id=0, add_bos=True, pad_id=3)
+    tokenizer = load_tokenizer(UNIGRAM, bos_id=0, add_bos=True, pad_id=3)
     assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.pad_id) == (0, True, 3)
     with pytest.raises(InputError, match="defines no BOS"):
-        load_tokenizer(T5, add_bos=True)
+        load_tokenizer(UNIGRAM, add_bos=True)
 
 
 def words_tokenizer(folder, **model):
@@ -216,10 +237,9 @@ def test_an_unusable_tokenizer_is_refused(tmp_path, name, content, message):
         load_tokenizer(tmp_path)
 
 
-@needs_shared
-def test_the_only_model_file_of_a_folder_is_read(tmp_path, t5):
-    shutil.copy(T5 / "spiece.model", tmp_path / "other.model")
-    assert load_tokenizer(tmp_path).encode("good") == t5.encode("good")
+def test_the_only_model_file_of_a_folder_is_read(tmp_path, unigram):
+    shutil.copy(UNIGRAM / "spiece.model", tmp_path / "other.model")
+    assert load_tokenizer(tmp_path).encode("good") == unigram.encode("good")
 
 
 def changed_tokenizer(folder, **changes):

@@ -8,10 +8,9 @@ from tokenizers import normalizers, pre_tokenizers
 
 from prompt_tuning.data.text import word_encoder
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, load_tokenizer
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED, released
 from tests.support.small_tokenizer import EOS, write_tokenizer
 
-GPT2 = SHARED / "data/tokenizers/gpt2"
 CHARACTERS = [
     *" \n\t\r'sdaZ9_-.",
     *("'ll", "'re", "  ", "\n\n", "é", "ß", "²", "½", "Ⅷ", "٣", "中", "。", "“", "—"),
@@ -40,14 +39,23 @@ def test_unusual_texts_have_the_tokenizers_ids(small):
     check_hostile(small)
 
 
-@needs_shared
-def test_gpt2s_ids_equal_the_tokenizers():
-    tokenizer = load_tokenizer(GPT2)
+@pytest.mark.parametrize(
+    ("folder", "text_file"),
+    [
+        (FIXTURES / "tokenizers/byte_level", FIXTURES / "data_prep/pretraining.jsonl"),
+        released(
+            SHARED / "data/tokenizers/gpt2",
+            SHARED / "data/text/tinyshakespeare/input.txt",
+        ),
+    ],
+)
+def test_gpt2s_ids_equal_the_tokenizers(folder, text_file):
+    tokenizer = load_tokenizer(folder)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     check_hostile(tokenizer.tokenizer)
     encode = word_encoder.word_encoder(tokenizer.tokenizer)
     assert encode is not None
-    text = (SHARED / "data/text/tinyshakespeare/input.txt").read_text("utf-8")
+    text = text_file.read_text("utf-8")
     for at in range(0, len(text), 50_000):
         piece = text[at : at + 50_000]
         assert encode(piece) == tokenizer.encode(piece)

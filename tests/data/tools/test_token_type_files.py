@@ -13,7 +13,7 @@ from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.tools import token_type_files
 from prompt_tuning.data.tools.token_type_files import add_token_types
 from prompt_tuning.data.tools.type_rules import AllCompletion, GivenTypes, PromptLengths
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.prepared_rows import END, TUNING
 from tests.support.small_runs import files, write_rows
 
 __all__ = ["files"]
@@ -149,17 +149,14 @@ def test_rows_of_several_blocks_are_all_typed(tmp_path, monkeypatch):
     ]
 
 
-@needs_shared
-def test_the_published_files_types_follow_from_a_rule(tmp_path):
-    """Rows of `generative_tuning` are single examples: prompt, end and padding."""
-    folder = SHARED / "data/data_prep/generative_tuning"
-    source = folder / "data_prepped_generative_tuning.hdf5"
+def test_the_types_of_prepared_rows_follow_from_a_rule(tmp_path):
+    """The rows are single examples: prompt, completion, end and padding."""
     file = tmp_path / "rows.hdf5"
-    file.write_bytes(source.read_bytes())
+    file.write_bytes(TUNING.read_bytes())
     wanted = read(file)["token_type_ids"]
     lengths = [row.count(0) for row in wanted]
     np.save(tmp_path / "lengths.npy", np.array(lengths))
-    end = ("--end", 50256, "--padding", 50256, "--replace")
+    end = ("--end", END, "--padding", END, "--replace")
     assert run(file, "--lengths", tmp_path / "lengths.npy", *end) == 0
     assert read(file)["token_type_ids"] == wanted
 
