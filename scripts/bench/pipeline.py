@@ -4,24 +4,29 @@
 
 Every operation of four stages takes a fixed time: after its inputs have arrived, its
 thread computes a tiny model's operation and waits until that time is over. What exceeds
-the simulation is the time of the driver: placing the arrays of a step, messages and
-joining the gradients. The members of a sweep are compared with stages that never wait.
+the simulation is the time of the driver. "step" is the part of it that a step takes
+once: starting it and joining its gradients, which emulated devices do slowly.
+"operation" is the rest, divided by the operations of the longest chain. The members of
+a sweep are compared with stages that never wait.
 
 The column "threads" is the same timeline in plain threads, which wait for events and
 compute nothing. What it exceeds the simulation by is the machine's own: its timer and
-its scheduler.
+its scheduler, and is not in "operation".
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
@@ -96,10 +101,13 @@ def main() -> None:
         return
     jax.config.update("jax_num_cpu_devices", STAGES)
     print(f"{STAGES} stages, load {os.getloadavg()[0]:.1f}")
-    print("threads: the same in threads that only wait; overhead: the difference, of")
-    print("each operation of the longest chain")
+    print("threads: the same in threads that only wait; step: starting a step and")
+    print(
+        "joining its gradients; operation: what else each one of the longest chain adds"
+    )
     line(
-        "schedule", "M", "parts", "simulated", "measured", "", "threads", "", "overhead"
+        *("schedule", "M", "parts", "simulated", "measured", "", "threads", ""),
+        *("step", "operation"),
     )
     pipelines = {}
     for schedule, count, two_stage in CASES:
@@ -107,30 +115,40 @@ def main() -> None:
         expected = options.unit * makespan(orders, StageCosts())
         if count not in pipelines:
             pipelines[count] = EmulatedPipeline(options.unit, count)
-        measured, plain = [], []
+        measured, once, plain = [], [], []
         for _ in range(options.steps):
-            measured.append(pipelines[count].seconds(orders))
+            seconds = pipelines[count].seconds(orders)
+            measured.append(sum(seconds))
+            once.append(seconds.begin + seconds.finish)
             plain.append(plain_seconds(orders, options.unit))
         parts = "two" if two_stage else "one"
-        times = expected, statistics.median(measured), statistics.median(plain)
+        times = expected, *map(statistics.median, (measured, plain, once))
         compare(schedule, count, parts, times, longest_chain(orders, two_stage))
     for members, count in MEMBERS:
         step = EmulatedMembers(options.unit, members, count)
         # F and a backward pass in one part of twice its time.
-        expected, operations = 3 * count * options.unit, 2 * count
-        measured = step.seconds(4 * options.steps)
-        compare(f"{members} members", count, "one", (expected, measured), operations)
+        times = 3 * count * options.unit, step.seconds(4 * options.steps)
+        compare(f"{members} members", count, "one", times)
 
 
 def compare(
-    name: str, count: int, parts: str, times: Sequence[float], operations: int
+    name: str, count: int, parts: str, times: Sequence[float], operations: int = 0
 ) -> None:
-    """Prints the times of a step: simulated, measured, and in plain threads."""
-    expected, measured, *plain = times
-    machine = plain[0] if plain else expected
-    shown = [""] * 2
-    if plain:
-        shown = [f"{1000 * machine:,.0f} ms", f"{machine / expected - 1:+.1%}"]
+    """Prints the times of a step.
+
+    They are simulated, measured, and if known in plain threads and outside operations.
+    """
+    expected, measured, *known = times
+    shown = []
+    if known:
+        plain, once = known
+        added = (measured - once - plain) / operations
+        shown = [
+            f"{1000 * plain:,.0f} ms",
+            f"{plain / expected - 1:+.1%}",
+            f"{1000 * once:.1f} ms",
+            f"{1000 * added:.2f} ms",
+        ]
     line(
         name,
         str(count),
@@ -139,7 +157,6 @@ def compare(
         f"{1000 * measured:,.0f} ms",
         f"{measured / expected - 1:+.1%}",
         *shown,
-        f"{1000 * (measured - machine) / operations:.2f} ms",
     )
 
 
@@ -194,6 +211,14 @@ def plain_seconds(orders: Sequence[Order], unit: float) -> float:
     return time.perf_counter() - start
 
 
+class StepSeconds(NamedTuple):
+    """Times of the parts of a step in seconds."""
+
+    begin: float
+    run: float
+    finish: float
+
+
 class EmulatedPipeline:
     """A tiny model in stages, whose operations take a fixed time."""
 
@@ -204,7 +229,12 @@ class EmulatedPipeline:
           unit: seconds of an operation.
           count: number of micro-batches.
         """
-        graph, self._parameters = split(build_model(jax.random.key(0), MODEL))
+        graph, parameters = split(build_model(jax.random.key(0), MODEL))
+        # As in a run, whole arrays are on the devices of all stages.
+        everywhere = Mesh(np.array(jax.devices()[:STAGES]), "stage")
+        self._parameters = jax.device_put(
+            parameters, NamedSharding(everywhere, PartitionSpec())
+        )
         stages = [StageDevices(device) for device in jax.devices()[:STAGES]]
         self._orders: tuple[Order, ...] = ()
         self._batch = random_batch(count)
@@ -220,12 +250,17 @@ class EmulatedPipeline:
                 slow = slowed(getattr(programs, kind), unit * units)
                 setattr(programs, kind, slow)
 
-    def seconds(self, orders: tuple[Order, ...]) -> float:
+    def seconds(self, orders: tuple[Order, ...]) -> StepSeconds:
         """Returns the time of one step."""
         self._orders = orders
-        start = time.perf_counter()
-        jax.block_until_ready(self._gradients(self._parameters, {}, self._batch, None))
-        return time.perf_counter() - start
+        times = [time.perf_counter()]
+        step = self._gradients.begin(self._parameters, {}, self._batch, None)
+        times.append(time.perf_counter())
+        self._gradients.run(step)
+        times.append(time.perf_counter())
+        jax.block_until_ready(self._gradients.finish(step))
+        times.append(time.perf_counter())
+        return StepSeconds(*(end - start for start, end in itertools.pairwise(times)))
 
     def begin(self, pipeline: MemberPipeline) -> MemberStep:
         """Starts a step among others."""
