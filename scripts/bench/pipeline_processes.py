@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prompt_tuning import processes
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import split
+from prompt_tuning.core.parameters import Parameters, split
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.schedules import (
