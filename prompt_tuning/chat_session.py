@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.own_adapter import OWN
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation
-from prompt_tuning.text_model import OWN
 
 BASE = "base"
 """Name by which a conversation chooses the frozen model."""

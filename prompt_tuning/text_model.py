@@ -12,17 +12,14 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.own_adapter import add_own_adapter, own_adapter
 from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.request_stream import stream_request
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.generator import Generator
-from prompt_tuning.generation.sampling import temperature_sampler
-from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
-
-OWN = "(trained)"
-"""Name under which a model's engine has the model's own prompts and adapters."""
 
 
 class TextModel:
@@ -90,15 +87,16 @@ class TextModel:
           InputError: if a text cannot be continued.
         """
         single = isinstance(texts, str)
-        if adapters is not None or sampling is not None:
-            if sampling is None:
-                sampling = Sampling(
-                    new_tokens=new_tokens,
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
-                    seed=seed,
-                )
+        complete = adapters is not None or sampling is not None
+        if sampling is None:
+            sampling = Sampling(
+                new_tokens=new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+            )
+        if complete or isinstance(sampling, BeamSearch):
             completions = self._complete(
                 [texts] if single else list(texts), adapters, prompt_ids, sampling
             )
@@ -106,9 +104,7 @@ class TextModel:
         template = self.run.source.token_template(self.prompted.interface)
         inputs = [texts] if single else texts
         rows = [encode_given(self.prompted, text, template) for text in inputs]
-        sampler = temperature_sampler(temperature, top_k, top_p)
-        settings = (new_tokens, sampler, seed, batch_size)
-        generator = Generator(self.prompted, self.parameters, *settings)
+        generator = Generator(self.prompted, self.parameters, sampling, batch_size)
         if stream is not None:
             return generator.stream_to(stream, rows, prompt_ids)
         continuations = [
@@ -167,12 +163,10 @@ class TextModel:
             room = self.prompted.maximum_length
             if room is not None:
                 sizes.setdefault("length", min(room, 1024))
-            adapted = self.prompted.graph
             self._engine = DecodingEngine(
                 self.prompted, self.parameters, read_adapter=self.read_adapter, **sizes
             )
-            if adapted != self._engine.graph:
-                self._engine.add_adapter(OWN, self.prompted, self.parameters)
+            add_own_adapter(self._engine, self.parameters)
         return self._engine
 
     def read_adapter(self, path: Path) -> tuple[PromptedModel, Parameters]:
@@ -205,12 +199,10 @@ class TextModel:
         sampling: Sampling,
     ) -> Request:
         """Returns the request of a text, encoded as in training."""
-        if adapter is None and OWN in self.engine().adapters:
-            adapter = OWN
         template = self.run.source.token_template(self.prompted.interface)
         return Request(
             ids=encode_given(self.prompted, text, template),
-            adapter=adapter,
+            adapter=own_adapter(self.engine()) if adapter is None else adapter,
             prompt_id=prompt_id,
             sampling=sampling,
         )

@@ -13,6 +13,7 @@ from rich.table import Table
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.loop import train
@@ -119,7 +120,11 @@ def answers(
 ) -> list[str]:
     """Continues each text greedily."""
     return continue_texts(
-        model, parameters, texts, new_tokens=LONGEST_COMPLETION, batch_size=250
+        model,
+        parameters,
+        texts,
+        Sampling(new_tokens=LONGEST_COMPLETION),
+        batch_size=250,
     )
 
 

@@ -32,8 +32,10 @@ from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.text_generation import encode_given
+from prompt_tuning.decoding.row_encoding import encode_given, pad_rows
+from prompt_tuning.decoding.row_progress import first_choices
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -195,13 +197,16 @@ class Decoder:
         tasks: Sequence[int] | None,
     ) -> list[list[int]]:
         """Returns the new token IDs of rows, which are padded to the longest."""
-        length, keys = max(map(len, rows)), jax.random.split(key(), len(rows))
+        length, choices = (
+            max(map(len, rows)),
+            first_choices(Sampling(), (), range(len(rows))),
+        )
         ids = None if tasks is None else np.array(tasks, np.int32)
-        arrays = (parameters, *pad_rows(rows, 0, length), keys, ids)
+        arrays = (parameters, *pad_rows(rows, 0, length), choices, ids)
         shape = (graph, *(leaf.shape for leaf in jax.tree.leaves(arrays)))
         if shape not in self._programs:
             lowered = continue_rows.lower(
-                *arrays, graph=graph, new_tokens=NEW, stop_ids=(), pad_id=0
+                *arrays, graph=graph, new_tokens=NEW, pad_id=0
             )
             self._programs[shape] = lowered.compile()
         return np.asarray(self._programs[shape](*arrays)).tolist()

@@ -1,6 +1,7 @@
 """`prompt-tuning generate`: continues texts with a tuned prompt."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -180,13 +181,18 @@ def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
     Raises:
       InputError: if they cannot be used.
     """
+    from prompt_tuning.decoding.sampling_settings import Sampling
     from prompt_tuning.generation.conversation import open_chat_encoder
     from prompt_tuning.generation.generator import Generator
-    from prompt_tuning.generation.sampling import temperature_sampler
     from prompt_tuning.generation.text_session import ChatSession, TextSession
     from prompt_tuning.tuned.load_tuned import load_tuned
 
-    sampler = temperature_sampler(options.temperature, options.top_k, options.top_p)
+    sampling = Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
     if options.chat and run.source.template is not None:
         raise InputError(
             "--chat and DataSource.template both determine the text around a message: "
@@ -197,15 +203,15 @@ def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
     if new_tokens is None:
         room = model.maximum_length or 2 * CHAT_TOKENS
         new_tokens = min(CHAT_TOKENS, room // 2) if options.chat else NEW_TOKENS
-    settings = (sampler, options.seed, options.batch_size)
+    sampling = dataclasses.replace(sampling, new_tokens=new_tokens)
     if not options.chat:
-        generator = Generator(model, parameters, new_tokens, *settings)
+        generator = Generator(model, parameters, sampling, options.batch_size)
         template = run.source.token_template(model.interface)
         return TextSession(generator, template, options.prompt_id)
     choice = run.source.format_choice
     encoder = open_chat_encoder(model.needed_tokenizer(), choice)
-    ends = tuple(encoder.turn_ends())
-    generator = Generator(model, parameters, new_tokens, *settings, stop_ids=ends)
+    sampling = dataclasses.replace(sampling, ends=tuple(encoder.turn_ends()))
+    generator = Generator(model, parameters, sampling, options.batch_size)
     return ChatSession(generator, encoder, options.system, options.prompt_id)
 
 

@@ -19,13 +19,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.request import Completion, EndReason
-from prompt_tuning.generation.engine import pad_rows
-from prompt_tuning.generation.text_generation import (
-    GENERATES,
+from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_encoding import (
     LENGTH_MULTIPLE,
-    check_prompt_ids,
-    check_rows,
     decode_continuations,
+    pad_rows,
 )
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache

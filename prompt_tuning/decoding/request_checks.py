@@ -7,7 +7,8 @@ import numpy as np
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.request import Request
-from prompt_tuning.generation.text_generation import GENERATES, encode_given
+from prompt_tuning.decoding.row_checks import GENERATES
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.placement import TEMPLATE
 

@@ -19,8 +19,8 @@ from prompt_tuning.decoding.adapter_table import (
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.shared_texts import SharedTexts
-from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.prompt_settings import Prompting

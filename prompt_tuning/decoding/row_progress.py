@@ -14,6 +14,7 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.text_pieces import TextPieces
 from prompt_tuning.decoding.token_choice import (
     NO_TOKEN,
@@ -62,7 +63,7 @@ class RowProgress:
         self._logprobs: list[TokenLogprob] = []
         ends = () if self.sampling.ignores_end else model.stop_ids
         self.ends = tuple(dict.fromkeys((*ends, *self.sampling.ends)))
-        self.needs = self._find_needs()
+        self.needs = sampling_needs(self.sampling)
         self.embeddings = handle.request.embeddings
         separate = model.config.architecture == "encoder_decoder"
         size = model.config.vocabulary_size
@@ -80,23 +81,6 @@ class RowProgress:
     def reads_whole(self) -> bool:
         """Whether its text is read in one piece, by the model with its adapter."""
         return self.adapter.whole or not self.given
-
-    def _find_needs(self) -> Needs:
-        sampling = self.sampling
-        truncated = (sampling.top_k, sampling.top_p, sampling.min_p)
-        penalties = (sampling.presence_penalty, sampling.frequency_penalty)
-        return Needs(
-            sampled=sampling.temperature > 0,
-            truncated=any(option is not None for option in truncated),
-            penalized=any(penalties) or sampling.repetition_penalty != 1,
-            constrained=bool(
-                sampling.logit_bias
-                or sampling.forbidden
-                or sampling.forced
-                or sampling.minimum_new_tokens
-            ),
-            logprobs=sampling.logprobs is not None,
-        )
 
     def given_marks(self, size: int) -> Bool[np.ndarray, "V"]:
         """Marks the tokens before the first new one, of a vocabulary of some size.
@@ -205,12 +189,55 @@ def _logprob(token: int, chosen: Chosen, slot: int, count: int) -> TokenLogprob:
     return TokenLogprob(token, float(chosen.logprobs[slot]), tuple(top))
 
 
+def sampling_needs(sampling: Sampling) -> Needs:
+    """Returns the options that settings use."""
+    truncated = (sampling.top_k, sampling.top_p, sampling.min_p)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty)
+    return Needs(
+        sampled=sampling.temperature > 0,
+        truncated=any(option is not None for option in truncated),
+        penalized=any(penalties) or sampling.repetition_penalty != 1,
+        constrained=bool(
+            sampling.logit_bias
+            or sampling.forbidden
+            or sampling.forced
+            or sampling.minimum_new_tokens
+        ),
+        logprobs=sampling.logprobs is not None,
+    )
+
+
 def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowChoices:
     """Returns the settings of all slots as arrays; neutral where no row is active."""
+    choices = _neutral(count, max((len(row.ends) for _, row in active), default=0))
+    for slot, row in active:
+        sample = row.handle.request.first_sample + row.sample
+        _set(choices, slot, row.sampling, row.ends, sample, len(row.tokens))
+    return choices
+
+
+def first_choices(
+    sampling: Sampling, ends: Sequence[int], samples: Sequence[int]
+) -> RowChoices:
+    """Returns the settings of rows without new tokens, as arrays.
+
+    Args:
+      sampling: settings of all rows.
+      ends: ids of which each ends a row.
+      samples: number of the sample of each row.
+    """
+    choices = _neutral(len(samples), len(ends))
+    for row, sample in enumerate(samples):
+        _set(choices, row, sampling, ends, sample, 0)
+    return choices
+
+
+def _neutral(count: int, ends: int) -> RowChoices:
+    """Returns settings of rows that change nothing, with room for some ends."""
     width = 4
-    while width < max((len(row.ends) for _, row in active), default=0):
+    while width < ends:
         width *= 2
-    choices = RowChoices(
+    return RowChoices(
         temperature=np.zeros(count, np.float32),
         top_k=np.zeros(count, np.int32),
         top_p=np.ones(count, np.float32),
@@ -226,21 +253,29 @@ def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowCho
         before_end=np.zeros(count, bool),
         biased=np.zeros(count, bool),
     )
-    for slot, row in active:
-        sampling, step = row.sampling, len(row.tokens)
-        choices.temperature[slot] = sampling.temperature
-        choices.top_k[slot] = sampling.top_k or 0
-        choices.top_p[slot] = 1 if sampling.top_p is None else sampling.top_p
-        choices.min_p[slot] = sampling.min_p or 0
-        choices.repetition[slot] = sampling.repetition_penalty
-        choices.presence[slot] = sampling.presence_penalty
-        choices.frequency[slot] = sampling.frequency_penalty
-        choices.seed[slot] = sampling.seed
-        choices.sample[slot] = row.handle.request.first_sample + row.sample
-        choices.step[slot] = step
-        if step < len(sampling.forced):
-            choices.forced[slot] = sampling.forced[step]
-        choices.ends[slot, : len(row.ends)] = row.ends
-        choices.before_end[slot] = step < sampling.minimum_new_tokens
-        choices.biased[slot] = bool(sampling.logit_bias or sampling.forbidden)
-    return choices
+
+
+def _set(
+    choices: RowChoices,
+    row: int,
+    sampling: Sampling,
+    ends: Sequence[int],
+    sample: int,
+    step: int,
+) -> None:
+    """Writes the settings of one row, for its next token."""
+    choices.temperature[row] = sampling.temperature
+    choices.top_k[row] = sampling.top_k or 0
+    choices.top_p[row] = 1 if sampling.top_p is None else sampling.top_p
+    choices.min_p[row] = sampling.min_p or 0
+    choices.repetition[row] = sampling.repetition_penalty
+    choices.presence[row] = sampling.presence_penalty
+    choices.frequency[row] = sampling.frequency_penalty
+    choices.seed[row] = sampling.seed
+    choices.sample[row] = sample
+    choices.step[row] = step
+    if step < len(sampling.forced):
+        choices.forced[row] = sampling.forced[step]
+    choices.ends[row, : len(ends)] = ends
+    choices.before_end[row] = step < sampling.minimum_new_tokens
+    choices.biased[row] = bool(sampling.logit_bias or sampling.forbidden)

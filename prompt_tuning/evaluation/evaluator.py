@@ -15,6 +15,9 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.row_encoding import decode_continuations
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
@@ -39,11 +42,7 @@ from prompt_tuning.evaluation.token_outcomes import (
     measure_tokens,
     token_measure,
 )
-from prompt_tuning.generation.text_generation import (
-    check_rows,
-    continue_all,
-    decode_continuations,
-)
+from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -307,7 +306,7 @@ class Evaluator:
             self._model,
             parameters,
             rows,
-            new_tokens=self._evaluation.new_tokens,
+            Sampling(new_tokens=self._evaluation.new_tokens),
             batch_size=self._evaluation.data.batch_size,
             prompt_ids=prompt_ids,
         )

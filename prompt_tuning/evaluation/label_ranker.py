@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.ranking import encode_labels, label_nats
 from prompt_tuning.evaluation.results import Ranking
-from prompt_tuning.generation.text_generation import check_rows, encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 Rows = Sequence[Sequence[int]]

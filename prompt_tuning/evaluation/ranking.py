@@ -20,12 +20,9 @@ from prompt_tuning.data.examples.class_examples import (
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.text.anchors import SPACE_MARKS
+from prompt_tuning.decoding.row_checks import check_prompt_ids
+from prompt_tuning.decoding.row_encoding import decode_continuations, strip_end
 from prompt_tuning.evaluation.batch_scores import score_batch
-from prompt_tuning.generation.engine import strip_end
-from prompt_tuning.generation.text_generation import (
-    check_prompt_ids,
-    decode_continuations,
-)
 from prompt_tuning.models.scoring import row_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 

@@ -6,10 +6,18 @@ from typing import Any, Literal, NamedTuple
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.generation.sampling import Sampler, greedy
-from prompt_tuning.generation.text_generation import continue_all, decode_continuations
-from prompt_tuning.generation.token_stream import stream_text, stream_tokens
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.own_adapter import add_own_adapter, own_adapter
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_stream import stream_request
+from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_encoding import decode_continuations
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+SHORTEST_SLOT = 64
+"""Smallest number of positions of the slot that a row is streamed from."""
 
 
 class Continuation(NamedTuple):
@@ -28,27 +36,22 @@ class Continuation(NamedTuple):
     output_tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Generator:
     """Continues rows of token ids.
 
     Attributes:
       model: model that generates.
       parameters: all parameters by path.
-      new_tokens: maximum number of new tokens of each row.
-      sampler: chooses the next token.
-      seed: seed of sampling.
+      sampling: how new tokens are chosen, and when a row ends.
       batch_size: rows continued at once.
-      stop_ids: tokens of which each ends a row, next to the model's own.
     """
 
     model: PromptedModel
     parameters: Parameters
-    new_tokens: int
-    sampler: Sampler = greedy
-    seed: int = 0
+    sampling: Sampling
     batch_size: int = 32
-    stop_ids: tuple[int, ...] = ()
+    _engine: DecodingEngine | None = None
 
     def continue_rows(
         self,
@@ -60,18 +63,15 @@ class Generator:
             self.model,
             self.parameters,
             rows,
-            new_tokens=self.new_tokens,
+            self.sampling,
             batch_size=self.batch_size,
-            sampler=self.sampler,
-            seed=self.seed,
             prompt_ids=prompt_ids,
-            stop_ids=self.stop_ids,
         )
         texts = decode_continuations(self.model, rows, generated)
         return [
             Continuation(
                 text,
-                "stop" if len(new) < self.new_tokens else "length",
+                "stop" if len(new) < self.sampling.new_tokens else "length",
                 len(row),
                 len(new),
             )
@@ -79,18 +79,40 @@ class Generator:
         ]
 
     def stream(self, row: Sequence[int], prompt_id: int | None = None) -> Iterator[str]:
-        """Yields the text that continues a row, piece by piece."""
-        chunks = stream_tokens(
-            self.model,
-            self.parameters,
-            row,
-            new_tokens=self.new_tokens,
-            sampler=self.sampler,
-            seed=self.seed,
+        """Yields the text that continues a row, piece by piece; on a mesh, at once.
+
+        Raises:
+          InputError: as `continue_all`, and if the weights are streamed.
+        """
+        prompt_ids = None if prompt_id is None else [prompt_id]
+        if self.model.layout is not None:
+            yield self.continue_rows([row], prompt_ids)[0].text
+            return
+        self.model.weight_storage.reject_streamed(GENERATES)
+        check_rows(self.model, [row], self.sampling.new_tokens)
+        check_prompt_ids(self.model, prompt_ids, 1)
+        engine = self._engine_for(len(row))
+        request = Request(
+            ids=row,
+            adapter=own_adapter(engine),
             prompt_id=prompt_id,
-            stop_ids=self.stop_ids,
+            sampling=self.sampling,
         )
-        return stream_text(self.model, row, chunks)
+        for piece in stream_request(engine, request):
+            yield piece.text
+
+    def _engine_for(self, given: int) -> DecodingEngine:
+        """Returns an engine for a row, a larger one where a conversation grew."""
+        needed = given + self.sampling.new_tokens + self.model.prompt_length
+        if self._engine is None or self._engine.limit < needed:
+            length = SHORTEST_SLOT
+            while length < needed:
+                length *= 2
+            self._engine = DecodingEngine(
+                self.model, self.parameters, slots=1, length=length
+            )
+            add_own_adapter(self._engine, self.parameters)
+        return self._engine
 
     def stream_to(
         self,

@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.generation.engine import Decoding, TokenDecoder
-from prompt_tuning.generation.sampling import Sampler
+from prompt_tuning.decoding.token_choice import Needs, RowChoices
+from prompt_tuning.generation.engine import GREEDY, Decoding, TokenDecoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.streaming.traced_program import Leaves
@@ -22,13 +22,12 @@ def continue_rows_streamed(
     everything: Leaves,
     tokens: Any,
     lengths: Any,
-    keys: Any,
+    choices: RowChoices,
     prompt_ids: Any = None,
     *,
     graph: nnx.GraphDef,
     new_tokens: int,
-    sampler: Sampler,
-    stop_ids: tuple[int, ...],
+    needs: Needs = GREEDY,
     pad_id: int,
 ) -> np.ndarray:
     """Generates the tokens of `continue_rows`, layer by layer.
@@ -37,23 +36,22 @@ def continue_rows_streamed(
       everything: all parameters by path; some are a `LayeredWeight`.
       tokens: rows, padded on the right.
       lengths: number of real tokens of each row.
-      keys: one random key for each row.
+      choices: settings of each row's first token.
       prompt_ids: prompt of each row.
       graph: structure of the model.
       new_tokens: maximum number of new tokens.
-      sampler: chooses the next token.
-      stop_ids: tokens of which each ends a row.
+      needs: options that the rows use.
       pad_id: token after the end of a row.
 
     Returns:
       The new tokens `[B, new]`, including the one that ends the row.
     """
-    start, step = _functions(graph, new_tokens, sampler, stop_ids, pad_id)
-    rows = (tokens, lengths, keys, prompt_ids)
+    start, step = _functions(graph, new_tokens, needs, pad_id)
+    rows = (tokens, lengths, choices, prompt_ids)
     state: Decoding = start.forward({}, everything, *rows)
     while int(state.step) < new_tokens and not np.all(state.ended):
         with jax.profiler.TraceAnnotation("generate token"):
-            state = step.forward({}, everything, state, keys)
+            state = step.forward({}, everything, state, choices)
     return np.asarray(state.written)
 
 
@@ -61,21 +59,20 @@ def continue_rows_streamed(
 def _functions(
     graph: nnx.GraphDef,
     new_tokens: int,
-    sampler: Sampler,
-    stop_ids: tuple[int, ...],
+    needs: Needs,
     pad_id: int,
 ) -> tuple[StreamedFunction, StreamedFunction]:
     """Returns the functions for the first token and for each further one."""
 
-    def decoder(parameters: Any, keys: Any) -> TokenDecoder:
+    def decoder(parameters: Any, choices: RowChoices) -> TokenDecoder:
         model = cast(LanguageModel, merge(graph, parameters))
-        return TokenDecoder(model, keys, sampler, stop_ids, pad_id)
+        return TokenDecoder(model, choices, needs, pad_id)
 
-    def start(_, frozen, tokens, lengths, keys, prompt_ids):
-        first = decoder(frozen, keys)
+    def start(_, frozen, tokens, lengths, choices, prompt_ids):
+        first = decoder(frozen, choices)
         return first.start(tokens, lengths, new_tokens, prompt_ids)
 
-    def step(_, frozen, state, keys):
-        return decoder(frozen, keys).generate_token(state)
+    def step(_, frozen, state, choices):
+        return decoder(frozen, choices).generate_token(state)
 
     return StreamedFunction(start), StreamedFunction(step)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation, first_turn
 from prompt_tuning.generation.generator import Continuation, Generator
-from prompt_tuning.generation.text_generation import encode_given
 
 
 class TextSession:

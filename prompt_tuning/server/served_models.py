@@ -19,8 +19,8 @@ from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
-from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.server_limits import MAXIMUM_ADAPTERS, RequestError

@@ -22,6 +22,8 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.class_examples import label_example
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import (
     add_end,
     completion_nats,
@@ -31,7 +33,7 @@ from prompt_tuning.evaluation.ranking import (
     gold_label_indices,
     label_nats,
 )
-from prompt_tuning.generation.text_generation import check_rows, continue_all
+from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -218,7 +220,7 @@ def _generate(
         model,
         parameters,
         repeated,
-        new_tokens=evaluation.new_tokens,
+        Sampling(new_tokens=evaluation.new_tokens),
         batch_size=evaluation.data.batch_size,
         prompt_ids=prompt_ids,
     )

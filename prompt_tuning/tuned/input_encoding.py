@@ -14,15 +14,12 @@ from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
 from prompt_tuning.data.text.templates import parse_template
+from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.row_encoding import add_special_ids, encode_given
 from prompt_tuning.generation.conversation import (
     ChatEncoder,
     first_turn,
     open_chat_encoder,
-)
-from prompt_tuning.generation.text_generation import (
-    add_special_ids,
-    check_rows,
-    encode_given,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 

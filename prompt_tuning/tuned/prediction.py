@@ -9,12 +9,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.decoding.row_encoding import decode_continuations
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
-from prompt_tuning.generation.text_generation import (
-    continue_all,
-    decode_continuations,
-)
+from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.input_encoding import (
@@ -160,7 +159,7 @@ def generate_outputs(
         model,
         parameters,
         rows,
-        new_tokens=new_tokens,
+        Sampling(new_tokens=new_tokens),
         batch_size=batch_size or source.batch_size,
         prompt_ids=inputs.prompt_ids,
         on_batch=on_batch,

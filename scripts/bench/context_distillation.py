@@ -32,7 +32,7 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
-from prompt_tuning.generation.sampling import temperature_sampler
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
@@ -112,10 +112,8 @@ def sample(
         model,
         frozen,
         [given] * (arguments.texts + HELD_OUT),
-        new_tokens=NEW_TOKENS,
+        Sampling(new_tokens=NEW_TOKENS, temperature=1.0, seed=arguments.seed),
         batch_size=256,
-        sampler=temperature_sampler(1.0),
-        seed=arguments.seed,
     )
     return [row for row in continuations if row]
 

@@ -393,7 +393,7 @@ def test_a_completion_that_is_not_a_label(run, capsys):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--temperature=-1"], "temperature is -1.0, expected 0 (greedy) or more"),
+        (["--temperature=-1"], "temperature is -1.0, expected 0 (greedy) or"),
         (["--new_tokens=0"], "new_tokens is 0, expected at least 1"),
         (["--new_tokens=99"], "99 new ones do not fit: the model has 64 positions"),
         (["--batch_size=0"], "batch_size is 0, expected at least 1"),

@@ -105,7 +105,7 @@ def test_a_terminal_session_answers_each_line(capsys, monkeypatch):
     ("flags", "message"),
     [
         (["--system=x"], "add --chat"),
-        (["--top_k=3"], "have no effect"),
+        (["--top_k=3"], "so top_k has no effect"),
         (["--top_p=2", "--temperature=1"], "top_p is 2.0"),
         (["--chat"], "chat_template"),
     ],

@@ -73,7 +73,7 @@ def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
             model,
             parameters,
             rows,
-            new_tokens=NEW,
+            Sampling(new_tokens=NEW),
             prompt_ids=None if prompt is None else [prompt] * 2,
         )
         ids = [list(h.completions[0].ids) for h in engine.run(requests)]

@@ -185,3 +185,18 @@ def test_penalties_are_subtracted_as_openai_defines_them():
 def test_numbers_that_float32_cannot_hold_are_refused(numbers):
     with pytest.raises(InputError, match=list(numbers)[-1]):
         Sampling(**numbers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": 1, "top_k": 0}, "top_k is 0"),
+        ({"temperature": 1, "top_p": 0.0}, "top_p is 0.0"),
+        ({"temperature": 1, "top_p": 1.5}, "top_p is 1.5"),
+        ({"temperature": 0, "top_k": 3}, "has no effect"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**settings)

@@ -13,6 +13,7 @@ from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
@@ -127,7 +128,7 @@ def test_text_metrics_compare_generated_texts_with_the_references(case):
     options = {"metrics": ["squad", "rouge", "bleu"], "new_tokens": 3}
     given_texts = [prompt for prompt, _ in PAIRS]
     continuations = continue_texts(
-        case.model, case.parameters, given_texts, new_tokens=3
+        case.model, case.parameters, given_texts, Sampling(new_tokens=3)
     )
     wanted = {"squad_f1", "squad_exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
     assert case.measured(**options).keys() == wanted | {"loss", "accuracy"}

@@ -9,13 +9,14 @@ import json
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
+from prompt_tuning.decoding.row_progress import first_choices
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.generation.engine import continue_rows
@@ -78,15 +79,15 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family, kind):
     ours = our_logits(parameters, batch, graph=graph)
     assert_same_logits(ours, given[f"{kind}.logits"], given)
     expected = given[f"{kind}.greedy_single"]
+    ends = [end for end in (config.eos_id, *config.stop_ids) if end is not None]
     generated = continue_rows(
         parameters,
         batch.tokens,
         batch.lengths,
-        jax.random.split(jax.random.key(0), len(batch.lengths)),
+        first_choices(Sampling(), ends, range(len(batch.lengths))),
         None,
         graph=graph,
         new_tokens=expected.shape[1],
-        stop_ids=(config.eos_id, *config.stop_ids),
         pad_id=config.pad_id,
     )
     np.testing.assert_array_equal(generated, expected)

@@ -11,12 +11,15 @@ from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder
 from prompt_tuning.data.text.chat_templates import chat_template_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.conversation import ChatEncoder, first_turn
 from prompt_tuning.generation.generator import Generator
 from prompt_tuning.generation.text_session import ChatSession
 from tests.generation.test_text_generation import ROW, model_with
 from tests.support.dummies import LetterTokenizer
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
+
+SIX = Sampling(new_tokens=6)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_a_session_remembers_the_conversation_until_it_is_reset(encoder, monkeyp
         yield from ("it is ", str(next(numbers)))
 
     monkeypatch.setattr(Generator, "stream", stream)
-    session = ChatSession(Generator(*model_with(64), 6), encoder, "short")
+    session = ChatSession(Generator(*model_with(64), SIX), encoder, "short")
     assert "".join(session.answer("a")) == "it is 1"
     assert "".join(session.answer("b")) == "it is 2"
     begin = f"<|system|>\nshort{EOS}\n<|user|>\n"
@@ -96,18 +99,19 @@ def test_the_tokens_before_an_answer_are_those_of_training(
 def test_the_reason_of_an_end_is_reported():
     model, parameters = model_with(64)
     model = dataclasses.replace(model, tokenizer=Numbers())
-    (whole,) = Generator(model, parameters, 6).continue_rows([ROW])
+    (whole,) = Generator(model, parameters, SIX).continue_rows([ROW])
     assert (whole.finish_reason, whole.input_tokens, whole.output_tokens) == (
         "length",
         len(ROW),
         6,
     )
     third = int(whole.text.split()[2])
-    (stopped,) = Generator(model, parameters, 6, stop_ids=(third,)).continue_rows([ROW])
+    ending = dataclasses.replace(SIX, ends=(third,))
+    (stopped,) = Generator(model, parameters, ending).continue_rows([ROW])
     before = whole.text.split().index(str(third))
     assert (stopped.finish_reason, stopped.output_tokens) == ("stop", before)
     pieces = []
-    text = Generator(model, parameters, 6).stream_to(pieces.append, [ROW])
+    text = Generator(model, parameters, SIX).stream_to(pieces.append, [ROW])
     assert "".join(pieces) == text == whole.text
     with pytest.raises(InputError, match="one text, and 2"):
-        Generator(model, parameters, 6).stream_to(pieces.append, [ROW, ROW])
+        Generator(model, parameters, SIX).stream_to(pieces.append, [ROW, ROW])

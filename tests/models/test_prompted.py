@@ -10,8 +10,10 @@ import pytest
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
-from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.sampling import greedy, temperature_sampler
+from prompt_tuning.decoding.row_encoding import pad_rows
+from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
@@ -127,54 +129,50 @@ def test_prefix_attention_trains():
     assert after.loss < before.loss
 
 
-KEYS = jax.random.split(jax.random.key(4), 3)
 ROWS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12, 13]]
 
 
-def generate(family, rows, *, sampler, filler=0, length=7, stop_ids=()):
+def generate(family, rows, *, temperature=0, filler=0, length=7, stop_ids=()):
     """Generates six more tokens for each row."""
     graph, parameters = dummies.prompted(dummies.FAMILIES[family])
     tokens, lengths = pad_rows(rows, filler, length)
+    sampling = Sampling(temperature=temperature, seed=4)
     return np.asarray(
         continue_rows(
             parameters,
             tokens,
             lengths,
-            KEYS[: len(rows)],
+            first_choices(sampling, stop_ids, range(len(rows))),
             graph=graph,
             new_tokens=6,
-            sampler=sampler,
-            stop_ids=stop_ids,
+            needs=sampling_needs(sampling),
             pad_id=0,
         )
     )
 
 
 @pytest.mark.parametrize(
-    ("family", "sampler"),
-    [
-        ("llama", greedy),
-        *((family, temperature_sampler(1.5)) for family in dummies.FAMILIES),
-    ],
+    ("family", "temperature"),
+    [("llama", 0), *((family, 1.5) for family in dummies.FAMILIES)],
 )
-def test_a_rows_continuation_does_not_depend_on_the_other_rows(family, sampler):
-    together = generate(family, ROWS, sampler=sampler)
+def test_a_rows_continuation_does_not_depend_on_the_other_rows(family, temperature):
+    together = generate(family, ROWS, temperature=temperature)
     others = [ROWS[0], [9, 9, 9, 9, 9], [1, 2]]
-    otherwise = generate(family, others, sampler=sampler, filler=17)
+    otherwise = generate(family, others, temperature=temperature, filler=17)
     np.testing.assert_array_equal(together[0], otherwise[0])
     assert not np.array_equal(together[1:], otherwise[1:])
 
 
 def test_a_row_continues_the_same_alone_and_in_a_batch():
-    alone = generate("llama", ROWS[:1], sampler=greedy, length=3)
-    among_others = generate("llama", ROWS, sampler=greedy)
+    alone = generate("llama", ROWS[:1], length=3)
+    among_others = generate("llama", ROWS)
     np.testing.assert_array_equal(alone[0], among_others[0])
 
 
 def test_a_finished_row_is_padded():
-    endless = generate("llama", ROWS, sampler=greedy)
+    endless = generate("llama", ROWS)
     end = int(endless[0, 1])
-    ended = generate("llama", ROWS, sampler=greedy, stop_ids=(end,))
+    ended = generate("llama", ROWS, stop_ids=(end,))
     for row, until_end in zip(endless.tolist(), ended.tolist(), strict=True):
         stop = row.index(end) + 1 if end in row else len(row)
         assert until_end == row[:stop] + [0] * (len(row) - stop)

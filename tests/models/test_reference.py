@@ -18,6 +18,8 @@ from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.decoding.row_progress import first_choices
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families.hf_folder import find_recipes, read_config
 from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
@@ -175,17 +177,21 @@ def test_adapted_rows_in_a_batch_continue_as_peft_continues_each_alone(case, kin
     np.testing.assert_array_equal(generated, expected)
 
 
+def ends_of(config):
+    """Returns the token that ends a row, if the model has one."""
+    return () if config.eos_id is None else (config.eos_id,)
+
+
 def continued(config, graph, parameters, batch, tasks=None):
     """Generates the eight tokens that follow each row."""
     return continue_rows(
         parameters,
         batch.tokens,
         batch.lengths,
-        jax.random.split(jax.random.key(0), len(batch.lengths)),
+        first_choices(Sampling(), ends_of(config), range(len(batch.lengths))),
         tasks,
         graph=graph,
         new_tokens=8,
-        stop_ids=() if config.eos_id is None else (config.eos_id,),
         pad_id=config.pad_id,
     )
 
@@ -226,10 +232,9 @@ def generated(folder, new_tokens):
         parameters,
         jnp.array([[config.bos_id]]),
         jnp.array([1]),
-        jax.random.split(jax.random.key(0), 1),
+        first_choices(Sampling(), ends_of(config), [0]),
         graph=graph,
         new_tokens=new_tokens,
-        stop_ids=() if config.eos_id is None else (config.eos_id,),
         pad_id=config.pad_id,
     )
     return tokens[0].tolist()

@@ -7,7 +7,7 @@ import pytest
 
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
-from prompt_tuning.generation.engine import strip_end
+from prompt_tuning.decoding.row_encoding import strip_end
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from scripts import skills

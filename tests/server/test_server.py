@@ -15,8 +15,8 @@ from safetensors.numpy import save
 
 from prompt_tuning.config.flat_runs import read_frozen_run
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
+from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.text_generation import encode_given
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 pytest.importorskip("starlette", reason="needs the extra serve")

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.decoding.row_encoding import pad_rows
+from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.batch_scores import score_rows
-from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.sampling import temperature_sampler
+from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.sharding.mesh import MeshShape
@@ -16,7 +18,7 @@ from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 
 GIVEN = [(1, 2, 3), (4,), (5, 6), (7, 8, 9, 10)]
-SAMPLERS = {"greedy": temperature_sampler(0.0), "sampled": temperature_sampler(1.5)}
+TEMPERATURES = {"greedy": 0, "sampled": 1.5}
 
 
 def on_mesh(family: str):
@@ -30,23 +32,23 @@ def on_mesh(family: str):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("sampler", sample(1, SAMPLERS))
+@pytest.mark.parametrize("sampled", sample(1, TEMPERATURES))
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
-def test_sharded_rows_continue_the_same(family, sampler):
+def test_sharded_rows_continue_the_same(family, sampled):
     graph, placed = on_mesh(family)
     tokens, lengths = pad_rows(GIVEN, 0, 4)
-    keys = jax.random.split(jax.random.key(0), len(GIVEN))
+    sampling = Sampling(temperature=TEMPERATURES[sampled])
+    # Some rows end before others, on different devices.
+    choices = first_choices(sampling, (11,), range(len(GIVEN)))
     one, many = (
         continue_rows(
             parameters,
             tokens,
             lengths,
-            keys,
+            choices,
             graph=graph,
             new_tokens=6,
-            sampler=SAMPLERS[sampler],
-            # Some rows end before others, on different devices.
-            stop_ids=(11,),
+            needs=sampling_needs(sampling),
             pad_id=0,
             layout=layout,
         )

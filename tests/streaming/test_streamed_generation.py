@@ -2,12 +2,13 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.generation.engine import continue_rows, pad_rows
-from prompt_tuning.generation.sampling import greedy
+from prompt_tuning.decoding.row_encoding import pad_rows
+from prompt_tuning.decoding.row_progress import first_choices
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.generation.streamed_engine import continue_rows_streamed
 from tests.streaming.test_streamed_step import Layers, divided
 from tests.support import dummies
@@ -23,12 +24,10 @@ def test_streamed_tokens_equal_the_usual_ones_with_one_pass_for_each(family):
     _, _, blocks, rest = divided(parameters, [])
     rows = [row for row, _ in dummies.random_rows([(4, 3), (1, 5), (6, 1)])]
     tokens, lengths = pad_rows(rows, config.pad_id, 6)
-    given = (tokens, lengths, jax.random.split(jax.random.key(0), len(rows)))
+    given = (tokens, lengths, first_choices(Sampling(), (), range(len(rows))))
     settings = {
         "graph": graph,
         "new_tokens": NEW,
-        "sampler": greedy,
-        "stop_ids": (),
         "pad_id": config.pad_id,
     }
     expected = continue_rows(parameters, *given, **settings)

@@ -1,0 +1,70 @@
+"""Checks of rows before they are continued."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+GENERATES = "continuing a text reads all weights for each token"
+"""Why weights that are streamed cannot be used; see `WeightStorage`."""
+
+
+def check_rows(
+    model: PromptedModel, rows: Sequence[Sequence[int]], new_tokens: int
+) -> None:
+    """Checks that rows can be continued.
+
+    Raises:
+      InputError: if fewer than one new token is requested, a row and its new tokens
+        exceed the model's positions, or a row is empty in a model without a prompt.
+    """
+    if new_tokens < 1:
+        raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
+    lengths = [len(row) for row in rows]
+    longest, room = max(lengths, default=0), model.maximum_length
+    # An encoder and a decoder count their positions separately.
+    separate = model.config.architecture == "encoder_decoder"
+    taken = max(longest, new_tokens) if separate else longest + new_tokens
+    if room is not None and taken > room:
+        positions = model.config.maximum_positions or 0
+        also = f" and the prompt takes {positions - room}" if positions > room else ""
+        raise InputError(
+            f"a row of {longest} tokens and {new_tokens} new ones do not fit: the "
+            f"model has {positions} positions{also}{model.config.positions_note}"
+        )
+    if not all(lengths) and not model.predicts_without_text:
+        raise InputError(
+            f"row {lengths.index(0)} has no token, and without prompt vectors or a "
+            "beginning-of-sequence token there is nothing to continue"
+        )
+
+
+def check_prompt_ids(
+    model: PromptedModel, prompt_ids: Sequence[int] | None, rows: int
+) -> None:
+    """Checks that each row chooses one of the model's prompts.
+
+    Raises:
+      InputError: if the model has several prompts and an id is missing or out of
+        range, or if there are ids for a model with one prompt.
+    """
+    count = model.prompt_count
+    if prompt_ids is None:
+        if count > 1:
+            raise InputError(
+                f"the model has {count} prompts, and no row names its prompt: pass "
+                f"prompt_ids (generate: --prompt_id), 0 to {count - 1}"
+            )
+        return
+    if count == 1:
+        raise InputError(
+            "prompt ids were given, but the model has one prompt for all rows: leave "
+            "them out"
+        )
+    if len(prompt_ids) != rows:
+        raise InputError(
+            f"there are {len(prompt_ids)} prompt ids, expected {rows}, one for each row"
+        )
+    outside = [number for number in prompt_ids if not 0 <= number < count]
+    if outside:
+        raise InputError(f"the prompt id is {outside[0]}, expected 0 to {count - 1}")

@@ -1,0 +1,84 @@
+"""Rows of token ids that are continued, from texts and back to texts."""
+
+import itertools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+LENGTH_MULTIPLE = 16
+"""Lengths are padded to multiples of this, so that few shapes are compiled."""
+
+
+def encode_given(
+    model: PromptedModel, text: str, template: TokenTemplate | None = None
+) -> list[int]:
+    """Encodes an input as in training; see `add_special_ids`."""
+    tokenizer = model.needed_tokenizer()
+    ids = tokenizer.encode(text) if template is None else template.encode_text(text)
+    return add_special_ids(model, ids)
+
+
+def add_special_ids(model: PromptedModel, ids: list[int]) -> list[int]:
+    """Adds BOS before the ids of an input, and EOS after those of an encoder's.
+
+    Whether an encoder has one or both depends on `ModelConfig.encoder_input`.
+    """
+    if model.config.architecture == "decoder_only":
+        return [*encode_prompt(model.needed_tokenizer(), ""), *ids]
+    form, bos, eos = model.config.encoder_input, model.interface.bos_id, model.eos_id
+    begin = [bos] if bos is not None and form.startswith("bos") else []
+    end = [eos] if eos is not None and form.endswith("eos") else []
+    return [*begin, *ids, *end]
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, length: int
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
+    """Pads rows on the right to one length.
+
+    Returns:
+      Tokens `[B, T]` and the number of real tokens of each row `[B]`.
+    """
+    tokens = np.full((len(rows), length), pad_id, np.int32)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return tokens, np.array([len(row) for row in rows], np.int32)
+
+
+def strip_end(row: Sequence[int], stop_ids: Collection[int]) -> list[int]:
+    """Returns a generated row up to the token that ends it, exclusive."""
+    return list(itertools.takewhile(lambda token: token not in stop_ids, map(int, row)))
+
+
+def decode_continuations(
+    model: PromptedModel,
+    rows: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+) -> list[str]:
+    """Decodes generated ids: as texts that continue their rows, or as separate ones."""
+    tokenizer = model.needed_tokenizer()
+    if model.config.architecture == "encoder_decoder":
+        return [tokenizer.decode(row) for row in continuations]
+    # Ids from the vocabulary's size on stand for the prompt vectors of a template.
+    size = model.config.vocabulary_size
+    return [
+        continuation_text(tokenizer, [i for i in row if i < size], new)
+        for row, new in zip(rows, continuations, strict=True)
+    ]
+
+
+def continuation_text(
+    tokenizer: Tokenizer, given: Sequence[int], new: Sequence[int]
+) -> str:
+    """Decodes new ids as the text that they add to the given ids.
+
+    Decoded alone, they would lose a leading space: sentencepiece drops it as the one
+    that it inserts before every text.
+    """
+    before, whole = tokenizer.decode(given), tokenizer.decode([*given, *new])
+    return whole.removeprefix(before) if before else tokenizer.decode(new)
