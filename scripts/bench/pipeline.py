@@ -32,7 +32,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import split
 from prompt_tuning.models.build import build_model
-from prompt_tuning.pipeline.driver import PipelinedGradients
+from prompt_tuning.pipeline.driver import PipelinedGradients, StepInStages
 from prompt_tuning.pipeline.member_driver import MemberPipeline, MemberStep
 from prompt_tuning.pipeline.member_orders import MemberOrders
 from prompt_tuning.pipeline.schedules import (
@@ -222,19 +222,20 @@ class StepSeconds(NamedTuple):
 class EmulatedPipeline:
     """A tiny model in stages, whose operations take a fixed time."""
 
-    def __init__(self, unit: float, count: int):
+    def __init__(self, unit: float, count: int, trains: str = ""):
         """Builds the model and compiles its stages.
 
         Args:
           unit: seconds of an operation.
           count: number of micro-batches.
+          trains: part of the paths of trained parameters.
         """
         graph, parameters = split(build_model(jax.random.key(0), MODEL))
         # As in a run, whole arrays are on the devices of all stages.
         everywhere = Mesh(np.array(jax.devices()[:STAGES]), "stage")
-        self._parameters = jax.device_put(
-            parameters, NamedSharding(everywhere, PartitionSpec())
-        )
+        placed = jax.device_put(parameters, NamedSharding(everywhere, PartitionSpec()))
+        self._trained = {path: x for path, x in placed.items() if trains in path}
+        self._frozen = {path: x for path, x in placed.items() if trains not in path}
         stages = [StageDevices(device) for device in jax.devices()[:STAGES]]
         self._orders: tuple[Order, ...] = ()
         self._batch = random_batch(count)
@@ -254,7 +255,7 @@ class EmulatedPipeline:
         """Returns the time of one step."""
         self._orders = orders
         times = [time.perf_counter()]
-        step = self._gradients.begin(self._parameters, {}, self._batch, None)
+        step = self._begin()
         times.append(time.perf_counter())
         self._gradients.run(step)
         times.append(time.perf_counter())
@@ -262,11 +263,12 @@ class EmulatedPipeline:
         times.append(time.perf_counter())
         return StepSeconds(*(end - start for start, end in itertools.pairwise(times)))
 
+    def _begin(self) -> StepInStages:
+        return self._gradients.begin(self._trained, self._frozen, self._batch, None)
+
     def begin(self, pipeline: MemberPipeline) -> MemberStep:
         """Starts a step among others."""
-        return pipeline.submit(
-            self._gradients.begin(self._parameters, {}, self._batch, None)
-        )
+        return pipeline.submit(self._begin())
 
     def end(self, pipeline: MemberPipeline, member: MemberStep) -> None:
         """Waits for the gradient of a step."""
@@ -275,7 +277,10 @@ class EmulatedPipeline:
 
 
 class EmulatedMembers:
-    """Members of a sweep that share an emulated pipeline, without updates."""
+    """Members of a sweep that share an emulated pipeline, without updates.
+
+    They train one parameter of each block, as adapters do.
+    """
 
     def __init__(self, unit: float, members: int, count: int):
         """Builds the model and compiles its stages.
@@ -286,7 +291,7 @@ class EmulatedMembers:
           count: micro-batches of a member's step.
         """
         self._members = members
-        self._single = EmulatedPipeline(unit, count)
+        self._single = EmulatedPipeline(unit, count, trains="self_attention/query")
         self._pipeline = MemberPipeline(MemberOrders(STAGES, members, count))
 
     def seconds(self, steps: int) -> float:
