@@ -295,13 +295,18 @@ class EmulatedMembers:
         self._pipeline = MemberPipeline(MemberOrders(STAGES, members, count))
 
     def seconds(self, steps: int) -> float:
-        """Returns the time of a member's step while all members step."""
+        """Returns the time of a member's step while all members step.
+
+        The first step of each member fills the pipeline and is not counted.
+        """
         latest = [self._single.begin(self._pipeline) for _ in range(self._members)]
         start = time.perf_counter()
-        for _ in range(steps):
+        for number in range(steps + 1):
             for k in range(self._members):
                 self._single.end(self._pipeline, latest[k])
                 latest[k] = self._single.begin(self._pipeline)
+            if number == 0:
+                start = time.perf_counter()
         total = time.perf_counter() - start
         self._pipeline.drain()
         return total / (steps * self._members)
