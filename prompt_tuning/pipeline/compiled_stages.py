@@ -250,7 +250,8 @@ class CompiledStages:
             )
             prefix = self.prefix_programs[stage] if self.prefix_programs else None
             neighbors = boxes[stage], boxes[stage + 1], boxes[stage + 2]
-            workers.append(StageWorker(self.programs[stage], prefix, place, neighbors))
+            programs = self.programs[stage]
+            workers.append(StageWorker(stage, programs, prefix, place, neighbors))
         return workers
 
     def _mailboxes(self, links: StepLinks | None) -> list[Any]:

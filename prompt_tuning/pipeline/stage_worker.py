@@ -54,6 +54,7 @@ class StageWorker:
 
     def __init__(
         self,
+        stage: int,
         programs: StagePrograms,
         prefix_programs: StagePrograms | None,
         place: Callable[[], StageWork],
@@ -62,11 +63,13 @@ class StageWorker:
         """Sets the stage up.
 
         Args:
+          stage: number of the stage, which traces show.
           programs: programs of a micro-batch.
           prefix_programs: programs of the prefix; None without one.
           place: places what the stage reads on its devices.
           neighbors: mailboxes of the previous, of this and of the next stage.
         """
+        self._stage = stage
         self._programs, self._prefix_programs = programs, prefix_programs
         self._place: Callable[[], StageWork] | None = place
         self.work: StageWork
@@ -85,9 +88,12 @@ class StageWorker:
     def run(self, kind: str, index: int) -> None:
         """Runs one operation of a micro-batch, or of the prefix."""
         if self._place is not None:
-            self.work, self._place = self._place(), None
-            self.total, self._prefix_total = self.work.zeros()
-        getattr(self, f"_run_{kind}")(index)
+            with jax.profiler.TraceAnnotation("place", stage=self._stage):
+                self.work, self._place = self._place(), None
+                self.total, self._prefix_total = self.work.zeros()
+        name = kind.replace("_", " ")
+        with jax.profiler.TraceAnnotation(name, stage=self._stage, index=index):
+            getattr(self, f"_run_{kind}")(index)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
 
     def wait(self) -> None:

@@ -1,6 +1,9 @@
 """Runs in stages: the curve of one device, and resuming with other stages."""
 
 import dataclasses
+import gzip
+import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -55,6 +58,21 @@ def test_a_run_resumes_with_other_stages(
             assert tune(files, directory, model, steps, more) == 0
     assert len(losses(directory)) == 4
     np.testing.assert_allclose(losses(directory), losses(tmp_path / "one"), rtol=1e-5)
+
+
+def test_operations_of_each_stage_are_traced(files, models, tmp_path, monkeypatch):
+    more = [*staged(monkeypatch, 2), "--profile", str(tmp_path / "trace")]
+    one_part = [f"--gin.Pipeline.{x}" for x in ("schedule='gpipe'", "two_stage=False")]
+    more += ["--gin.Run.pipeline=@Pipeline()", *one_part]
+    assert tune(files, tmp_path / "run", models["decoder"], 5, more) == 0
+    (file,) = (tmp_path / "trace").rglob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    # Three steps of two micro-batches.
+    for name in ("forward", "backward"):
+        operations = [event["args"] for event in events if event.get("name") == name]
+        assert Counter((each["stage"], each["index"]) for each in operations) == {
+            (stage, index): 3 for stage in "01" for index in "01"
+        }
 
 
 @pytest.mark.exhaustive
