@@ -14,7 +14,6 @@ from tests.support.headless_browser import HeadlessBrowser, find_browser
 TEXT = "reverse: abc="
 WIDTH = 128
 pytestmark = [
-    pytest.mark.exhaustive,
     pytest.mark.skipif(find_browser() is None, reason="Chromium is not installed"),
     pytest.mark.skipif(
         importlib.util.find_spec("uvicorn") is None,
