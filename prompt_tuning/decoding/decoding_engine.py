@@ -23,16 +23,15 @@ from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import (
-    check_embeddings,
     check_engine,
-    check_ids,
     check_room,
-    encode_request,
+    read_ids,
 )
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
+from prompt_tuning.decoding.token_masks import MaskReader
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 CHUNKS_PER_STEP = 4
@@ -82,6 +81,7 @@ class DecodingEngine:
         self.guesses, self._process = guesses, process
         self._resident = ResidentAdapters(model, parameters, page, read_adapter)
         self._reader = SlotReader(self._resident, slots, length, chunk)
+        self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
         self._rows: list[RowProgress | None] = [None] * slots
         self._queue: deque[RowProgress] = deque()
@@ -163,20 +163,15 @@ class DecodingEngine:
         """
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
-        sampling.check_vocabulary(self.model.config.vocabulary_size)
-        if request.embeddings is not None:
-            check_embeddings(request.embeddings, adapter)
-        ids = encode_request(request, adapter.model)
-        check_ids(ids, adapter)
+        ids = read_ids(request, adapter)
         prompt = self._resident.prompt(adapter, request)
         check_room(len(ids), adapter, prompt, sampling.new_tokens, self.limit)
+        mask = self._masks.open(request, ids)
         handle = RequestHandle(self._number, request)
         self._number += 1
         for sample in range(sampling.n):
-            row = RowProgress(
-                handle, sample, ids, adapter, prompt, self.model, self._metrics.now()
-            )
-            self._queue.append(row)
+            part = (adapter, prompt, self.model, self._metrics.now(), mask)
+            self._queue.append(RowProgress(handle, sample, ids, *part))
         self._metrics.submitted(len(ids))
         return handle
 

@@ -10,8 +10,11 @@ from jaxtyping import Float
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.sampling_settings import Sampling
 
-EndReason = Literal["stop", "length", "cancelled"]
-"""Why a row ended: an end token or stop text, the limit of new tokens, or `cancel`."""
+EndReason = Literal["stop", "length", "cancelled", "failed"]
+"""Why a row ended: an end token, a stop text or a text to which its constraint lets
+nothing be added; the limit of new tokens; `cancel`; or no token that its constraint
+allows.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,7 @@ class Completion:
       sample: number of the sample within its request.
       given_tokens: number of tokens of the request.
       score: score by which beams are ranked; None otherwise.
+      problem: why a row whose reason is "failed" cannot be continued.
     """
 
     text: str
@@ -93,6 +97,7 @@ class Completion:
     sample: int = 0
     given_tokens: int
     score: float | None = None
+    problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

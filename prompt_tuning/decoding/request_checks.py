@@ -9,6 +9,7 @@ from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_checks import GENERATES
 from prompt_tuning.decoding.row_encoding import encode_given
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.placement import TEMPLATE
 
@@ -86,6 +87,21 @@ def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
         )
 
 
+def read_ids(request: Request, adapter: ResidentAdapter) -> list[int]:
+    """Returns the ids of a request's own text, and checks them and its settings.
+
+    Raises:
+      InputError: if the model or the adapter cannot continue it.
+    """
+    model = adapter.model
+    request.sampling.check_vocabulary(model.config.vocabulary_size)
+    if request.embeddings is not None:
+        check_embeddings(request.embeddings, adapter)
+    ids = encode_request(request, model)
+    check_ids(ids, adapter)
+    return ids
+
+
 def encode_request(request: Request, model: PromptedModel) -> list[int]:
     """Returns the ids of a request's own text; after a shared text it has no BOS.
 
@@ -99,6 +115,24 @@ def encode_request(request: Request, model: PromptedModel) -> list[int]:
     if request.shares:
         return list(model.needed_tokenizer().encode_continuation(request.text))
     return encode_given(model, request.text)
+
+
+def text_before(
+    request: Request, given: Sequence[int], model: PromptedModel
+) -> list[int]:
+    """Returns the ids of the text that new tokens continue.
+
+    An encoder-decoder begins a text, and embeddings and prompt vectors have none.
+    """
+    if model.config.architecture == "encoder_decoder" or request.embeddings is not None:
+        return []
+    return [token for token in given if token < model.config.vocabulary_size]
+
+
+def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
+    """Returns the ids of which each ends a row."""
+    ends = () if sampling.ignores_end else model.stop_ids
+    return tuple(dict.fromkeys((*ends, *sampling.ends)))
 
 
 def check_engine(

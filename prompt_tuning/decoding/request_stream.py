@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Piece, Request
 
@@ -13,7 +14,8 @@ def stream_request(engine: DecodingEngine, request: Request) -> Iterator[Piece]:
     left out, so that one thread should read one stream at a time.
 
     Raises:
-      InputError: if the engine refuses the request.
+      InputError: if the engine refuses the request, or at the end if a constraint
+        leaves a row no token.
     """
     handle = engine.submit(request)
     try:
@@ -21,6 +23,9 @@ def stream_request(engine: DecodingEngine, request: Request) -> Iterator[Piece]:
             for piece in engine.step():
                 if piece.handle == handle:
                     yield piece
+        for completion in handle.completions:
+            if completion.problem:
+                raise InputError(completion.problem)
     finally:
         if not handle.finished:
             engine.cancel(handle)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt32
 
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.ngram_drafts import guess_tokens
@@ -14,6 +14,7 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
+from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.text_pieces import TextPieces
 from prompt_tuning.decoding.token_choice import (
@@ -22,6 +23,7 @@ from prompt_tuning.decoding.token_choice import (
     Needs,
     RowChoices,
 )
+from prompt_tuning.decoding.token_masks import RowMask
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
@@ -42,6 +44,7 @@ class RowProgress:
       leader: slot of the sample whose text is read for this one, else None.
       tokens: generated tokens.
       needs: options that its settings use.
+      mask: tokens that may follow; None if its text has no constraint.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class RowProgress:
         prompt: PromptPages,
         model: PromptedModel,
         submitted: float,
+        mask: RowMask | None = None,
     ):
         self.handle, self.sample, self.given = handle, sample, list(given)
         self.adapter, self.prompt, self.submitted = adapter, prompt, submitted
@@ -61,21 +65,16 @@ class RowProgress:
         self.leader: int | None = None
         self.tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        ends = () if self.sampling.ignores_end else model.stop_ids
-        self.ends = tuple(dict.fromkeys((*ends, *self.sampling.ends)))
+        self.ends = row_ends(self.sampling, model)
+        self.mask = None if mask is None else mask.copy()
         self.needs = sampling_needs(self.sampling)
         self.embeddings = handle.request.embeddings
         separate = model.config.architecture == "encoder_decoder"
-        size = model.config.vocabulary_size
-        before = [token for token in given if token < size]
-        if self.embeddings is not None:
-            before = []
+        before = text_before(handle.request, given, model)
         self._before = [model.config.decoder_start_id] if separate else before
         self._text = None
         if model.tokenizer is not None:
-            self._text = TextPieces(
-                model.tokenizer, () if separate else before, self.sampling.stop
-            )
+            self._text = TextPieces(model.tokenizer, before, self.sampling.stop)
 
     @property
     def reads_whole(self) -> bool:
@@ -107,9 +106,13 @@ class RowProgress:
           chosen: arrays of the step, on the host; None for a guess.
           slot: number of the row in them.
         """
+        if self.mask is not None and not self.mask.check(token):
+            return self._end("failed")
         if token in self.ends:
             return self._end("stop")
         self.tokens.append(token)
+        if self.mask is not None:
+            self.mask.add(token)
         logprobs = None
         if self.sampling.logprobs is not None and chosen is not None:
             logprobs = (_logprob(token, chosen, slot, self.sampling.logprobs),)
@@ -120,8 +123,9 @@ class RowProgress:
             text = added.text
             if added.stopped:
                 return self._end("stop", text, (token,), logprobs)
-        if len(self.tokens) == self.sampling.new_tokens:
-            return self._end("length", text, (token,), logprobs)
+        reason = self._end_of_text()
+        if reason is not None:
+            return self._end(reason, text, (token,), logprobs)
         return Piece(
             handle=self.handle,
             sample=self.sample,
@@ -129,6 +133,14 @@ class RowProgress:
             ids=(token,),
             logprobs=logprobs,
         )
+
+    def _end_of_text(self) -> EndReason | None:
+        """Returns why the row ends with its last token; None if it does not."""
+        if self.mask is not None and self.mask.complete:
+            return "stop"
+        if len(self.tokens) == self.sampling.new_tokens:
+            return "length"
+        return "failed" if self.mask is not None and self.mask.problem else None
 
     def guess(self, count: int) -> list[int]:
         """Guesses the next tokens of a greedy row from its own text."""
@@ -172,6 +184,7 @@ class RowProgress:
             reason=reason,
             sample=self.sample,
             given_tokens=len(self.given),
+            problem=self.mask.problem if self.mask and reason == "failed" else "",
         )
         self.handle.completions.append(completion)
         return completion
@@ -204,7 +217,22 @@ def sampling_needs(sampling: Sampling) -> Needs:
             or sampling.minimum_new_tokens
         ),
         logprobs=sampling.logprobs is not None,
+        masked=sampling.regex is not None or sampling.json_schema is not None,
     )
+
+
+def _allowed_tokens(
+    count: int, active: Sequence[tuple[int, RowProgress]]
+) -> UInt32[np.ndarray, "B W"] | None:
+    """Returns the mask of each slot; None if no row has one."""
+    masks = {slot: row.mask.words for slot, row in active if row.mask is not None}
+    if not masks:
+        return None
+    width = len(next(iter(masks.values())))
+    words = np.full((count, width), ~np.uint32(0))
+    for slot, mask in masks.items():
+        words[slot] = mask
+    return words
 
 
 def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowChoices:
@@ -213,7 +241,7 @@ def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowCho
     for slot, row in active:
         sample = row.handle.request.first_sample + row.sample
         _set(choices, slot, row.sampling, row.ends, sample, len(row.tokens))
-    return choices
+    return choices._replace(allowed=_allowed_tokens(count, active))
 
 
 def first_choices(

@@ -2,9 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.decoding.text_constraints import (
+    TextConstraint,
+    find_constraint,
+    schema_text,
+)
 
 MAXIMUM_LOGPROBS = 20
 """Maximum number of alternatives of which log-probabilities are returned."""
@@ -42,6 +48,11 @@ class Sampling:
       seed: seed of sampling; sample `i` of the row draws with its own key.
       logprobs: number of most probable tokens whose log-probabilities are returned
         with that of the chosen one; None for none.
+      regex: regular expression that the whole new text matches, in the syntax of
+        Rust's `regex` without look-around; None for none. Needs the extra `guided`, as
+        does `json_schema`.
+      json_schema: JSON schema of the new text, as a dict or as text, which is kept;
+        None for none.
     """
 
     temperature: float | int = 0.0
@@ -62,6 +73,8 @@ class Sampling:
     n: int = 1
     seed: int = 0
     logprobs: int | None = None
+    regex: str | None = None
+    json_schema: Mapping[str, Any] | str | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -72,6 +85,9 @@ class Sampling:
         self._check_lengths()
         if self.temperature == 0:
             self._check_greedy()
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        self.constraint()
 
     def _check_distribution(self) -> None:
         if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
@@ -146,6 +162,15 @@ class Sampling:
                 f"the temperature is 0 and n is {self.n}: all samples would be the "
                 "same; set a temperature, such as 0.7"
             )
+
+    def constraint(self) -> TextConstraint | None:
+        """Returns what the new text must match; None if that is any text.
+
+        Raises:
+          InputError: if it cannot be used.
+        """
+        assert not isinstance(self.json_schema, Mapping)  # it was made a text
+        return find_constraint(self.regex, self.json_schema)
 
     def check_vocabulary(self, size: int) -> None:
         """Checks that all ids are tokens of a model.

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from prompt_tuning.data.text.token_bytes import INCOMPLETE
 from prompt_tuning.data.text.tokenizers import Tokenizer
-
-INCOMPLETE = "\ufffd"
-"""Text of bytes that are only a part of a character."""
 
 CONTEXT_TOKENS = 6
 """Number of tokens before new ones that are decoded with them.

@@ -67,6 +67,14 @@ def forbid(
     return jnp.where(marked & jnp.asarray(applies)[:, None], -jnp.inf, logits)
 
 
+def keep_allowed(logits: Float[Array, "B V"], words: PerRow) -> Float[Array, "B V"]:
+    """Sets the tokens whose bit in a mask is 0 to -inf; see `RowChoices.allowed`."""
+    words = jnp.asarray(words)
+    bits = words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+    allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]]
+    return jnp.where(allowed > 0, logits, -jnp.inf)
+
+
 def scale_by_temperature(
     logits: Float[Array, "B V"], temperature: PerRow
 ) -> Float[Array, "B V"]:
@@ -141,6 +149,7 @@ class Needs(NamedTuple):
       penalized: some row has a penalty.
       constrained: some row has biases, forced tokens or ends that are forbidden.
       logprobs: some row returns log-probabilities.
+      masked: some row's text must match a constraint.
     """
 
     sampled: bool = False
@@ -148,6 +157,7 @@ class Needs(NamedTuple):
     penalized: bool = False
     constrained: bool = False
     logprobs: bool = False
+    masked: bool = False
 
     def union(self, other: "Needs") -> "Needs":
         """Returns the options that either has."""
@@ -172,6 +182,8 @@ class RowChoices(NamedTuple):
       ends: ids of the row's ends, `[B, E]`.
       before_end: whether the row must not end yet, `[B]`.
       biased: whether the row has biases, `[B]`.
+      allowed: mask of the tokens that may follow, `[B, W]`, one bit for each token, the
+        first in the lowest bit; None if no row has a constraint.
     """
 
     temperature: PerRow
@@ -188,6 +200,7 @@ class RowChoices(NamedTuple):
     ends: PerRow
     before_end: PerRow
     biased: PerRow
+    allowed: PerRow | None = None
 
 
 LogitsProcessor = Callable[[Float[Array, "B V"], RowChoices], Float[Array, "B V"]]
@@ -255,6 +268,9 @@ def choose_tokens(
         biased = jnp.asarray(choices.biased)[:, None]
         changed = jnp.where(biased, changed + vocabulary.bias, changed)
         changed = forbid(changed, choices.ends, choices.before_end)
+    if needs.masked:
+        assert choices.allowed is not None
+        changed = keep_allowed(changed, choices.allowed)
     tokens = jnp.argmax(changed, axis=-1).astype(jnp.int32)
     if needs.sampled:
         scaled = scale_by_temperature(changed, choices.temperature)

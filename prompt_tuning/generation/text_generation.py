@@ -59,7 +59,8 @@ def continue_all(
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
     needs = sampling_needs(sampling)
-    if needs.penalized or needs.constrained or needs.logprobs or sampling.stop:
+    unused = (needs.penalized, needs.constrained, needs.logprobs, needs.masked)
+    if any(unused) or sampling.stop:
         raise InputError(
             "a batch is drawn with temperature, top_k, top_p and min_p alone: "
             "leave out the other settings, or use the decoding engine"

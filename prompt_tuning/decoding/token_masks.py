@@ -1,0 +1,206 @@
+"""Masks of the tokens with which a text can still match a constraint.
+
+The masks are computed on the host by llguidance (https://github.com/guidance-ai), while
+the device reads the row's last token.
+"""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt32
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.text.library_errors import reporting_errors
+from prompt_tuning.data.text.token_bytes import drops_space, token_bytes
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_checks import row_ends, text_before
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.text_constraints import (
+    TextConstraint,
+    guidance_library,
+    parser_limits,
+    problem_of,
+)
+from prompt_tuning.decoding.text_pieces import CONTEXT_TOKENS
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+WORD_BITS = 32
+"""Number of tokens of each number of a mask; the first is in its lowest bit."""
+
+
+class RowMask:
+    """The tokens that may follow in one row.
+
+    Attributes:
+      words: the mask, one bit for each token.
+      complete: whether the text matches and nothing can be added to it.
+      problem: why no token can follow, although the text does not match; empty if one
+        can.
+
+    Args:
+      matcher: llguidance's matcher of the row.
+      name: setting that has the constraint, for messages.
+      size: size of the vocabulary.
+      ends: ids that end the row, which may follow a text that matches only.
+      forbidden: ids that never follow.
+    """
+
+    def __init__(
+        self,
+        matcher: Any,
+        name: str,
+        size: int,
+        ends: Sequence[int],
+        forbidden: Sequence[int],
+    ):
+        self._matcher, self._name = matcher, name
+        self._ends = _pack(ends, size)
+        self._usable = _pack(range(size), size) & ~(self._ends | _pack(forbidden, size))
+        self.complete, self.problem = False, ""
+        self._find()
+
+    def copy(self) -> "RowMask":
+        """Returns the mask of another row with the same text."""
+        other = copy.copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    def check(self, token: int) -> bool:
+        """Returns whether a token may follow; it is the problem otherwise."""
+        word, bit = divmod(token, WORD_BITS)
+        allowed = bool(self.words[word] >> np.uint32(bit) & np.uint32(1))
+        if not allowed:
+            self.problem = f"with token {token}, no text matches the {self._name}"
+        return allowed
+
+    def add(self, token: int) -> None:
+        """Adds a token that may follow and does not end the row."""
+        self._matcher.consume_token(token)
+        self._find()
+
+    def _find(self) -> None:
+        """Computes the mask."""
+        content = self._matcher.compute_bitmask()
+        words = np.frombuffer(content.ljust(4 * len(self._usable), b"\0"), "<u4")
+        following = words[: len(self._usable)] & self._usable
+        accepts = self._matcher.is_accepting()
+        self.words = following
+        if accepts:
+            self.words = following | self._ends
+        if following.any():
+            return
+        self.complete = accepts
+        if not accepts:
+            reason = problem_of(self._matcher)
+            nothing = not reason or reason.startswith("NoExtension")
+            self.problem = f"no token continues a text that matches the {self._name}"
+            self.problem += "" if nothing else f": {reason}"
+
+
+def _pack(tokens: Sequence[int], size: int) -> UInt32[np.ndarray, "W"]:
+    """Returns the mask that marks some tokens."""
+    bits = np.zeros(-(-size // WORD_BITS) * WORD_BITS, bool)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+@dataclasses.dataclass
+class _Vocabulary:
+    """The tokens of a model as llguidance reads them.
+
+    Attributes:
+      tokens: bytes of each token; those that no text has are empty.
+      eos_token_id: None, so that llguidance adds an end of its own.
+      bos_token_id: None.
+      special_token_ids: none; they are empty as well.
+      is_tokenizer_wrapper: tells llguidance that the object has these fields.
+    """
+
+    tokens: list[bytes]
+    eos_token_id: None = None
+    bos_token_id: None = None
+    special_token_ids: Sequence[int] = ()
+    is_tokenizer_wrapper: bool = True
+
+    def __call__(self, text: str) -> list[int]:
+        """Encodes text that is certain, which the grammars switch off."""
+        raise NotImplementedError
+
+
+class MaskReader:
+    """Reads the constraints of requests for a model.
+
+    Args:
+      model: the model, whose vocabulary is read when it is first needed.
+    """
+
+    def __init__(self, model: PromptedModel):
+        self._model = model
+        self._size = model.config.vocabulary_size
+
+    def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
+        """Returns the mask of a row that begins; None if it has no constraint.
+
+        Args:
+          request: the request.
+          given: ids of its text.
+
+        Raises:
+          InputError: if no text of the vocabulary matches, or the forced tokens do not.
+        """
+        sampling = request.sampling
+        constraint = sampling.constraint()
+        if constraint is None:
+            return None
+        before = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
+        ends = row_ends(sampling, self._model)
+        matcher = self._matcher(constraint, before)
+        mask = RowMask(matcher, constraint.name, self._size, ends, sampling.forbidden)
+        if mask.problem:
+            raise InputError(f"{mask.problem}, at its beginning")
+        if mask.complete:
+            raise InputError(f"no text but the empty one matches the {constraint.name}")
+        self._check_forced(mask.copy(), sampling, ends)
+        return mask
+
+    def _matcher(self, constraint: TextConstraint, before: Sequence[int]) -> Any:
+        library = guidance_library()
+        tokenizer, added = self._model.needed_tokenizer(), self._token_bytes
+        matcher = library.LLMatcher(
+            self._vocabulary,
+            constraint.grammar(drops_space(tokenizer, before, added)),
+            log_level=0,
+            limits=parser_limits(),
+        )
+        if matcher.is_error():
+            raise InputError(f"{constraint.name} cannot be used: {problem_of(matcher)}")
+        return matcher
+
+    def _check_forced(
+        self, mask: RowMask, sampling: Sampling, ends: Sequence[int]
+    ) -> None:
+        for number, token in enumerate(sampling.forced):
+            if not mask.check(token):
+                text = self._model.needed_tokenizer().decode([token])
+                raise InputError(
+                    f"the forced token {token} ({shown(text)}), number {number + 1}, "
+                    "is not part of a text that matches: leave out forced"
+                )
+            if token in ends:
+                return
+            mask.add(token)
+
+    @functools.cached_property
+    def _token_bytes(self) -> list[bytes]:
+        return token_bytes(self._model.needed_tokenizer())
+
+    @functools.cached_property
+    def _vocabulary(self) -> Any:
+        empty = [b""] * max(self._size - len(self._token_bytes), 0)
+        tokens = [*self._token_bytes[: self._size], *empty]
+        with reporting_errors(lambda: "the vocabulary cannot follow a constraint"):
+            return guidance_library().LLTokenizer(_Vocabulary(tokens))
