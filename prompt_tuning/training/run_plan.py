@@ -45,7 +45,11 @@ from prompt_tuning.training.pipelined_step import (
     pipelined_gradients,
     stage_devices,
 )
-from prompt_tuning.training.stage_plan import microbatch_shape, plan_stages
+from prompt_tuning.training.stage_plan import (
+    microbatch_shape,
+    plan_stages,
+    training_interface,
+)
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedStep
@@ -224,7 +228,7 @@ class RunPlan:
         """Plans the order in which the run reads the examples."""
         return plan_batches(
             self.data,
-            self.model.interface,
+            training_interface(self.run, self.model),
             examples,
             seed=self.run.order_seed,
             shuffle=True,
@@ -328,7 +332,8 @@ class RunPlan:
             )
         stages = self.pipeline_plan(batch_plan)
         if stages is not None:
-            return self._pipelined_step(objective, stages)
+            gradients = self.pipelined_gradients(objective, stages)
+            return self.step_in_stages(gradients, objective, stages)
         return compile_step(
             model.graph,
             self.optimizer,
@@ -348,11 +353,6 @@ class RunPlan:
             return None
         shape = microbatch_shape(self.run, self.model, batch_plan)
         return plan_stages(self.run, self.model, self.labels, shape)
-
-    def _pipelined_step(self, objective: Objective, plan: PipelinePlan) -> Step:
-        """Builds the step of the run's pipeline."""
-        gradients = self.pipelined_gradients(objective, plan)
-        return self.step_in_stages(gradients, objective, plan)
 
     def pipelined_gradients(
         self,

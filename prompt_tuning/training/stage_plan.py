@@ -1,13 +1,16 @@
 """Plans how the stages of a run share a step, from the shapes of its data and model."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
+from prompt_tuning.core.row_division import RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
+from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -28,6 +31,25 @@ def stage_placement(run: Run, model: PromptedModel) -> Placement:
     mesh = run.mesh.within_stage(grid.size).build(grid[0].ravel().tolist())
     layout = MeshLayout(mesh, run.mesh.rules or AxisRules(), model.config)
     return Placement.create(layout, model.graph, model.plan.abstract)
+
+
+def training_interface(run: Run, model: PromptedModel) -> ModelInterface:
+    """Returns the properties that determine how a run's training data is read.
+
+    In stages, only the devices of one stage divide the rows of a micro-batch.
+
+    Raises:
+      InputError: if the model cannot be divided within a stage.
+    """
+    if run.pipeline is None or run.data is None:
+        return model.interface
+    layout = stage_placement(run, model).layout
+    parts = layout.row_parts
+    if run.data.batch_tokens is not None:
+        # The numbers of rows differ among batches: each is padded to be divisible.
+        parts *= run.pipeline.count(run.accumulate) // run.accumulate
+    rows = RowDivision(parts, tuple(layout.row_axes))
+    return dataclasses.replace(model.interface, rows=rows)
 
 
 def microbatch_shape(
