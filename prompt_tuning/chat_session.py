@@ -9,11 +9,7 @@ from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation
-
-BASE = "base"
-"""Name by which a conversation chooses the frozen model."""
-TRAINED = "trained"
-"""Name by which it chooses the prompts and adapters of the run."""
+from prompt_tuning.text_adapters import BASE, TRAINED
 
 
 class AdapterChat:

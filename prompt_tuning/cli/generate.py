@@ -5,23 +5,34 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.adapter_options import named_adapters
+from prompt_tuning.cli.generation_options import (
+    add_engine_options,
+    add_line_options,
+    check_generation,
+    engine_options,
+    text_settings,
+)
+from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
+from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import clear
+from prompt_tuning.core.activity import activity, clear
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
-    from prompt_tuning.generation.generator import Continuation
+    from prompt_tuning.generation.generator import Generator
     from prompt_tuning.generation.text_session import TextSession
+    from prompt_tuning.text_requests import TextRequests
 
 HELP = "continue texts with a tuned prompt"
 USES_JAX = True
@@ -29,10 +40,8 @@ SEVERAL_PROCESSES = True
 USAGE = """
   prompt-tuning generate --run DIRECTORY [OPTION ...] [TEXT ...]
   prompt-tuning generate --model PATH [--prompt PATH] [OPTION ...] [TEXT ...]
-  prompt-tuning generate --gin_file FILE [--gin.NAME=VALUE ...] [TEXT ...]"""
-
-NEW_TOKENS = 64
-CHAT_TOKENS = 256
+  prompt-tuning generate --gin_file FILE [--gin.NAME=VALUE ...] [TEXT ...]
+  prompt-tuning generate --run DIRECTORY --input FILE --output FILE [OPTION ...]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,40 +74,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="print an object for each text, on a line: input, output, finish_reason "
         "(stop or length), input_tokens and output_tokens",
     )
-    _add_settings(parser)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of generation."""
+    add_line_options(parser)
     parser.add_argument(
         "--new_tokens",
         type=integer,
         metavar="N",
-        help=f"maximum number of new tokens (default: {NEW_TOKENS}; with --chat "
-        f"{CHAT_TOKENS} or half of the model's positions)",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=number,
-        default=0.0,
-        metavar="T",
-        help="temperature of sampling; 0 takes the most probable token",
-    )
-    parser.add_argument(
-        "--top_k",
-        type=integer,
-        metavar="K",
-        help="draw from the K most probable tokens only (needs --temperature)",
-    )
-    parser.add_argument(
-        "--top_p",
-        type=number,
-        metavar="P",
-        help="draw only from the most probable tokens that together have probability "
-        "P (needs --temperature)",
-    )
-    parser.add_argument(
-        "--seed", type=integer, default=0, metavar="N", help="seed of sampling"
+        help="maximum number of new tokens (default: 64; of an answer 256, or half of "
+        "the model's positions)",
     )
     parser.add_argument(
         "--batch_size",
@@ -113,40 +95,44 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of the prompt, from 0, of a run with several prompts",
     )
+    add_engine_options(parser)
+    add_sampling_options(parser)
     add_run_options(parser, GENERATES)
 
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
     check_options(options, trains=False, unread=["data", "evaluation"])
+    check_generation(options)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints each text with its continuation, or each answer of a conversation."""
     from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
-    from prompt_tuning.cli.terminal_session import run_session, show
-    from prompt_tuning.processes.group import is_first, run_on_first
+    from prompt_tuning.processes.group import run_on_first
 
     if options.print_config:
         read_run(options)
         print_config()
         return 0
-    if options.system is not None and not options.chat:
-        raise InputError("--system is the first message of a conversation: add --chat")
-    texts = run_on_first(lambda: _read_texts(options))
+    texts = None
+    if options.input is None:
+        texts = run_on_first(lambda: _read_texts(options))
     run = read_run(options)
     check_processes(options, run)
-    session = _open_session(run, options)
-    if texts is None:
-        run_session(session)
-    elif len(texts) == 1 and not options.json and _at_terminal():
-        show(session, texts[0])
+    if _has_engine(run):
+        _continue_by_engine(run, options, texts)
     else:
-        continuations = session.continue_texts(texts)
-        if is_first():
-            for number, continuation in enumerate(continuations):
-                _print(session, options, texts, number, continuation)
+        _continue_by_batches(run, options, texts)
     return 0
+
+
+def _has_engine(run: "Run") -> bool:
+    """Returns whether the decoding engine can continue texts with a run's model."""
+    from prompt_tuning.pretrained.weight_storage import STREAMED
+    from prompt_tuning.processes.group import count
+
+    return run.mesh is None and count() == 1 and run.model.weights != STREAMED
 
 
 def _read_texts(options: argparse.Namespace) -> list[str] | None:
@@ -175,24 +161,119 @@ def _at_terminal() -> bool:
     return sys.stdout.isatty() and count() == 1
 
 
-def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
+def _continue_by_engine(
+    run: "Run", options: argparse.Namespace, texts: list[str] | None
+) -> None:
+    """Continues texts, or the lines of a file, by the decoding engine."""
+    from prompt_tuning.cli.terminal_session import run_session, show
+    from prompt_tuning.text_adapters import TextAdapters
+    from prompt_tuning.text_model import TextModel
+    from prompt_tuning.text_requests import TextRequests
+    from prompt_tuning.tuned.load_tuned import load_tuned
+
+    slots = options.batch_size
+    if texts is not None:
+        slots = min(slots, len(texts) * (options.n or 1))
+    settings = text_settings(options, slots)
+    several = settings.beams is not None or settings.sampling.n > 1
+    if options.input is None and texts is None and several:
+        raise InputError(
+            "a text that is typed has one answer, shown while it is generated: leave "
+            "out --n and --beams, or give the text as an argument"
+        )
+    model = TextModel(run, *load_tuned(run, options.prompt))
+    requests = TextRequests(TextAdapters(model, named_adapters(options)), settings)
+    if options.input is not None:
+        _continue_lines(requests, options)
+        return
+    session = _engine_session(requests)
+    if texts is None:
+        run_session(session)
+    elif len(texts) == 1 and not (options.json or several) and _at_terminal():
+        show(session, texts[0])
+    else:
+        rows = [requests.encode(text) for text in texts]
+        made = [requests.request(ids, number) for number, ids in enumerate(rows)]
+        with activity("generating"):
+            results = list(requests.complete(made))
+        _print(session, options, texts, [requests.fields(each) for each in results])
+
+
+def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> None:
+    """Writes a result for each line of the input."""
+    from prompt_tuning.line_generation import LineGeneration
+
+    with activity("reading the input"):
+        lines = LineGeneration(requests, options.input)
+    if options.output is None:
+        clear()
+        with progress_bar("generating", lines.count, shown=not _at_terminal()) as move:
+            for result in lines.results():
+                print(result, flush=True)
+                move(1)
+        return
+    with progress_bar("generating", lines.count) as move:
+        done = lines.write(options.output, move, force=options.force)
+    earlier = f", {done:,} of them from an earlier start" if done else ""
+    print(f"{lines.count:,} lines{earlier}: {options.output}")
+
+
+def _engine_session(requests: "TextRequests") -> "TextSession":
+    """Returns a session that an engine answers."""
+    from prompt_tuning.generation.text_session import ChatSession, TextSession
+    from prompt_tuning.text_requests import EngineGenerator
+
+    generator = EngineGenerator(requests)
+    if not requests.settings.chat:
+        return TextSession(generator, requests.template)
+    return ChatSession(generator, requests.encoder, requests.settings.system)
+
+
+def _continue_by_batches(
+    run: "Run", options: argparse.Namespace, texts: list[str] | None
+) -> None:
+    """Continues texts in batches, on a mesh or with streamed weights."""
+    from prompt_tuning.cli.terminal_session import run_session, show
+    from prompt_tuning.processes.group import is_first
+
+    flags = engine_options(options)
+    if flags:
+        raise InputError(
+            f"{' and '.join(flags)} need the decoding engine, which runs on one device "
+            "with all weights in its memory: leave them out, or give "
+            "--gin.Run.mesh=None and --gin.Pretrained.weights=\"'device'\""
+        )
+    generator, session = _batch_session(run, options)
+    if texts is None:
+        run_session(session)
+    elif len(texts) == 1 and not options.json and _at_terminal():
+        show(session, texts[0])
+    else:
+        rows = [session.encode(text) for text in texts]
+        chosen = options.prompt_id
+        prompts = None if chosen is None else [chosen] * len(rows)
+        continuations = generator.continue_rows(rows, prompts)
+        fields = [each._asdict() for each in continuations]
+        if is_first():
+            named = [{"output": each.pop("text"), **each} for each in fields]
+            _print(session, options, texts, named)
+
+
+def _batch_session(
+    run: "Run", options: argparse.Namespace
+) -> "tuple[Generator, TextSession]":
     """Loads the model and its settings of generation.
 
     Raises:
       InputError: if they cannot be used.
     """
-    from prompt_tuning.decoding.sampling_settings import Sampling
     from prompt_tuning.generation.conversation import open_chat_encoder
     from prompt_tuning.generation.generator import Generator
     from prompt_tuning.generation.text_session import ChatSession, TextSession
+    from prompt_tuning.text_requests import NEW_TOKENS, default_new_tokens
     from prompt_tuning.tuned.load_tuned import load_tuned
 
-    sampling = Sampling(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
+    sampling = read_sampling(options, options.new_tokens or NEW_TOKENS)
     if options.chat and run.source.template is not None:
         raise InputError(
             "--chat and DataSource.template both determine the text around a message: "
@@ -201,38 +282,41 @@ def _open_session(run: "Run", options: argparse.Namespace) -> "TextSession":
     model, parameters = load_tuned(run, options.prompt)
     new_tokens = options.new_tokens
     if new_tokens is None:
-        room = model.maximum_length or 2 * CHAT_TOKENS
-        new_tokens = min(CHAT_TOKENS, room // 2) if options.chat else NEW_TOKENS
+        new_tokens = default_new_tokens(model, options.chat)
     sampling = dataclasses.replace(sampling, new_tokens=new_tokens)
     if not options.chat:
         generator = Generator(model, parameters, sampling, options.batch_size)
         template = run.source.token_template(model.interface)
-        return TextSession(generator, template, options.prompt_id)
+        return generator, TextSession(generator, template, options.prompt_id)
     choice = run.source.format_choice
     encoder = open_chat_encoder(model.needed_tokenizer(), choice)
-    sampling = dataclasses.replace(sampling, ends=tuple(encoder.turn_ends()))
+    ends = (*sampling.ends, *encoder.turn_ends())
+    sampling = dataclasses.replace(sampling, ends=ends)
     generator = Generator(model, parameters, sampling, options.batch_size)
-    return ChatSession(generator, encoder, options.system, options.prompt_id)
+    session = ChatSession(generator, encoder, options.system, options.prompt_id)
+    return generator, session
 
 
 def _print(
     session: "TextSession",
     options: argparse.Namespace,
     texts: Sequence[str],
-    number: int,
-    continuation: "Continuation",
+    results: Sequence[dict[str, Any]],
 ) -> None:
-    """Prints one of several continuations.
+    """Prints the results of several texts, or several of one.
 
-    A line with its number separates it from others on a terminal. In a pipe, texts
+    A line with its number separates one from others on a terminal. In a pipe, texts
     follow each other as they are; only JSON escapes their line feeds.
     """
-    text = texts[number]
     if options.json:
-        fields = continuation._asdict()
-        output = {"input": text, "output": fields.pop("text"), **fields}
-        print(json.dumps(output, ensure_ascii=False))
+        for text, fields in zip(texts, results, strict=True):
+            print(json.dumps({"input": text, **fields}, ensure_ascii=False))
         return
-    if len(texts) > 1 and sys.stdout.isatty():
-        print(f"--- {number + 1} of {len(texts)}")
-    print(f"{session.opening(text)}{continuation.text}")
+    for number, (text, fields) in enumerate(zip(texts, results, strict=True)):
+        outputs = fields.get("outputs", [fields])
+        for sample, each in enumerate(outputs):
+            if len(texts) * len(outputs) > 1 and sys.stdout.isatty():
+                of = f"--- {number + 1} of {len(texts)}"
+                also = f", result {sample + 1} of {len(outputs)}"
+                print(f"{of}{also if len(outputs) > 1 else ''}")
+            print(f"{session.opening(text)}{each['output']}")

@@ -62,6 +62,32 @@ def number(text: str) -> float:
     return value
 
 
+def token_ids(text: str) -> tuple[int, ...]:
+    """Parses ids of tokens with commas between them.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
+    return tuple(integer(part) for part in text.split(","))
+
+
+def token_biases(text: str) -> dict[int, float]:
+    """Parses ids of tokens, each with a number, as in `5=-1.5,17=2`.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
+    biases = {}
+    for part in text.split(","):
+        token, equals, value = part.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(
+                f"found {shown(part)}, expected ID=NUMBER, as in 5=-1.5,17=2"
+            )
+        biases[integer(token)] = number(value)
+    return biases
+
+
 def find_subparsers(
     parser: argparse.ArgumentParser,
 ) -> Mapping[str, argparse.ArgumentParser]:

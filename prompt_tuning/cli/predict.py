@@ -1,14 +1,14 @@
 """`prompt-tuning predict`: answers inputs without targets."""
 
 import argparse
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -16,7 +16,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import clear, displayed_by
+from prompt_tuning.core.activity import clear
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 
@@ -194,7 +194,7 @@ def _predict(
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:
         new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens
-        with _progress(len(lines)) as advance:
+        with progress_bar(PREDICTING, len(lines)) as advance:
             outputs = generate_outputs(
                 model,
                 parameters,
@@ -206,7 +206,8 @@ def _predict(
             )
         answers = [{"output": output} for output in outputs]
     else:
-        with _progress(len(lines) * len(evaluation.labels or ())) as advance:
+        count = len(lines) * len(evaluation.labels or ())
+        with progress_bar(PREDICTING, count) as advance:
             predictions = predict_labels(model, parameters, evaluation, inputs, advance)
         answers = [prediction._asdict() for prediction in predictions]
     written = zip(inputs.texts, answers, inputs.records, strict=True)
@@ -214,26 +215,3 @@ def _predict(
         {"input": text, **answer} | ({"record": record} if record else {})
         for text, answer, record in written
     ]
-
-
-@contextlib.contextmanager
-def _progress(rows: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar on a terminal's standard error; yields the function that moves it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from prompt_tuning.processes.group import is_first
-
-    console = Console(stderr=True)
-    with Progress(
-        console=console,
-        transient=True,
-        disable=not (console.is_terminal and is_first()),
-    ) as progress:
-        task = progress.add_task(PREDICTING, total=rows)
-
-        def rename(name: str | None) -> None:
-            progress.update(task, description=name or PREDICTING)
-
-        with displayed_by(rename):
-            yield lambda count: progress.advance(task, count)

@@ -3,12 +3,12 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.option_types import integer, number, token_biases, token_ids
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.sampling_settings import Sampling
 
-NUMBERS = {
+VALUES = {
     "temperature": (number, "T", "temperature of sampling; 0 is greedy (default: 0.0)"),
     "top_k": (integer, "K", "draw from the K most probable tokens only"),
     "top_p": (
@@ -34,14 +34,27 @@ NUMBERS = {
         "subtract X for each time a token was generated",
     ),
     "seed": (integer, "N", "seed of sampling (default: 0)"),
+    "logit_bias": (
+        token_biases,
+        "ID=X,...",
+        "add X to the score of the token with this id",
+    ),
+    "forbidden": (token_ids, "ID,...", "never choose tokens with these ids"),
+    "forced": (token_ids, "ID,...", "begin with the tokens of these ids"),
+    "minimum_new_tokens": (
+        integer,
+        "N",
+        "choose no end before N new tokens (default: 0)",
+    ),
+    "ends": (token_ids, "ID,...", "end also at tokens with these ids"),
 }
-"""Type, placeholder and help of each option that is a number."""
+"""Type, placeholder and help of each option that has a value."""
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options; those that are not given keep the defaults of `Sampling`."""
     group = parser.add_argument_group("choosing tokens")
-    for name, (kind, metavar, text) in NUMBERS.items():
+    for name, (kind, metavar, text) in VALUES.items():
         group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
     group.add_argument(
         "--stop",
@@ -49,10 +62,20 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end before this text; may be repeated",
     )
+    group.add_argument(
+        "--ignores_end",
+        action="store_true",
+        help="continue after the model's own end tokens",
+    )
 
 
 def read_sampling(
-    options: argparse.Namespace, new_tokens: int, ends: tuple[int, ...] = ()
+    options: argparse.Namespace,
+    new_tokens: int,
+    ends: tuple[int, ...] = (),
+    *,
+    n: int | None = None,
+    logprobs: int | None = None,
 ) -> "Sampling":
     """Returns the settings that the options describe.
 
@@ -60,6 +83,8 @@ def read_sampling(
       options: parsed options.
       new_tokens: maximum number of new tokens.
       ends: ids of which each ends a row, next to the model's own.
+      n: number of samples; None for one.
+      logprobs: see `Sampling`.
 
     Raises:
       InputError: if an option cannot be used.
@@ -68,8 +93,16 @@ def read_sampling(
 
     given = {
         name: getattr(options, name)
-        for name in NUMBERS
+        for name in VALUES
         if getattr(options, name) is not None
     }
+    given["ends"] = (*given.get("ends", ()), *ends)
     stop = tuple(options.stop or ())
-    return Sampling(new_tokens=new_tokens, ends=ends, stop=stop, **given)
+    return Sampling(
+        new_tokens=new_tokens,
+        stop=stop,
+        ignores_end=options.ignores_end,
+        n=1 if n is None else n,
+        logprobs=logprobs,
+        **given,
+    )

@@ -47,6 +47,7 @@ class BeamSearch:
         `((5 + length) / 6) ** a` (Wu et al. 2016, equation 14), as in T5X, whose recipe
         is 4 beams and `a` 0.6.
       new_tokens: maximum number of new tokens.
+      ends: ids of which each ends a continuation, next to the model's own.
     """
 
     beams: int = 4
@@ -54,6 +55,7 @@ class BeamSearch:
     length_penalty: float | int = 1.0
     normalization: Literal["length", "wu"] = "length"
     new_tokens: int = 64
+    ends: tuple[int, ...] = ()
 
     def __post_init__(self):
         check_fields(self)
@@ -204,7 +206,8 @@ def _search_row(
     tokens, lengths = pad_rows(
         [row], model.config.pad_id, length if room is None else min(length, room)
     )
-    beams = _Beams(settings, model.stop_ids, [()] * settings.beams)
+    ends = tuple(dict.fromkeys((*model.stop_ids, *settings.ends)))
+    beams = _Beams(settings, ends, [()] * settings.beams)
     sizes = {"count": settings.beams, "graph": model.graph}
     scores = np.full(settings.beams, IMPOSSIBLE, np.float32)
     scores[0] = 0
@@ -214,7 +217,7 @@ def _search_row(
         lengths,
         None if prompt_id is None else jnp.array([prompt_id]),
         scores,
-        candidates=(1 + max(len(model.stop_ids), 1)) * settings.beams,
+        candidates=(1 + max(len(ends), 1)) * settings.beams,
         # Programs are compiled for few numbers of new tokens.
         new_tokens=1 << (settings.new_tokens - 1).bit_length(),
         **sizes,

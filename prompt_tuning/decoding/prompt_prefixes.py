@@ -128,7 +128,7 @@ def write_prefixes(
             f"{path} has no prompt of the decoder that precedes the text, so there are "
             "no keys and values to store"
         )
-    arrays: dict[str, Any] = {DIGEST: _digest(model, parameters)}
+    arrays: dict[str, Any] = {DIGEST: adapted_digest(model, parameters)}
     for number, prompt in enumerate(prompts):
         arrays[f"{number}/length"] = np.array([prompt.length])
         for i, prefix in enumerate(prompt.prefixes):
@@ -160,7 +160,7 @@ def _read(
     stored = read_header(file)
     if DIGEST not in stored:
         raise InputError(f"{file} has no digest: delete it, or write it again")
-    if not np.array_equal(stored[DIGEST].read(), _digest(model, parameters)):
+    if not np.array_equal(stored[DIGEST].read(), adapted_digest(model, parameters)):
         return None
     config = model.config
     prompts = []
@@ -184,7 +184,7 @@ def _read(
     return tuple(prompts)
 
 
-def _digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
+def adapted_digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
     """Returns the SHA-256 of everything that determines the keys and values."""
     frozen = {path: x for path, x in parameters.items() if not is_added(path)}
     digest = hashlib.sha256(fingerprint(frozen).encode())

@@ -13,6 +13,9 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.placement import TEMPLATE
 
+SHORTEST_SLOT = 64
+"""Smallest length of the slots of an engine for known rows; others are its doubles."""
+
 
 def check_ids(ids: Sequence[int], adapter: ResidentAdapter) -> None:
     """Checks the ids of a row.
@@ -150,3 +153,11 @@ def check_engine(
     if model.layout is not None:
         raise InputError("the decoding engine runs on one device: leave out the mesh")
     model.weight_storage.reject_streamed(GENERATES)
+
+
+def slot_length(room: int) -> int:
+    """Returns one of few lengths, so that few programs are compiled."""
+    length = SHORTEST_SLOT
+    while length < room:
+        length *= 2
+    return length

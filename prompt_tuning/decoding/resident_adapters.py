@@ -52,7 +52,7 @@ class ResidentAdapters:
         self._adapters: dict[str, ResidentAdapter] = {}
         self._shared = SharedTexts(page)
         self._stack()
-        bare = _without_adapters(model, self.graph)
+        bare = without_adapters(model, self.graph)
         self._bare = make_resident("", bare, self._frozen, page)
 
     @property
@@ -200,7 +200,7 @@ class ResidentAdapters:
         self.parameters = self._frozen | self._table.tables
 
 
-def _without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
+def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
     """Returns the frozen model alone."""
     return dataclasses.replace(
         model, graph=graph, prompts=PromptPair(), prompting=Prompting()

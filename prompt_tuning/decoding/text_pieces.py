@@ -98,3 +98,11 @@ class TextPieces:
             ),
             default=0,
         )
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """Returns the text of a token, with a space before it if it has one."""
+    piece = tokenizer.token(token)
+    alone = tokenizer.decode([token])
+    spaced = piece.startswith(("▁", "Ġ")) and not alone.startswith(" ")
+    return f" {alone}" if spaced else alone or piece

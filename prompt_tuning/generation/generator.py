@@ -9,15 +9,13 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.own_adapter import add_own_adapter, own_adapter
 from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-
-SHORTEST_SLOT = 64
-"""Smallest number of positions of the slot that a row is streamed from."""
 
 
 class Continuation(NamedTuple):
@@ -105,11 +103,8 @@ class Generator:
         """Returns an engine for a row, a larger one where a conversation grew."""
         needed = given + self.sampling.new_tokens + self.model.prompt_length
         if self._engine is None or self._engine.limit < needed:
-            length = SHORTEST_SLOT
-            while length < needed:
-                length *= 2
             self._engine = DecodingEngine(
-                self.model, self.parameters, slots=1, length=length
+                self.model, self.parameters, slots=1, length=slot_length(needed)
             )
             add_own_adapter(self._engine, self.parameters)
         return self._engine

@@ -1,11 +1,25 @@
 """Sessions that a model answers texts in: each by itself, or as a conversation."""
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation, first_turn
-from prompt_tuning.generation.generator import Continuation, Generator
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+
+class RowStream(Protocol):
+    """Continues rows of token ids; see `Generator`."""
+
+    @property
+    def model(self) -> PromptedModel:
+        """Model that generates."""
+        ...
+
+    def stream(self, row: Sequence[int], prompt_id: int | None = None) -> Iterator[str]:
+        """Yields the text that continues a row, piece by piece."""
+        ...
 
 
 class TextSession:
@@ -21,7 +35,7 @@ class TextSession:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: RowStream,
         template: TokenTemplate | None = None,
         prompt_id: int | None = None,
     ):
@@ -36,12 +50,6 @@ class TextSession:
         """Returns what a terminal shows of a text before its continuation."""
         separate = self.generator.model.config.architecture == "encoder_decoder"
         return f"{text} -> " if separate else text
-
-    def continue_texts(self, texts: Sequence[str]) -> list[Continuation]:
-        """Continues each text by itself."""
-        rows = [self.encode(text) for text in texts]
-        prompts = None if self._prompt_id is None else [self._prompt_id] * len(rows)
-        return self.generator.continue_rows(rows, prompts)
 
     def answer(self, text: str) -> Iterator[str]:
         """Yields the continuation of a text, piece by piece."""
@@ -65,7 +73,7 @@ class ChatSession(TextSession):
 
     def __init__(
         self,
-        generator: Generator,
+        generator: RowStream,
         encoder: ChatEncoder,
         system: str | None = None,
         prompt_id: int | None = None,

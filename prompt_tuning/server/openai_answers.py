@@ -14,6 +14,7 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
+from prompt_tuning.decoding.text_pieces import token_text
 
 
 class AnswerFormat(abc.ABC):
@@ -83,13 +84,6 @@ class AnswerFormat(abc.ABC):
             "finish_reason": completion.reason,
         }
 
-    def _token(self, token: int) -> str:
-        """Returns the text of a token, with a space before it if it has one."""
-        piece = self._tokenizer.token(token)
-        alone = self._tokenizer.decode([token])
-        spaced = piece.startswith(("▁", "Ġ")) and not alone.startswith(" ")
-        return f" {alone}" if spaced else alone or piece
-
     @abc.abstractmethod
     def _content(self, text: str) -> dict[str, Any]:
         """Returns the fields of a choice that have its text."""
@@ -120,7 +114,7 @@ class CompletionFormat(AnswerFormat):
     ) -> dict[str, Any] | None:
         if logprobs is None:
             return None
-        tokens = [self._token(each.token) for each in logprobs]
+        tokens = [token_text(self._tokenizer, each.token) for each in logprobs]
         offsets, offset = [], self._shown.get(row, 0)
         for token in tokens:
             offsets.append(offset)
@@ -129,7 +123,10 @@ class CompletionFormat(AnswerFormat):
         top = []
         for each in logprobs:
             # Different tokens may have one text, of which the best counts.
-            texts = {self._token(token): value for token, value in reversed(each.top)}
+            texts = {
+                token_text(self._tokenizer, token): value
+                for token, value in reversed(each.top)
+            }
             top.append(dict(sorted(texts.items(), key=lambda x: -x[1])))
         return {
             "tokens": tokens,
@@ -172,7 +169,7 @@ class ChatFormat(AnswerFormat):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._token(token)
+        text = token_text(self._tokenizer, token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 

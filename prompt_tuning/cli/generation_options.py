@@ -1,0 +1,208 @@
+"""Options of `generate` that the decoding engine has, and what contradicts what."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
+from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.sampling_options import VALUES, read_sampling
+from prompt_tuning.core.errors import InputError, did_you_mean, shown
+from prompt_tuning.core.resumable_lines import check_startable
+
+if TYPE_CHECKING:
+    from prompt_tuning.text_requests import TextSettings
+
+OWN_NAMES = ("base", "trained")
+"""Names of the model without and with what the run trained."""
+SIMPLE = ("temperature", "top_k", "top_p", "min_p", "seed", "ends")
+"""Settings of sampling without the engine."""
+ENGINE = (
+    *("input", "output", "adapter", "use_adapter", "n", "logprobs", "beams"),
+    *(name for name in VALUES if name not in SIMPLE),
+    *("stop", "ignores_end"),
+)
+"""Options that only the engine has."""
+ROOM = 4096
+"""Number of new tokens with which options are checked before the model is known."""
+
+
+def add_line_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of files of lines."""
+    parser.add_argument(
+        "--input",
+        type=Path,
+        metavar="FILE",
+        help="a jsonl file instead of texts; a line has prompt, or messages for the "
+        "chat template, and may have adapter, prompt_id and seed",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the results of --input to this file, in the order of its lines; "
+        "after an interruption the same command continues (default: standard output)",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="start the output anew, and replace an existing file",
+    )
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the choice of adapters, and the options that sampling has not."""
+    add_adapter_option(parser, "--use_adapter or a line of --input names")
+    parser.add_argument(
+        "--use_adapter",
+        metavar="NAME",
+        help="adapter of texts and of lines that name none; also trained, what the run "
+        "trained, and base, the model alone (default: the only --adapter; without one, "
+        "or with several, trained if there is something)",
+    )
+    group = parser.add_argument_group("results")
+    numbers = {
+        "n": (integer, "N", "number of samples of a text, or of beams returned"),
+        "logprobs": (
+            integer,
+            "N",
+            "log-probability of each token, and of the N most probable ones (in JSON)",
+        ),
+        "beams": (integer, "N", "search the most probable text with N beams"),
+        "length_penalty": (
+            number,
+            "X",
+            "divide the log-probability of beams by their length to the power X",
+        ),
+    }
+    for name, (kind, metavar, text) in numbers.items():
+        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+
+
+def check_generation(options: argparse.Namespace) -> None:
+    """Refuses options that are out of range or contradict each other.
+
+    Raises:
+      InputError: with what to change.
+    """
+    if options.batch_size < 1:
+        raise InputError(f"batch_size is {options.batch_size}, expected at least 1")
+    if options.system is not None and not options.chat:
+        raise InputError("--system is the first message of a conversation: add --chat")
+    _check_files(options)
+    _check_adapters(options)
+    if options.beams is None:
+        if options.length_penalty is not None:
+            raise InputError("--length_penalty is for beams: add --beams")
+        read_sampling(
+            options, _new_tokens(options), n=options.n, logprobs=options.logprobs
+        )
+    else:
+        _check_beams(options)
+    if options.logprobs is not None and not (options.json or options.input):
+        raise InputError("--logprobs are written as JSON: add --json")
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    if options.input is None:
+        for name in ("output", "force"):
+            if getattr(options, name):
+                raise InputError(f"--{name} is for the results of --input: add --input")
+        return
+    if options.texts:
+        raise InputError(
+            f"--input {options.input} and the text {shown(options.texts[0])} were "
+            "given: leave out one of them"
+        )
+    if options.output is None:
+        if options.force:
+            raise InputError("--force replaces a file: add --output")
+        return
+    if options.output.resolve() == options.input.resolve():
+        raise InputError(f"--output is the file of --input, {options.input}")
+    check_startable(options.output, force=options.force)
+
+
+def _check_adapters(options: argparse.Namespace) -> None:
+    adapters = named_adapters(options)
+    for name in OWN_NAMES:
+        if name in adapters:
+            raise InputError(
+                f"--adapter is named {name}, which --use_adapter has for the model "
+                f"{'alone' if name == 'base' else 'as trained'}: choose another name"
+            )
+    known = (*adapters, *OWN_NAMES)
+    if options.use_adapter is not None and options.use_adapter not in known:
+        raise InputError(
+            f"--use_adapter is {shown(options.use_adapter)}"
+            f"{did_you_mean(options.use_adapter, known)}"
+        )
+    if len(adapters) > 1 and options.use_adapter is None and options.input is None:
+        raise InputError(
+            f"{len(adapters)} adapters are named: choose that of the texts by "
+            f"--use_adapter, {', '.join(known)}"
+        )
+
+
+def _check_beams(options: argparse.Namespace) -> None:
+    sampled = (*VALUES, "stop", "ignores_end", "logprobs")
+    for name in sampled:
+        if name != "ends" and _is_given(options, name):
+            raise InputError(
+                f"--beams finds the most probable texts, so --{name} has no effect: "
+                "leave out one of them"
+            )
+
+
+def _is_given(options: argparse.Namespace, name: str) -> bool:
+    value = getattr(options, name)
+    return value is not None and value is not False and value != []
+
+
+def engine_options(options: argparse.Namespace) -> list[str]:
+    """Returns the flags that were given and that only the decoding engine has."""
+    return [f"--{name}" for name in ENGINE if _is_given(options, name)]
+
+
+def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
+    """Returns the settings that the options describe.
+
+    Args:
+      options: parsed options.
+      slots: number of rows that are continued together.
+
+    Raises:
+      InputError: if an option cannot be used.
+    """
+    from prompt_tuning.decoding.beam_search import BeamSearch
+    from prompt_tuning.text_requests import TextSettings
+
+    beams, count = None, options.n
+    if options.beams is not None:
+        chosen: dict[str, Any] = {"beams": options.beams}
+        if options.n is not None:
+            chosen["returned"] = options.n
+        if options.length_penalty is not None:
+            chosen["length_penalty"] = options.length_penalty
+        beams, count = BeamSearch(**chosen), None
+    sampling = read_sampling(
+        options, _new_tokens(options), n=count, logprobs=options.logprobs
+    )
+    adapter = options.use_adapter
+    if adapter is None and len(options.adapter) == 1:
+        (adapter,) = named_adapters(options)
+    return TextSettings(
+        sampling=sampling,
+        beams=beams,
+        new_tokens=options.new_tokens,
+        chat=options.chat,
+        system=options.system,
+        adapter=adapter,
+        prompt_id=options.prompt_id,
+        slots=slots,
+    )
+
+
+def _new_tokens(options: argparse.Namespace) -> int:
+    """Returns a number of new tokens that the other options are checked with."""
+    return ROOM if options.new_tokens is None else options.new_tokens

@@ -1,0 +1,203 @@
+"""A file of lines that several starts of a command may write together.
+
+The lines are in FILE.partial until the last one is written. FILE.partial-settings has
+the settings that determine them, so that only a command with equal settings continues
+them. The partial file exists before its settings and is renamed before they are
+deleted: settings without a partial file belong to a finished FILE.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from prompt_tuning.core.atomic_files import (
+    check_replaceable,
+    replace_file,
+    reporting_disk_errors,
+    sync_file,
+    sync_path,
+)
+from prompt_tuning.core.errors import MAXIMUM_LINES, InputError, shown
+from prompt_tuning.core.file_locks import hold_lock
+from prompt_tuning.core.typed_json import read_object
+
+SYNC_SECONDS = 10.0
+"""Seconds after which new lines are on the disk, also if the power fails."""
+
+SETTINGS, REPLACES = "settings", "replaces"
+ANEW = "or start anew with --force"
+
+
+class LineWriter:
+    """The lines of a file, as far as they are written.
+
+    Attributes:
+      done: number of complete lines.
+      complete: whether an earlier command has finished the file.
+    """
+
+    def __init__(self, file: Path, replaces: bool):
+        self.done, self.complete = 0, False
+        self._file, self._replaces = file, replaces
+        self._opened: IO[bytes] | None = None
+        self._synced = time.monotonic()
+
+    def resume(self, accepts: Callable[[bytes], bool]) -> None:
+        """Opens the partial file, and cuts it after its last acceptable line."""
+        with reporting_disk_errors(self._file):
+            opened = partial_file(self._file).open("r+b")
+            self._opened = opened
+            end = 0
+            for line in opened:
+                if not (line.endswith(b"\n") and accepts(line)):
+                    break
+                end += len(line)
+                self.done += 1
+            opened.seek(end)
+            opened.truncate()
+
+    def write(self, line: str) -> None:
+        """Appends a line, which a kill of the process does not lose.
+
+        Raises:
+          StorageError: if the disk is full.
+        """
+        assert self._opened is not None
+        with reporting_disk_errors(self._file):
+            self._opened.write(f"{line}\n".encode())
+            self._opened.flush()
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                sync_file(self._opened)
+                self._synced = time.monotonic()
+        self.done += 1
+
+    def finish(self) -> None:
+        """Gives the file its name.
+
+        Raises:
+          InputError: if another command has created a file of this name.
+        """
+        if self._opened is not None:
+            check_replaceable(self._file, force=self._replaces)
+            with reporting_disk_errors(self._file):
+                sync_file(self._opened)
+                partial_file(self._file).replace(self._file)
+                sync_path(self._file.parent)
+        with reporting_disk_errors(self._file):
+            settings_file(self._file).unlink()
+            sync_path(self._file.parent)
+
+    def close(self) -> None:
+        """Closes the partial file."""
+        if self._opened is not None:
+            self._opened.close()
+
+
+def partial_file(file: Path) -> Path:
+    """Returns the file for the lines until they are complete."""
+    return file.with_name(f"{file.name}.partial")
+
+
+def settings_file(file: Path) -> Path:
+    """Returns the file for the settings of a partial file."""
+    return file.with_name(f"{file.name}.partial-settings")
+
+
+def check_startable(file: Path, *, force: bool) -> None:
+    """Checks that a file can be written, or an earlier command be continued.
+
+    Raises:
+      InputError: if it exists and may not be replaced.
+    """
+    if not settings_file(file).exists():
+        check_replaceable(file, force=force)
+
+
+@contextlib.contextmanager
+def resumable_lines(
+    file: Path,
+    settings: Mapping[str, Any],
+    accepts: Callable[[bytes], bool],
+    *,
+    force: bool = False,
+) -> Iterator[LineWriter]:
+    """Yields a writer that begins a file, or continues what was written of it.
+
+    The file is finished at the end of the block, unless an error leaves it.
+
+    Args:
+      file: path of the file; its folder is created if needed.
+      settings: everything that determines the lines, by names for messages; the
+        values are those of JSON.
+      accepts: whether a complete line can be one of this file; called for each line of
+        an earlier command, in order.
+      force: whether to start anew and replace an existing file.
+
+    Raises:
+      InputError: if an earlier command with other settings has begun the file, another
+        process is writing it, or it exists and may not be replaced.
+      StorageError: if the disk is full.
+    """
+    with contextlib.ExitStack() as stack:
+        with reporting_disk_errors(file):
+            lock = file.with_name(f".{file.name}.lock")
+            stack.enter_context(hold_lock(lock, f"file {file}"))
+        writer = _begin(file, json.loads(json.dumps(settings)), force)
+        stack.callback(writer.close)
+        if not writer.complete:
+            writer.resume(accepts)
+        yield writer
+        writer.finish()
+
+
+def _begin(file: Path, settings: dict[str, Any], force: bool) -> LineWriter:
+    """Creates an empty partial file with its settings, or finds an earlier one."""
+    partial, record = partial_file(file), settings_file(file)
+    if not force and record.exists():
+        stored = read_object(record)
+        before = stored.nested(SETTINGS).values
+        writer = LineWriter(file, stored.flag(REPLACES))
+        if partial.exists():
+            _check_same(partial, before, settings)
+            return writer
+        if before == settings and file.exists():
+            writer.complete = True
+            return writer
+    elif not force and partial.exists() and partial.stat().st_size:
+        raise InputError(
+            f"{partial} has lines, and {record.name} with their settings is missing: "
+            f"put it back, delete both, {ANEW}"
+        )
+    check_replaceable(file, force=force)
+    with reporting_disk_errors(file):
+        # First, so that no state of the disk has old lines with new settings.
+        partial.write_bytes(b"")
+        sync_path(partial)
+        sync_path(file.parent)
+        content = {REPLACES: force, SETTINGS: settings}
+        replace_file(record, json.dumps(content, indent=1) + "\n")
+    return LineWriter(file, force)
+
+
+def _check_same(
+    partial: Path, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Checks that a partial file was begun with the same settings.
+
+    Raises:
+      InputError: with the settings that differ.
+    """
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if not names:
+        return
+    listed = ", ".join(
+        f"{name} ({shown(before.get(name))}, now {shown(now.get(name))})"
+        for name in names[:MAXIMUM_LINES]
+    )
+    raise InputError(
+        f"{partial} was begun with other settings: {listed}; give the same ones to "
+        f"continue it, name another output, {ANEW}"
+    )
