@@ -233,20 +233,3 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
             layout = MeshLayout(inner.build(flat), rules, config)
         stages.append(StageDevices(flat[0], layout))
     return stages
-
-
-def check_rematerialization(config: ModelConfig) -> None:
-    """Refuses rematerialization that differs among the blocks of a stack.
-
-    Raises:
-      InputError: with what to set.
-    """
-    for policy in (config.rematerialization, config.encoder_policy):
-        if not policy.alike:
-            raise InputError(
-                f"Rematerialization skips {policy.skip_first} blocks at the start and "
-                f"{policy.skip_last} at the end, wraps every {policy.every} and has "
-                f"{len(policy.ranges)} ranges, but in a pipeline all blocks of a stack "
-                "are computed alike: set skip_first and skip_last to 0, every to 1 and "
-                "ranges to ()"
-            )

@@ -34,21 +34,21 @@ from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
-from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipelined_step import (
     PipelinedStep,
-    check_rematerialization,
     pipelined_gradients,
     stage_devices,
 )
 from prompt_tuning.training.stage_plan import (
+    check_division,
     microbatch_shape,
     plan_stages,
     training_interface,
+    whole_mesh,
 )
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
@@ -107,14 +107,9 @@ def plan_run(run: Run) -> "RunPlan":
         )
     # Whole arrays are sharded over the devices of all stages.
     model = open_pretrained(
-        run.model, run.tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
+        run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)
     )
-    if run.pipeline is not None:
-        config = model.config
-        check_blocks(
-            run.pipeline.layers, run.stages, config.encoder_layers + config.layers
-        )
-        check_rematerialization(config)
+    check_division(run, model.config)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
     parameter_groups.check_matches(run.save_paths, list(labels), "Run.save_paths")

@@ -6,6 +6,7 @@ from typing import Any
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.row_division import RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
@@ -13,10 +14,44 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
+from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.axis_rules import AxisRules
+from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
+
+
+def whole_mesh(run: Run) -> MeshShape | None:
+    """Returns the mesh of a run's whole arrays, over the devices of all stages.
+
+    Raises:
+      InputError: if the devices cannot be arranged in the run's stages.
+    """
+    if run.mesh is not None and run.stages > 1:
+        run.mesh.build()
+    return run.inference_mesh
+
+
+def check_division(run: Run, config: ModelConfig) -> None:
+    """Checks that a model's blocks can be divided among the stages of a run, if any.
+
+    Raises:
+      InputError: with what to set.
+    """
+    if run.pipeline is None:
+        return
+    blocks = config.encoder_layers + config.layers
+    check_blocks(run.pipeline.layers, run.stages, blocks)
+    for policy in (config.rematerialization, config.encoder_policy):
+        if not policy.alike:
+            raise InputError(
+                f"Rematerialization skips {policy.skip_first} blocks at the start and "
+                f"{policy.skip_last} at the end, wraps every {policy.every} and has "
+                f"{len(policy.ranges)} ranges, but in a pipeline all blocks of a stack "
+                "are computed alike: set skip_first and skip_last to 0, every to 1 and "
+                "ranges to ()"
+            )
 
 
 def stage_placement(run: Run, model: PromptedModel) -> Placement:

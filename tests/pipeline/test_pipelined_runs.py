@@ -99,20 +99,3 @@ def test_stages_have_the_curve_of_one_device(
     np.testing.assert_allclose(
         losses(tmp_path / "staged"), losses(tmp_path / "one"), rtol=1e-5
     )
-
-
-@pytest.mark.parametrize(
-    ("stages", "settings", "message"),
-    [
-        (4, [], "MeshShape.stage is 4, but the model has 2 blocks"),
-        (2, ["Pipeline.microbatches=6"], "a step has 16 rows, which cannot be divided"),
-    ],
-)
-def test_unsupported_stages_are_refused(
-    files, models, tmp_path, monkeypatch, capsys, stages, settings, message
-):
-    more = [*staged(monkeypatch, stages), "--gin.Run.pipeline=@Pipeline()"]
-    more += [f"--gin.{setting}" for setting in settings]
-    assert tune(files, tmp_path / "run", models["decoder"], 4, more) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
