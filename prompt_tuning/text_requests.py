@@ -248,6 +248,8 @@ def _fields(completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
     }
     if completion.score is not None:
         fields["score"] = completion.score
+    if completion.problem:
+        fields["problem"] = completion.problem
     if completion.logprobs is not None:
         fields["logprobs"] = [_logprob(each, tokenizer) for each in completion.logprobs]
     return fields

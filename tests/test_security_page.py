@@ -28,6 +28,12 @@ LIMITS = {
         "MAXIMUM_ROWS": (1_000_000, "batches of 1,000,000 rows"),
         "MAXIMUM_LAYERS": (10_000, "rows; 10,000 layers"),
     },
+    "decoding.text_constraints": {
+        "MAXIMUM_REGEX": (10_000, "match | 10,000 and 2^17 characters"),
+        "MAXIMUM_SCHEMA": (2**17, "10,000 and 2^17 characters"),
+        "COMPILE_SECONDS": (1, "at most 1 s of computing and 1 GiB; 30,000"),
+        "MAXIMUM_STATES": (30_000, "30,000 states"),
+    },
     "families.hf_settings": {"MAXIMUM_CONFIG": (2**24, "16 MiB; axes up to 2^24")},
     "families.hf_folder": {"MAXIMUM_END_IDS": (64, "64 end tokens")},
     "core.model_sizes": {

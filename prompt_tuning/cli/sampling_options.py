@@ -1,9 +1,12 @@
 """Options that set how tokens are chosen, for commands that use the decoding engine."""
 
 import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import integer, number, token_biases, token_ids
+from prompt_tuning.core.typed_json import read_json
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.sampling_settings import Sampling
@@ -47,6 +50,8 @@ VALUES = {
         "choose no end before N new tokens (default: 0)",
     ),
     "ends": (token_ids, "ID,...", "end also at tokens with these ids"),
+    "regex": (str, "REGEX", "write a text that matches this regular expression"),
+    "json_schema": (str, "FILE", "write JSON that matches the schema in this file"),
 }
 """Type, placeholder and help of each option that has a value."""
 
@@ -90,6 +95,7 @@ def read_sampling(
       InputError: if an option cannot be used.
     """
     from prompt_tuning.decoding.sampling_settings import Sampling
+    from prompt_tuning.decoding.text_constraints import MAXIMUM_SCHEMA
 
     given = {
         name: getattr(options, name)
@@ -97,6 +103,10 @@ def read_sampling(
         if getattr(options, name) is not None
     }
     given["ends"] = (*given.get("ends", ()), *ends)
+    if "json_schema" in given:
+        file = Path(given["json_schema"])
+        schema = read_json(file, maximum_bytes=MAXIMUM_SCHEMA)
+        given["json_schema"] = json.dumps(schema)
     stop = tuple(options.stop or ())
     return Sampling(
         new_tokens=new_tokens,

@@ -1,5 +1,6 @@
 """The routes of the server."""
 
+import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
@@ -24,6 +25,7 @@ from prompt_tuning.server.beam_searches import BeamSearches
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import (
     EventStream,
+    check_completions,
     collect,
     error_of,
     json_response,
@@ -195,9 +197,9 @@ class ServerApplication:
         raise RequestError("embeddings are not offered by this server", 404)
 
     async def _complete(self, request: HttpRequest) -> Response:
-        body = openai_requests.read_completion(
-            openai_requests.read_body(await read_content(request))
-        )
+        content = openai_requests.read_body(await read_content(request))
+        # It may take a second to compile a constraint.
+        body = await asyncio.to_thread(openai_requests.read_completion, content)
         adapter = self._check(body)
         prompts = await self._encode(body.prompts, adapter)
         rows = [Request(embeddings=each) for each in body.embeddings]
@@ -248,8 +250,9 @@ class ServerApplication:
         return json_response(form.answer(handles))
 
     async def _chat(self, request: HttpRequest) -> Response:
-        body = openai_requests.read_chat(
-            openai_requests.read_body(await read_content(request)), self.engine.limit
+        content = openai_requests.read_body(await read_content(request))
+        body = await asyncio.to_thread(
+            openai_requests.read_chat, content, self.engine.limit
         )
         adapter = self._check(body)
         ids, ends = await self.models.encode_chat(body.messages)
@@ -283,6 +286,7 @@ class ServerApplication:
             return EventStream(generation, form, usage=body.usage)
         if not await collect(request.receive, generation):
             return Response(status_code=GONE)
+        check_completions(generation.handles)
         return json_response(form.answer(generation.handles))
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.request import RequestHandle
 from prompt_tuning.server.engine_thread import Generation
 from prompt_tuning.server.openai_answers import AnswerFormat, ErrorAnswer
 from prompt_tuning.server.server_limits import BODY_SECONDS, MAXIMUM_BODY, RequestError
@@ -85,6 +86,17 @@ async def collect(receive: Receive, generation: Generation) -> bool:
         generation.close()
 
 
+def check_completions(handles: Sequence[RequestHandle]) -> None:
+    """Checks that no row ended because its constraint left no token.
+
+    Raises:
+      InputError: with the first problem.
+    """
+    for completion in [each for handle in handles for each in handle.completions]:
+        if completion.problem:
+            raise InputError(completion.problem)
+
+
 class EventStream(Response):
     """A stream of server-sent events, one for each piece.
 
@@ -134,11 +146,11 @@ class EventStream(Response):
                 event = form.event(generation.row(piece), piece)
                 if event is not None:
                     yield json_bytes(event)
+                check_completions([piece.handle])
             if self._usage:
                 yield json_bytes(form.usage_event(generation.handles))
-        except RequestError as problem:
-            answer = ErrorAnswer(str(problem), problem.kind, problem.status)
-            yield json_bytes(answer.body())
+        except (RequestError, InputError) as problem:
+            yield json_bytes(error_of(problem).body())
         yield b"[DONE]"
 
 

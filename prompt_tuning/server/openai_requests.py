@@ -14,6 +14,7 @@ from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS, Sampling
+from prompt_tuning.server import structured_outputs
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,
@@ -27,7 +28,7 @@ CHAT_TOKENS = 256
 SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("min_tokens", "ignore_eos", "stop_token_ids"),
+    *("min_tokens", "ignore_eos", "stop_token_ids", *structured_outputs.FIELDS),
 )
 """Fields that set how tokens are chosen; those not of OpenAI are named as in vLLM."""
 COMMON = ("model", "stream", "stream_options", "logprobs", "prompt_id", *SAMPLING)
@@ -54,7 +55,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "add_generation_prompt": (True,),
 }
 """Fields that are supported with these values only, which change nothing."""
@@ -346,6 +346,7 @@ def _sampling(body: JsonObject, tokens: int, logprobs: int | None) -> Sampling:
         n=body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS),
         seed=secrets.randbits(31) if seed is None else seed,
         logprobs=logprobs,
+        **structured_outputs.read_constraint(body),
     )
 
 

@@ -1,6 +1,7 @@
 """A conversation at a terminal, with adapters chosen by name."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -57,12 +58,22 @@ def test_each_adapter_answers_as_generate_does(model, tmp_path, capsys, monkeypa
     assert printed == [expected[0], report, expected[1], ""]
 
 
+def test_answers_match_an_expression(model, capsys, monkeypatch):
+    pytest.importorskip("llguidance", reason="needs the extra guided")
+    lines = iter(["ab"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, None) or end())
+    options = ["--new_tokens=9", "--regex=b[ab]{2}", "--temperature=2"]
+    assert main(["chat", f"--model={model}", *options]) == 0
+    assert re.fullmatch("b[ab]{2}", capsys.readouterr().out.splitlines()[1])
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
         ("--adapter=tuned", "expected NAME=PATH"),
         ("--adapter=tuned=missing", "does not exist"),
         ("--top_p=0.5", "has no effect"),
+        ("--json_schema=missing.json", "missing.json is missing"),
         ("--system=x", "chat_template"),
     ],
 )

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import http.client
 import json
+import re
 import shutil
 import threading
 import time
@@ -162,6 +163,51 @@ def test_beams_are_those_of_a_search_in_this_process(name, server):
     assert len(set(texts)) == 2
 
 
+def constrained(**fields):
+    return {"prompt": TEXT, "structured_outputs": fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expression"),
+    [
+        ({"structured_outputs": {"regex": "[xyz]{2,4}=1"}}, "[xyz]{2,4}=1"),
+        ({"structured_outputs": {"choice": ["a b", "c"]}}, "a b|c"),
+        ({"structured_outputs": {"json": {"enum": [12, True]}}}, "12|true"),
+        ({"structured_outputs": {"json": '{"const": null}'}}, "null"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "a",
+                        "strict": True,
+                        "schema": {"enum": [1, 2]},
+                    },
+                }
+            },
+            "1|2",
+        ),
+    ],
+)
+def test_answers_match_their_constraint(fields, expression, server):
+    body = {"prompt": TEXT, "n": 8, "max_tokens": 12, "seed": 1, **fields}
+    status, answer = server.ask(body)
+    assert status == 200, answer
+    for choice in answer["choices"]:
+        assert re.fullmatch(expression, choice["text"]), choice
+        assert choice["finish_reason"] == "stop"
+
+
+def test_an_answer_that_cannot_match_is_an_error(server):
+    # No token of the vocabulary has "#".
+    body, message = constrained(regex="ab#"), "no token continues a text"
+    status, answer = server.ask(body)
+    assert status == 400 and message in answer["error"]["message"]
+    status, content = server.ask({**body, "stream": True})
+    *_, error, end = [line[6:] for line in content.decode().split("\n\n") if line]
+    assert end == "[DONE]" and message in json.loads(error)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -197,6 +243,17 @@ def test_beams_are_those_of_a_search_in_this_process(name, server):
         ({"prompt": "a", **BEAMS, "top_p": 0.5}, 400, "top_p has no effect"),
         ({"prompt": "a", **BEAMS, "n": 1}, 400, "at least 2 beams"),
         ({"prompt": "a", **BEAMS, "best_of": 9}, 400, "expected 2 to 8 beams"),
+        (constrained(regex="(a"), 400, "unclosed group"),
+        (constrained(regex="#"), 400, "at its beginning"),
+        (constrained(regex="a", choice=["a"]), 400, "has 2 constraints"),
+        (constrained(grammar="a"), 400, "unknown field 'grammar'"),
+        (constrained(choice=[]), 400, "texts that are not empty"),
+        (constrained(json={"type": "nope"}), 400, "Invalid type: nope"),
+        (constrained(json={"multipleOf": 999_983}), 400, "too complex"),
+        ({"prompt": "a", **BEAMS, "response_format": {"type": "json_object"}}, 400, ""),
+        ({"prompt": "a", "response_format": {"type": "xml"}}, 400, "one of text, json"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "json_sche"),
+        ({"prompt": "a", "guided_json": {}}, 400, "unknown field 'guided_json'"),
     ],
     ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:12],
 )
