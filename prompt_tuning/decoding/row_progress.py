@@ -217,7 +217,7 @@ def sampling_needs(sampling: Sampling) -> Needs:
             or sampling.minimum_new_tokens
         ),
         logprobs=sampling.logprobs is not None,
-        masked=sampling.regex is not None or sampling.json_schema is not None,
+        masked=sampling.constraint is not None,
     )
 
 

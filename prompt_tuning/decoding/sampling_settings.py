@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
@@ -53,6 +53,7 @@ class Sampling:
         does `json_schema`.
       json_schema: JSON schema of the new text, as a dict or as text, which is kept;
         None for none.
+      constraint: what both make of the text, set from them; None for any text.
     """
 
     temperature: float | int = 0.0
@@ -75,6 +76,9 @@ class Sampling:
     logprobs: int | None = None
     regex: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
+    constraint: TextConstraint | None = dataclasses.field(
+        init=False, repr=False, compare=False, default=None
+    )
 
     def __post_init__(self):
         check_fields(self)
@@ -87,7 +91,9 @@ class Sampling:
             self._check_greedy()
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
-        self.constraint()
+        # It was made a text, and compiling takes time that only the caller spends.
+        found = find_constraint(self.regex, cast(str | None, self.json_schema))
+        object.__setattr__(self, "constraint", found)
 
     def _check_distribution(self) -> None:
         if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
@@ -162,15 +168,6 @@ class Sampling:
                 f"the temperature is 0 and n is {self.n}: all samples would be the "
                 "same; set a temperature, such as 0.7"
             )
-
-    def constraint(self) -> TextConstraint | None:
-        """Returns what the new text must match; None if that is any text.
-
-        Raises:
-          InputError: if it cannot be used.
-        """
-        assert not isinstance(self.json_schema, Mapping)  # it was made a text
-        return find_constraint(self.regex, self.json_schema)
 
     def check_vocabulary(self, size: int) -> None:
         """Checks that all ids are tokens of a model.

@@ -153,7 +153,7 @@ class MaskReader:
           InputError: if no text of the vocabulary matches, or the forced tokens do not.
         """
         sampling = request.sampling
-        constraint = sampling.constraint()
+        constraint = sampling.constraint
         if constraint is None:
             return None
         before = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
