@@ -15,7 +15,7 @@ from jaxtyping import UInt32
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.text.library_errors import reporting_errors
-from prompt_tuning.data.text.token_bytes import drops_space, token_bytes
+from prompt_tuning.data.text.token_bytes import drops_space, find_spaced, token_bytes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -169,10 +169,10 @@ class MaskReader:
 
     def _matcher(self, constraint: TextConstraint, before: Sequence[int]) -> Any:
         library = guidance_library()
-        tokenizer, added = self._model.needed_tokenizer(), self._token_bytes
+        tokenizer = self._model.needed_tokenizer()
         matcher = library.LLMatcher(
             self._vocabulary,
-            constraint.grammar(drops_space(tokenizer, before, added)),
+            constraint.grammar(drops_space(tokenizer, before, self._spaced)),
             log_level=0,
             limits=parser_limits(),
         )
@@ -197,6 +197,10 @@ class MaskReader:
     @functools.cached_property
     def _token_bytes(self) -> list[bytes]:
         return token_bytes(self._model.needed_tokenizer())
+
+    @functools.cached_property
+    def _spaced(self) -> int | None:
+        return find_spaced(self._token_bytes)
 
     @functools.cached_property
     def _vocabulary(self) -> Any:

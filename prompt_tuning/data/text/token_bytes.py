@@ -41,9 +41,17 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     return added
 
 
-def drops_space(
-    tokenizer: Tokenizer, given: Sequence[int], added: Sequence[bytes]
-) -> bool:
+def find_spaced(added: Sequence[bytes]) -> int | None:
+    """Returns a token that is a space and a word; None if there is none.
+
+    Args:
+      added: result of `token_bytes`.
+    """
+    spaced = (i for i, each in enumerate(added) if re.fullmatch(rb" [a-z]+", each))
+    return next(spaced, None)
+
+
+def drops_space(tokenizer: Tokenizer, given: Sequence[int], token: int | None) -> bool:
     """Returns whether the space that a token begins with is dropped after a row.
 
     Sentencepiece drops it at the beginning of a text, where it is the one that
@@ -52,10 +60,8 @@ def drops_space(
     Args:
       tokenizer: the tokenizer.
       given: ids before the token.
-      added: result of `token_bytes`.
+      token: result of `find_spaced`.
     """
-    spaced = (i for i, each in enumerate(added) if re.fullmatch(rb" [a-z]+", each))
-    token = next(spaced, None)
     if token is None:
         return False
     before = tokenizer.decode(given)
