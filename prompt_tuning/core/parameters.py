@@ -5,6 +5,7 @@ A model is a tree of NNX modules; outside `models` it is a structure and a dict 
 and files all refer to these paths.
 """
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,10 +93,40 @@ def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
         raise ValueError(f"shape {shape} and logical axes {axes} differ in length")
 
 
+class Structure(nnx.GraphDef):
+    """The structure of a model, whose hash is computed once.
+
+    `jax.jit` asks for the hash of a static argument at each call, and compares it with
+    that of the compiled program. Of a whole model each takes about a millisecond, which
+    is as long as a step of a small one.
+    """
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Structure) or self._hash != other._hash:
+            return False
+        return (self.nodes, self.attributes) == (other.nodes, other.attributes)
+
+
+@functools.lru_cache(maxsize=256)
+def _first_of_equals(structure: Structure) -> Structure:
+    """Returns the first of equal structures, which is compared by its identity."""
+    return structure
+
+
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Parameters]:
     """Splits a model into its structure and its parameters by path."""
     graph, state = nnx.split(model)
-    return graph, {
+    structure = Structure(graph.nodes, graph.attributes, graph.num_leaves)
+    return _first_of_equals(structure), {
         "/".join(map(str, path)): leaf.get_value()
         for path, leaf in nnx.to_flat_state(state)
     }
