@@ -117,12 +117,8 @@ def make_resident(
       parameters: all its parameters.
       page: number of keys of a page.
       prefixes: what precedes a row, for each prompt; computed if None.
-
-    Raises:
-      InputError: if the engine cannot serve the adapter.
     """
     merged = cast(LanguageModel, merge(model.graph, parameters))
-    _check_projections(name, merged)
     decoder = getattr(merged, "decoder", None)
     joins = isinstance(decoder, PromptDecoder) and not decoder.shared
     decodes_alone = model.config.architecture == "decoder_only"
@@ -134,9 +130,19 @@ def make_resident(
     return ResidentAdapter(name, model, parameters, prompts, whole, length)
 
 
-def _check_projections(name: str, model: LanguageModel) -> None:
-    """Checks that the adapters of projections are kinds that a table can hold."""
-    for path, dense in projections(model):
+def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
+    """Checks that the adapters of projections are kinds that a table can hold.
+
+    Args:
+      name: name of the adapter.
+      model: the model with the adapter.
+      parameters: all its parameters.
+
+    Raises:
+      InputError: if one is not.
+    """
+    merged = cast(LanguageModel, merge(model.graph, parameters))
+    for path, dense in projections(merged):
         for adapter in dense.adapters.values():
             if not isinstance(adapter, LowRank | OutputScale | InputScale):
                 raise InputError(

@@ -34,9 +34,6 @@ from prompt_tuning.decoding.slot_reader import SlotReader
 from prompt_tuning.decoding.token_masks import MaskReader
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
-CHUNKS_PER_STEP = 4
-"""Maximum number of chunks that are read between two steps of rows that generate."""
-
 
 class DecodingEngine:
     """Generates for many requests at once; used from one thread.
@@ -45,10 +42,13 @@ class DecodingEngine:
       model: the frozen model, or one with prompts and adapters, which are left out.
       parameters: all its parameters by path.
       slots: number of rows that are continued together.
-      length: maximum number of tokens of a row, given and new; prompt vectors among
-        them count.
+      length: maximum number of tokens of a row, given and new; the vectors of adapters
+        among them count.
       chunk: number of tokens of a row that are read at once.
       page: number of keys of a page of a prompt or a shared text.
+      together: number of rows whose texts are read at once.
+      adapted: whether the model keeps its prompts and adapters, which then belong to
+        all rows, and others cannot be added.
       guesses: maximum number of tokens that a step guesses of each greedy row from its
         text, which saves steps where the text repeats itself; 0 for none.
       process: changes the logits of all rows before any other option; None for none.
@@ -67,20 +67,26 @@ class DecodingEngine:
         length: int = 512,
         chunk: int = 64,
         page: int = 128,
+        together: int = 1,
+        adapted: bool = False,
         guesses: int = 0,
         process: token_choice.LogitsProcessor | None = None,
         read_adapter: AdapterReader | None = None,
     ):
-        check_engine(model, slots, length, chunk, page)
-        self.model, self.count, self.limit = model, slots, length
+        check_engine(model, slots, length, chunk, page, together)
+        self.model, self.count = model, slots
         if guesses and process is not None:
             raise InputError(
                 "guesses are checked without the function that changes logits: leave "
                 "out guesses or process"
             )
         self.guesses, self._process = guesses, process
-        self._resident = ResidentAdapters(model, parameters, page, read_adapter)
-        self._reader = SlotReader(self._resident, slots, length, chunk)
+        self._resident = ResidentAdapters(
+            model, parameters, page, read_adapter, adapted=adapted
+        )
+        # The model's own vectors are added to the length.
+        self.limit = length + self._resident.find(None).joined
+        self._reader = SlotReader(self._resident, slots, self.limit, chunk, together)
         self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
         self._rows: list[RowProgress | None] = [None] * slots
@@ -252,7 +258,7 @@ class DecodingEngine:
           the new tokens of each row.
         """
         self._admit()
-        self._read_texts()
+        self._reader.read_texts(self._rows, bool(self._queue))
         active = [
             (slot, row)
             for slot, row in enumerate(self._rows)
@@ -316,30 +322,6 @@ class DecodingEngine:
             ):
                 return slot
         return None
-
-    def _read_texts(self) -> None:
-        """Reads chunks of texts, only a few while other rows wait for their step."""
-        budget = CHUNKS_PER_STEP
-        if not any(row is not None and row.ready for row in self._rows):
-            budget = self.count
-        for slot, row in enumerate(self._rows):
-            if row is None or row.ready or row.leader is not None:
-                continue
-            while budget > 0 and not row.ready:
-                self._reader.read_part(slot, row)
-                budget -= 1
-            if row.ready:
-                self._start_followers(slot)
-
-    def _start_followers(self, slot: int) -> None:
-        """Copies a row that was read to the slots of its other samples."""
-        source = self._rows[slot]
-        assert source is not None
-        for other, row in enumerate(self._rows):
-            if row is not None and row.leader == slot and row.handle == source.handle:
-                self._reader.copy(slot, other)
-                row.written, row.first = source.written, source.first
-                row.ready, row.leader = True, None
 
     # Tokens
 

@@ -139,14 +139,20 @@ def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
 
 
 def check_engine(
-    model: PromptedModel, slots: int, length: int, chunk: int, page: int
+    model: PromptedModel, slots: int, length: int, chunk: int, page: int, together: int
 ) -> None:
     """Checks the sizes of an engine and that its model can be served.
 
     Raises:
       InputError: with the first problem.
     """
-    sizes = {"slots": slots, "length": length, "chunk": chunk, "page": page}
+    sizes = {
+        "slots": slots,
+        "length": length,
+        "chunk": chunk,
+        "page": page,
+        "together": together,
+    }
     for name, size in sizes.items():
         if size < 1:
             raise InputError(f"{name} is {size}, expected at least 1")

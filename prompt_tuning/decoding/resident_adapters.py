@@ -10,8 +10,10 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.adapter_table import (
+    AdapterTable,
     PromptPages,
     ResidentAdapter,
+    check_projections,
     frozen_parameters,
     make_resident,
     stack_adapters,
@@ -37,6 +39,7 @@ class ResidentAdapters:
       parameters: all its parameters by path; prompts and adapters are left out.
       page: number of keys of a page.
       read_adapter: reads the files of `load`; None if none are read.
+      adapted: whether the model keeps its prompts and adapters, which all rows use.
     """
 
     def __init__(
@@ -45,14 +48,16 @@ class ResidentAdapters:
         parameters: Parameters,
         page: int,
         read_adapter: AdapterReader | None,
+        *,
+        adapted: bool = False,
     ):
-        self.model, self.page = model, page
-        self._frozen = frozen_parameters(parameters)
+        self.model, self.page, self._adapted = model, page, adapted
+        self._frozen = parameters if adapted else frozen_parameters(parameters)
         self._read_adapter = read_adapter
         self._adapters: dict[str, ResidentAdapter] = {}
         self._shared = SharedTexts(page)
         self._stack()
-        bare = without_adapters(model, self.graph)
+        bare = model if adapted else without_adapters(model, self.graph)
         self._bare = make_resident("", bare, self._frozen, page)
 
     @property
@@ -105,6 +110,11 @@ class ResidentAdapters:
         """
         if not name:
             raise InputError("an adapter's name is empty")
+        if self._adapted:
+            raise InputError(
+                f"adapter {name} cannot be added: the engine keeps the prompts and "
+                "adapters of its model; open one without `adapted`"
+            )
         if model.config != self.model.config:
             raise InputError(
                 f"adapter {name} belongs to another model: its config differs in "
@@ -131,6 +141,7 @@ class ResidentAdapters:
         """
         self.check(name, model)
         shared = {p: self._frozen.get(p, leaf) for p, leaf in parameters.items()}
+        check_projections(name, model, shared)
         self._adapters[name] = make_resident(name, model, shared, self.page, prefixes)
         self._shared.forget(name)
         self._stack()
@@ -196,6 +207,10 @@ class ResidentAdapters:
 
     def _stack(self) -> None:
         """Rebuilds the tables of adapters of projections."""
+        if self._adapted:
+            self._table = AdapterTable(self.model.graph, {}, {})
+            self.parameters = self._frozen
+            return
         self._table = stack_adapters(self.model.config, list(self._adapters.values()))
         self.parameters = self._frozen | self._table.tables
 

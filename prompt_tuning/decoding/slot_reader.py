@@ -1,25 +1,30 @@
 """Reads tokens of rows into their slots on the device."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
+from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
 from prompt_tuning.decoding.slot_state import Page, RowStates, Slots
 from prompt_tuning.decoding.slots import (
     copy_slot,
-    read_chunk,
+    read_chunks,
     read_guesses,
-    read_row,
     read_tokens,
+    read_whole_rows,
 )
 from prompt_tuning.decoding.token_choice import PerRow
 from prompt_tuning.models.attention import KeyValues
 
 Placed = Sequence[tuple[int, RowProgress]]
 """Rows with the numbers of their slots."""
+
+CHUNKS_PER_STEP = 4
+"""Maximum number of chunks that are read between two steps of rows that generate."""
 
 
 class SlotReader:
@@ -33,10 +38,19 @@ class SlotReader:
       count: number of slots.
       length: maximum number of tokens of a row.
       chunk: number of tokens of a row that are read at once.
+      together: number of rows whose texts are read at once.
     """
 
-    def __init__(self, resident: ResidentAdapters, count: int, length: int, chunk: int):
+    def __init__(
+        self,
+        resident: ResidentAdapters,
+        count: int,
+        length: int,
+        chunk: int,
+        together: int,
+    ):
         self._resident, self._count, self._chunk = resident, count, chunk
+        self._together = together
         self._config = resident.model.config
         # Chunks begin at multiples of their size, and must not pass the end.
         self.slots = Slots.create(self._config, count, -(-length // chunk) * chunk)
@@ -44,7 +58,7 @@ class SlotReader:
 
     def read_tokens(self, active: Placed, tokens: PerRow) -> None:
         """Reads the next token of each active row."""
-        pages, visible = self._active_pages(active)
+        pages, visible = self._active_pages(active, self._count)
         self.slots = read_tokens(
             self._resident.parameters,
             self.slots,
@@ -71,7 +85,7 @@ class SlotReader:
         for slot, row in active:
             window = [row.tokens[-1], *row.guess(guesses)]
             tokens[slot, : len(window)], counts[slot] = window, len(window)
-        pages, visible = self._active_pages(active)
+        pages, visible = self._active_pages(active, self._count)
         self.slots, accepted = read_guesses(
             self._resident.parameters,
             self.slots,
@@ -85,10 +99,6 @@ class SlotReader:
         for slot, row in active:
             row.written += 1 + int(right[slot])
         return {slot: tokens[slot, 1 : 1 + right[slot]].tolist() for slot, _ in active}
-
-    def copy(self, source: int, target: int) -> None:
-        """Copies a row that was read and not continued into another slot."""
-        self.slots = copy_slot(self.slots, np.int32(source), np.int32(target))
 
     def compile(self, pages: int, guesses: int) -> list[str]:
         """Compiles the step for each number of pages that rows may see.
@@ -126,60 +136,110 @@ class SlotReader:
             lengths.append(min(2 * lengths[-1], limit))
         return lengths
 
-    def read_part(self, slot: int, row: RowProgress) -> None:
-        """Reads the next chunk of a row, or the row whole where it must be."""
-        pad = self._config.pad_id
+    def read_texts(self, rows: Sequence[RowProgress | None], more: bool) -> None:
+        """Reads chunks of texts, only a few while other rows wait for their step.
+
+        Args:
+          rows: the row in each slot.
+          more: whether further rows wait for a slot, so that a reading of few rows can
+            wait for them too.
+        """
+        generates = any(row is not None and row.ready for row in rows)
+        for _ in range(CHUNKS_PER_STEP if generates else self._count):
+            waiting = [
+                (slot, row)
+                for slot, row in enumerate(rows)
+                if row is not None and not row.ready and row.leader is None
+            ]
+            if not waiting or (generates and more and len(waiting) < self._together):
+                return
+            kind = self._kind(waiting[0][1])
+            chosen = [each for each in waiting if self._kind(each[1]) == kind]
+            chosen = chosen[: self._together]
+            self._read_part(chosen)
+            for slot, row in chosen:
+                if row.ready:
+                    self._start_followers(rows, slot, row)
+
+    def _start_followers(
+        self, rows: Sequence[RowProgress | None], slot: int, source: RowProgress
+    ) -> None:
+        """Copies a row that was read to the slots of its other samples."""
+        for other, row in enumerate(rows):
+            if row is not None and row.leader == slot and row.handle == source.handle:
+                self.slots = copy_slot(self.slots, np.int32(slot), np.int32(other))
+                row.written, row.first = source.written, source.first
+                row.ready, row.leader = True, None
+
+    def _kind(self, row: RowProgress) -> tuple[Any, ...]:
+        """Returns what rows that are read together have in common."""
         if row.reads_whole:
             size = self._chunk
             while size < len(row.given):
                 size *= 2
-            tokens = np.full((1, size), pad, np.int32)
-            tokens[0, : len(row.given)] = row.given
-            number = row.handle.request.prompt_id
-            self.slots, written, first = read_row(
-                row.adapter.parameters,
-                self.slots,
-                np.int32(slot),
-                tokens,
-                np.array([len(row.given)], np.int32),
-                None if number is None else np.array([number], np.int32),
-                graph=row.adapter.model.graph,
-            )
-            row.written, row.first, row.ready = int(written), int(first), True
+            return id(row.adapter), size
+        return (row.embeddings is None,)
+
+    def _read_part(self, chosen: Placed) -> None:
+        """Reads the next chunk of rows, or rows whole where they must be."""
+        # Rows that are missing repeat the last one, so that the shape is always the
+        # same.
+        filled = [*chosen, *[chosen[-1]] * (self._together - len(chosen))]
+        numbers = np.array([slot for slot, _ in filled], np.int32)
+        if chosen[0][1].reads_whole:
+            self._read_whole([row for _, row in filled], numbers)
             return
-        stop = min(row.written + self._chunk, len(row.given))
-        part: Sequence[int] | np.ndarray = row.given[row.written : stop]
-        tokens = np.full((1, self._chunk), pad, np.int32)
-        if row.embeddings is not None:
-            part = row.embeddings[row.written : stop]
-            tokens = np.zeros((1, self._chunk, part.shape[1]), np.float32)
-        tokens[0, : len(part)] = part
-        pages = _padded(row.prompt.pages, self._no_page)
-        visible = np.zeros((1, len(pages)), np.int32)
-        visible[0, : len(row.prompt.visible)] = row.prompt.visible
-        self.slots = read_chunk(
+        pad, count = self._config.pad_id, len(filled)
+        tokens = np.full((count, self._chunk), pad, np.int32)
+        if chosen[0][1].embeddings is not None:
+            shape = (count, self._chunk, self._config.width)
+            tokens = np.zeros(shape, np.float32)
+        counts = np.zeros(count, np.int32)
+        for i, (_, row) in enumerate(filled):
+            given = row.given if row.embeddings is None else row.embeddings
+            part = given[row.written : row.written + self._chunk]
+            tokens[i, : len(part)], counts[i] = part, len(part)
+        placed = [(i, row) for i, (_, row) in enumerate(filled)]
+        pages, visible = self._active_pages(placed, count)
+        self.slots = read_chunks(
             self._resident.parameters,
             self.slots,
-            np.int32(slot),
+            numbers,
             tokens,
-            np.int32(len(part)),
-            self._row_state(row, visible),
+            counts,
+            self._states(placed, visible),
             pages,
             graph=self._resident.graph,
         )
-        row.written += len(part)
-        row.ready = row.written == len(row.given)
+        for i, (_, row) in enumerate(chosen):
+            row.written += int(counts[i])
+            row.ready = row.written == len(row.given)
 
-    def _row_state(self, row: RowProgress, visible: np.ndarray) -> RowStates:
-        return RowStates(
-            np.array([row.written], np.int32),
-            np.array([row.first], np.int32),
-            np.array([True]),
-            np.array([self._resident.entry(row.adapter)], np.int32),
-            visible,
+    def _read_whole(self, rows: Sequence[RowProgress], numbers: np.ndarray) -> None:
+        """Reads whole rows of one adapter, padded to one length."""
+        _, size = self._kind(rows[0])
+        adapter = rows[0].adapter
+        tokens, lengths = pad_rows([x.given for x in rows], self._config.pad_id, size)
+        prompt_ids = None
+        if rows[0].handle.request.prompt_id is not None:
+            prompt_ids = np.array([x.handle.request.prompt_id for x in rows], np.int32)
+        self.slots, written, first = read_whole_rows(
+            adapter.parameters,
+            self.slots,
+            numbers,
+            tokens,
+            lengths,
+            prompt_ids,
+            graph=adapter.model.graph,
         )
+        numbers_of_keys, positions = np.asarray(written), np.asarray(first)
+        for i, row in enumerate(rows):
+            row.written, row.first = int(numbers_of_keys[i]), int(positions[i])
+            row.ready = True
 
-    def _active_pages(self, active: Placed) -> tuple[tuple[Page, ...], np.ndarray]:
+    def _active_pages(
+        self, active: Placed, count: int
+    ) -> tuple[tuple[Page, ...], np.ndarray]:
         """Returns the pages that active rows see, and how much each row sees of each.
 
         Pages of one row stay in their order.
@@ -192,15 +252,15 @@ class SlotReader:
                     columns[id(page.key_values)] = len(pages)
                     pages.append(page)
         padded = _padded(pages, self._no_page)
-        visible = np.zeros((self._count, len(padded)), np.int32)
+        visible = np.zeros((count, len(padded)), np.int32)
         for slot, row in active:
             for page, count in zip(row.prompt.pages, row.prompt.visible, strict=True):
                 visible[slot, columns[id(page.key_values)]] = count
         return padded, visible
 
     def _states(self, active: Placed, visible: np.ndarray) -> RowStates:
-        numbers = np.zeros((3, self._count), np.int32)
-        marks = np.zeros(self._count, bool)
+        numbers = np.zeros((3, len(visible)), np.int32)
+        marks = np.zeros(len(visible), bool)
         for slot, row in active:
             numbers[:, slot] = row.written, row.first, self._resident.entry(row.adapter)
             marks[slot] = True

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.activity import rename
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.row_adapters import row_entries
 from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
@@ -65,6 +66,7 @@ def read_tokens(
       pages: the pages that some row sees.
       graph: structure of the model.
     """
+    rename(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
     window = jnp.asarray(tokens)[:, None]
     hidden, own = _read_window(model, slots, window, jnp.array(1), rows, pages)
@@ -163,34 +165,37 @@ def _read_window(
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
-def read_chunk(
+def read_chunks(
     parameters: Parameters,
     slots: Slots,
-    slot: Integers,
-    tokens: Integers | Float[Array, "1 C D"] | Float[np.ndarray, "1 C D"],
-    count: Integers,
-    row: RowStates,
+    numbers: Integers,
+    tokens: Integers | Float[Array, "R C D"] | Float[np.ndarray, "R C D"],
+    counts: Integers,
+    rows: RowStates,
     pages: tuple[Page, ...],
     *,
     graph: nnx.GraphDef,
 ) -> Slots:
-    """Reads a chunk of one row's text into its slot.
+    """Reads a chunk of the text of each of some rows into their slots.
 
     Args:
       parameters: as in `read_tokens`.
       slots: all slots; donated.
-      slot: number of the slot.
-      tokens: the chunk, `[1, C]`, padded; or its vectors, `[1, C, D]`.
-      count: number of its real tokens.
-      row: state of the row, with `B = 1`.
-      pages: the pages that the row sees.
+      numbers: slot of each row, `[R]`; a row may be repeated.
+      tokens: the chunks, `[R, C]`, padded; or their vectors, `[R, C, D]`.
+      counts: number of real tokens of each chunk.
+      rows: state of each row.
+      pages: the pages that some row sees.
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    hidden, key_values = _run_chunk(model, tokens, row, pages, _take(slots.own, slot))
-    own = _write(slots.own, key_values, slot, row.written[0])
-    last = jax.lax.dynamic_index_in_dim(hidden[0], count - 1, keepdims=False)
-    return dataclasses.replace(slots, own=own, hidden=slots.hidden.at[slot].set(last))
+    past = KeyValues(*(part[:, :, jnp.asarray(numbers)] for part in slots.own))
+    hidden, key_values = _run_chunks(model, tokens, rows, pages, past)
+    own = _write_rows(slots.own, key_values, numbers, rows.written)
+    last = hidden[jnp.arange(len(hidden)), jnp.asarray(counts) - 1]  # [R, D]
+    return dataclasses.replace(
+        slots, own=own, hidden=slots.hidden.at[numbers].set(last)
+    )
 
 
 @functools.partial(jax.jit, static_argnames="graph")
@@ -212,36 +217,42 @@ def read_page(
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    _, key_values = _run_chunk(model, tokens, row, pages, None)
+    _, key_values = _run_chunks(model, tokens, row, pages, None)
     return Page(key_values, jnp.asarray(row.first[0]))
 
 
-def _run_chunk(
+def _run_chunks(
     model: LanguageModel,
-    tokens: Integers | Float[Array, "1 C D"] | Float[np.ndarray, "1 C D"],
-    row: RowStates,
+    tokens: Integers | Float[Array, "R C D"] | Float[np.ndarray, "R C D"],
+    rows: RowStates,
     pages: tuple[Page, ...],
     own: KeyValues | None,
-) -> tuple[Float[Array, "1 C D"], KeyValues]:
-    """Runs a chunk of one row after what it sees."""
+) -> tuple[Float[Array, "R C D"], KeyValues]:
+    """Runs a chunk of each of some rows after what it sees."""
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 3:
         embedded = tokens.astype(model.config.dtype)
     else:
         embedded = model.output_embedder(tokens, model.config.dtype)
-    start = jnp.asarray(row.first + row.written)[:, None]
+    start = jnp.asarray(rows.first + rows.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
-    past = _page_contexts(pages, row.visible)
+    past = _page_contexts(pages, rows.visible)
     if own is not None:
-        past.append(_own_context(own, row.written, row.first))
-    with row_entries(jnp.asarray(row.entry)[0]):
+        past.append(_own_context(own, rows.written, rows.first))
+    entries = jnp.asarray(rows.entry)
+    entries = entries[0] if len(entries) == 1 else jnp.repeat(entries, tokens.shape[1])
+    with row_entries(entries):
         return model.extend(Stream(embedded, positions, masks.CausalMask(None)), past)
 
 
-def _take(own: KeyValues, slot: Integers) -> KeyValues:
-    """Returns the keys and values of one slot, `[L, G, 1, length, K]`."""
-    parts = (jax.lax.dynamic_slice_in_dim(part, slot, 1, axis=2) for part in own)
-    return KeyValues(*parts)
+def _write_rows(
+    buffer: KeyValues, new: KeyValues, numbers: Integers, columns: Integers
+) -> KeyValues:
+    """Writes `[L, G, R, S, K]` into slots, each row from its column on."""
+    for i in range(len(numbers)):
+        row = KeyValues(*(part[:, :, i : i + 1] for part in new))
+        buffer = _write(buffer, row, numbers[i], columns[i])
+    return buffer
 
 
 def _write(
@@ -257,17 +268,17 @@ def _write(
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
-def read_row(
+def read_whole_rows(
     parameters: Parameters,
     slots: Slots,
-    slot: Integers,
+    numbers: Integers,
     tokens: Integers,
-    length: Integers,
+    lengths: Integers,
     prompt_ids: Integers | None,
     *,
     graph: nnx.GraphDef,
-) -> tuple[Slots, Int[Array, ""], Int[Array, ""]]:
-    """Reads a whole row into its slot, by the model with the row's adapter.
+) -> tuple[Slots, Int[Array, "R"], Int[Array, "R"]]:
+    """Reads whole rows into their slots, by the model with the rows' adapter.
 
     This reads rows of encoder-decoders, and rows that a prompt inside the text, or
     attention in both directions, keeps from being read in chunks.
@@ -275,59 +286,70 @@ def read_row(
     Args:
       parameters: all parameters of the model with its prompts and adapters, by path.
       slots: all slots; donated.
-      slot: number of the slot.
-      tokens: the row, `[1, T]`, padded.
-      length: number of its real tokens, `[1]`.
-      prompt_ids: number of the row's prompt, `[1]`, or None.
+      numbers: slot of each row, `[R]`; a row may be repeated.
+      tokens: the rows, `[R, T]`, padded.
+      lengths: number of real tokens of each, `[R]`.
+      prompt_ids: number of each row's prompt, `[R]`, or None.
       graph: structure of that model.
 
     Returns:
-      the slots, the number of keys written, and the position of the first of them.
+      the slots, the number of keys written of each row, and the position of the first
+      of them.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     prompts = None if prompt_ids is None else jnp.asarray(prompt_ids)
-    hidden, cache = model.prefill(jnp.asarray(tokens), jnp.asarray(length), 1, prompts)
-    text = cache.past[-1]
+    hidden, cache = model.prefill(jnp.asarray(tokens), jnp.asarray(lengths), 1, prompts)
+    text, rows = cache.past[-1], len(hidden)
     assert isinstance(text.key_values, KeyValues)
     capacity = slots.own.keys.shape[3]
     size = min(text.key_values.keys.shape[3], capacity)
     short = KeyValues(*(part[:, :, :, :size] for part in text.key_values))
-    written = jnp.array(size) if text.mask is None else text.mask.sum()
+    written = jnp.full(rows, size)
+    if text.mask is not None:
+        written = _row_marks(text.mask, rows).sum(1)
+    first_columns = np.zeros(rows, np.int32)
     slots = dataclasses.replace(
         slots,
-        own=_write(slots.own, short, slot, 0),
-        hidden=slots.hidden.at[slot].set(hidden[0]),
+        own=_write_rows(slots.own, short, numbers, first_columns),
+        hidden=slots.hidden.at[numbers].set(hidden),
     )
     if slots.cross is not None and slots.cross_mask is not None:
-        slots = _write_cross(slots, slot, cache.cross)
-    return slots, written, cache.next_positions[0] - written
+        slots = _write_cross(slots, numbers, cache.cross)
+    return slots, written, cache.next_positions - written
 
 
-def _write_cross(slots: Slots, slot: Integers, cross: Sequence[Context]) -> Slots:
-    """Writes what a row's decoder attends to of its encoder's output."""
+def _row_marks(mask: Bool[Array, "_ 1 1 S"], rows: int) -> Bool[Array, "R S"]:
+    """Returns the mask of each row's keys."""
+    return jnp.broadcast_to(mask[:, 0, 0], (rows, mask.shape[-1]))
+
+
+def _write_cross(slots: Slots, numbers: Integers, cross: Sequence[Context]) -> Slots:
+    """Writes what the rows' decoder attends to of their encoder's output."""
     assert slots.cross is not None and slots.cross_mask is not None
-    capacity = slots.cross_mask.shape[1]
+    capacity, rows = slots.cross_mask.shape[1], len(numbers)
     parts, marks = [], []
     for context in cross:
         key_values = context.key_values
         assert isinstance(key_values, KeyValues)
-        if context.rows is not None:
-            key_values = KeyValues(*(part[:, :, context.rows] for part in key_values))
-        size = key_values.keys.shape[3]
-        mask = context.mask
-        marks.append(jnp.ones(size, bool) if mask is None else mask.reshape(-1))
+        chosen = context.rows
+        if chosen is None:  # all rows share a prompt's output
+            chosen = jnp.arange(rows) * context.row_count // rows
+        key_values = KeyValues(*(part[:, :, chosen] for part in key_values))
+        mask, every = context.mask, jnp.ones((rows, key_values.keys.shape[3]), bool)
+        marks.append(every if mask is None else _row_marks(mask, rows))
         parts.append(key_values)
     joined = KeyValues(
         *(jnp.concatenate(each, axis=3) for each in zip(*parts, strict=True))
     )
-    mark = jnp.concatenate(marks)
-    padding = capacity - len(mark)
-    mark = jnp.pad(mark, (0, max(padding, 0)))[:capacity]
+    mark = jnp.concatenate(marks, axis=1)
+    padding = capacity - mark.shape[1]
+    mark = jnp.pad(mark, ((0, 0), (0, max(padding, 0))))[:, :capacity]
     joined = KeyValues(*(part[:, :, :, :capacity] for part in joined))
+    first_columns = np.zeros(rows, np.int32)
     return dataclasses.replace(
         slots,
-        cross=_write(slots.cross, joined, slot, 0),
-        cross_mask=slots.cross_mask.at[slot].set(mark),
+        cross=_write_rows(slots.cross, joined, numbers, first_columns),
+        cross_mask=slots.cross_mask.at[numbers].set(mark),
     )
 
 

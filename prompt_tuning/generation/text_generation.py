@@ -23,6 +23,7 @@ from prompt_tuning.decoding.row_encoding import (
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.engine import continue_rows
+from prompt_tuning.generation.slot_batches import continue_in_slots
 from prompt_tuning.generation.streamed_engine import continue_rows_streamed
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -45,68 +46,108 @@ def continue_all(
       rows: token ids; without a prompt, each row needs at least one token.
       sampling: how new tokens are chosen: greedily, or drawn with a temperature; each
         row draws with its own key.
-      batch_size: rows of a batch.
+      batch_size: maximum number of rows that are continued together.
       prompt_ids: prompt of each row if the model has several, else None.
-      on_batch: called after each batch with its number of rows.
+      on_batch: called with a number of rows when these have ended.
 
     Returns:
       The new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, the settings need more than a
-        temperature, and as `check_rows` and `check_prompt_ids`.
+      InputError: if the batch size is not positive, several samples are requested, the
+        settings need more than a temperature on a mesh or with streamed weights, and as
+        `check_rows` and `check_prompt_ids`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
+    if sampling.n > 1:
+        raise InputError(f"n is {sampling.n}, expected 1 continuation of each row")
+    check_rows(model, rows, sampling.new_tokens)
+    check_prompt_ids(model, prompt_ids, len(rows))
+    batches = _batches(model, rows, batch_size)
+    continuations: dict[int, list[int]] = {}
+    if model.layout is None and not model.weight_storage.by_layer:
+        numbers: dict[int, list[int]] = {}
+        for group in batches:
+            numbers.setdefault(group.length, []).extend(_real(group))
+        for length, chosen in numbers.items():
+            continuations |= continue_in_slots(
+                model,
+                parameters,
+                rows,
+                chosen,
+                length,
+                sampling,
+                slots=batch_size,
+                prompt_ids=prompt_ids,
+                on_ended=on_batch,
+            )
+    else:
+        _check_options(sampling)
+        for group in batches:
+            continuations |= _continue_batch(
+                model, parameters, rows, group, sampling, prompt_ids
+            )
+            if on_batch is not None:
+                on_batch(len(_real(group)))
+    return [continuations[index] for index in range(len(rows))]
+
+
+def _real(group: LengthGroup) -> list[int]:
+    """Returns the numbers of the rows of a batch, without those that fill it up."""
+    return group.rows[group.rows != FILLING].tolist()
+
+
+def _check_options(sampling: Sampling) -> None:
+    """Checks that rows can be drawn without what the engine has for each row."""
     needs = sampling_needs(sampling)
     unused = (needs.penalized, needs.constrained, needs.logprobs, needs.masked)
     if any(unused) or sampling.stop:
         raise InputError(
-            "a batch is drawn with temperature, top_k, top_p and min_p alone: "
-            "leave out the other settings, or use the decoding engine"
+            "on a mesh and with streamed weights, rows are drawn with temperature, "
+            "top_k, top_p and min_p alone: leave out the other settings"
         )
-    check_rows(model, rows, sampling.new_tokens)
-    check_prompt_ids(model, prompt_ids, len(rows))
-    ends = (*model.stop_ids, *sampling.ends)
-    continuations: dict[int, list[int]] = {}
-    for group in _batches(model, rows, batch_size):
-        chosen = group.rows[group.rows != FILLING].tolist()
-        # Rows without an example repeat another one.
-        filled = [*chosen, *chosen[-1:] * (len(group.rows) - len(chosen))]
-        tokens, lengths = pad_rows(
-            [rows[index] for index in filled], model.config.pad_id, group.length
-        )
-        choices = first_choices(sampling, ends, filled)
-        prompts = None
-        if prompt_ids is not None:
-            prompts = jnp.array([prompt_ids[index] for index in filled])
-        generated = _continue_batch(
-            model,
-            parameters,
-            (tokens, lengths, choices, prompts),
-            new_tokens=sampling.new_tokens,
-            needs=needs,
-        )
-        for index, row in zip(chosen, generated.tolist(), strict=False):
-            continuations[index] = strip_end(row, ends)
-        if on_batch is not None:
-            on_batch(len(chosen))
-    return [continuations[index] for index in range(len(rows))]
 
 
 def _continue_batch(
-    model: PromptedModel, parameters: Parameters, rows: tuple, **settings: Any
-) -> np.ndarray:
-    """Generates one batch; layer by layer if the weights are streamed."""
-    settings |= {"graph": model.graph, "pad_id": model.config.pad_id}
+    model: PromptedModel,
+    parameters: Parameters,
+    rows: Sequence[Sequence[int]],
+    group: LengthGroup,
+    sampling: Sampling,
+    prompt_ids: Sequence[int] | None,
+) -> dict[int, list[int]]:
+    """Continues a batch on a mesh, or layer by layer if the weights are streamed."""
+    chosen = _real(group)
+    # Rows without an example repeat another one.
+    filled = [*chosen, *chosen[-1:] * (len(group.rows) - len(chosen))]
+    pad_id = model.config.pad_id
+    tokens, lengths = pad_rows([rows[index] for index in filled], pad_id, group.length)
+    ends = (*model.stop_ids, *sampling.ends)
+    prompts = None
+    if prompt_ids is not None:
+        prompts = jnp.array([prompt_ids[index] for index in filled])
+    inputs = (tokens, lengths, first_choices(sampling, ends, filled), prompts)
+    settings: dict[str, Any] = {
+        "graph": model.graph,
+        "new_tokens": sampling.new_tokens,
+        "needs": sampling_needs(sampling),
+        "pad_id": pad_id,
+    }
     if model.weight_storage.by_layer:
         everything = model.by_layer(parameters)
         with activity("generating; each token reads all streamed weights"):
-            return continue_rows_streamed(everything, *rows, **settings)
-    # Only a shape that is compiled is shown.
-    with activity():
-        generated = continue_rows(parameters, *rows, **settings, layout=model.layout)
-        return np.asarray(generated)
+            generated = continue_rows_streamed(everything, *inputs, **settings)
+    else:
+        # Only a shape that is compiled is shown.
+        with activity():
+            generated = np.asarray(
+                continue_rows(parameters, *inputs, **settings, layout=model.layout)
+            )
+    return {
+        index: strip_end(row, ends)
+        for index, row in zip(chosen, generated.tolist(), strict=False)
+    }
 
 
 def _batches(

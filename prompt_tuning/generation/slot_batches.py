@@ -1,0 +1,104 @@
+"""Continues many rows in the slots of engines: a row joins when another one ends."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from prompt_tuning.core.activity import activity
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.row_progress import sampling_needs
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+CHUNK, TOGETHER = 32, 8
+"""Number of tokens of a row, and number of rows, that are read at once."""
+
+LARGEST_PAGE, PAGE_MULTIPLE = 128, 16
+"""Sizes of the pages of a prompt: one page holds it, if it is not longer."""
+
+
+def continue_in_slots(
+    model: PromptedModel,
+    parameters: Parameters,
+    rows: Sequence[Sequence[int]],
+    numbers: Sequence[int],
+    length: int,
+    sampling: Sampling,
+    *,
+    slots: int,
+    prompt_ids: Sequence[int] | None = None,
+    on_ended: Callable[[int], None] | None = None,
+) -> Iterator[tuple[int, list[int]]]:
+    """Continues some rows and yields the number and the new tokens of each.
+
+    Args:
+      model: model that generates, with its prompts and adapters.
+      parameters: all its parameters by path.
+      rows: token ids of all rows.
+      numbers: the rows to continue.
+      length: maximum number of tokens of these rows.
+      sampling: how new tokens are chosen; a row draws with the key of its number.
+      slots: maximum number of rows that are continued together.
+      prompt_ids: prompt of each of all rows if the model has several, else None.
+      on_ended: called with a number of rows when these have ended.
+    """
+    order = list(numbers)
+    if prompt_ids is not None:
+        # Rows that are continued together attend to few prompts.
+        order.sort(key=lambda number: prompt_ids[number])
+    engine = _open_engine(model, parameters, len(order), length, sampling, slots)
+    handles = [
+        engine.submit(
+            Request(
+                ids=rows[number],
+                prompt_id=None if prompt_ids is None else prompt_ids[number],
+                sampling=sampling,
+                first_sample=number,
+            )
+        )
+        for number in order
+    ]
+    while not engine.idle:
+        # Only programs that are compiled are shown.
+        with activity():
+            pieces = engine.step()
+        ended = sum(piece.completion is not None for piece in pieces)
+        if ended and on_ended is not None:
+            on_ended(ended)
+    for number, handle in zip(order, handles, strict=True):
+        yield number, list(handle.completions[0].ids)
+
+
+def _open_engine(
+    model: PromptedModel,
+    parameters: Parameters,
+    count: int,
+    length: int,
+    sampling: Sampling,
+    slots: int,
+) -> DecodingEngine:
+    """Opens an engine whose programs are shared by calls with rows like these.
+
+    Its number of slots is `slots`, or a power of two if there are fewer rows.
+    """
+    used = slots
+    if count < slots:
+        used = min(slots, 1 << (count - 1).bit_length())
+    positions = length + sampling.new_tokens
+    if model.config.architecture == "encoder_decoder":
+        positions = max(length, sampling.new_tokens) + model.prompt_length
+    # Tokens are decoded only for settings that concern their text.
+    if not (sampling.stop or sampling_needs(sampling).masked):
+        model = dataclasses.replace(model, tokenizer=None)
+    page = -(-model.prompt_length // PAGE_MULTIPLE) * PAGE_MULTIPLE
+    return DecodingEngine(
+        model,
+        parameters,
+        slots=used,
+        length=positions,
+        chunk=CHUNK,
+        page=min(max(page, PAGE_MULTIPLE), LARGEST_PAGE),
+        together=min(TOGETHER, used),
+        adapted=True,
+    )
