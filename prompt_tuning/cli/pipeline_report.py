@@ -12,10 +12,12 @@ from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
 from prompt_tuning.training.pipeline_estimate import PipelineEstimate
 
 COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2", "held")
+WIDTHS = (8, 8, 8, 10, 15, 15, 10)
 EXPLANATION = (
     "forward, p1 (gradient of the input), p2 (gradient of the weights): products of a",
-    "micro-batch, 100% for an average stage; hold: most micro-batches at a time; held:",
-    "their bytes on each device, from the forward pass to p1 and from p1 to p2",
+    "micro-batch, 100% for an average stage; hold: most micro-batches at a time, times",
+    "the bytes of each on a device, from the forward pass to p1 and from p1 to p2;",
+    "held: the most bytes of all of them at a time",
 )
 CONSOLE_WIDTH = 120
 """Columns that a timeline needs."""
@@ -48,28 +50,34 @@ def _stage_table(estimate: PipelineEstimate) -> list[str]:
         f"micro-batch: {shape.rows} rows of {shape.inputs} tokens on each device",
         _row("stage", *COLUMNS).replace("│", "┃"),
     ]
+    kept, postponed = estimate.microbatch_bytes()
     stages = zip(
         plan.layers,
         plan.costs,
         estimate.weight_bytes(),
-        plan.in_flight(),
-        plan.postponed(),
-        estimate.held_bytes(),
+        map(_times, plan.in_flight(), kept),
+        map(_times, plan.postponed(), postponed),
+        plan.peak_bytes(kept, postponed),
         strict=True,
     )
     for stage, values in enumerate(stages):
-        blocks, cost, weights, in_flight, postponed, held = values
+        blocks, cost, weights, for_p1, for_p2, held = values
         shares = (cost.forward, cost.input_gradient, cost.weight_gradient)
         cells = [
             *(f"{share:.1%}" for share in shares),
             format_size(weights),
-            str(in_flight),
-            str(postponed),
+            for_p1,
+            for_p2,
             format_size(held),
         ]
         lines.append(_row(f"{stage}: {blocks} block{'s' * (blocks > 1)}", *cells))
     return [*lines, *EXPLANATION]
 
 
+def _times(count: int, size: int) -> str:
+    return f"{count} x {format_size(size)}" if count else "0"
+
+
 def _row(name: str, *cells: str) -> str:
-    return " │ ".join([f"│ {name:<14}", *(f"{cell:>11}" for cell in cells)]) + " │"
+    widths = zip(cells, WIDTHS, strict=True)
+    return " │ ".join([f"│ {name:<14}", *(f"{x:>{n}}" for x, n in widths)]) + " │"

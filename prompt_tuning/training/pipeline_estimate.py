@@ -70,8 +70,13 @@ class PipelineEstimate:
         )
         return cls(opened, plan, shape, examples, batch)
 
-    def held_bytes(self) -> tuple[int, ...]:
-        """The most bytes that each device of each stage holds for p1 and p2."""
+    def microbatch_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The bytes that a device of each stage holds of a micro-batch.
+
+        Returns:
+          those from the forward pass to p1, and those from p1 to p2, which include
+          what p1 computed again under a rematerialization policy.
+        """
         model, placement = self.opened.model, self.opened.model.placement
         assert placement is not None
         trained = {
@@ -85,9 +90,8 @@ class PipelineEstimate:
             divide_rows(self.batch, self.plan.microbatches),
             jax.random.key(0) if model.drops else None,
         )
-        kept = [programs.kept_bytes for programs in stages.programs]
-        postponed = [programs.postponed_bytes for programs in stages.programs]
-        return self.plan.peak_bytes(kept, postponed)
+        kept = tuple(programs.kept_bytes for programs in stages.programs)
+        return kept, tuple(programs.postponed_bytes for programs in stages.programs)
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Bytes of the frozen and trained parameters on each device of each stage.

@@ -147,10 +147,33 @@ def test_the_stages_of_a_pipeline_are_described_and_drawn(files, tmp_path, capsy
         *["1 block"] * 3,
         "2 blocks",
     ]
-    assert [row[4] for row in table(printed).values()] == ["3", "3", "2", "1"]
+    in_flight = [row[4].partition(" x ")[0] for row in table(printed).values()]
+    assert in_flight == ["3", "3", "2", "1"]
     assert re.search(r"stage 0  P?F0[-.\w]+B0", printed)
     assert "1f1b, backward pass in one part, 3 micro-batches; bubble " in printed
     assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.exhaustive
+def test_recomputed_activations_are_reported_where_p2_holds_them(
+    files, tmp_path, capsys
+):
+    model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=2))
+    more = ["--gin.MeshShape.stage=2", "--gin.Run.mesh=@MeshShape()"]
+    more += ["--gin.ParameterGroup.regexes=['.*']", "--gin.Run.prompt=None"]
+    again = ["--gin.Pretrained.rematerialization=@Rematerialization()"]
+    again += ["--gin.Rematerialization.policy='nothing'"]
+    sizes = []
+    for policy in ([], again):
+        given = arguments(files, "--pipeline", *more, *policy, model=model)
+        assert main(given) == 0
+        rows = list(table(capsys.readouterr().out).values())
+        cells = [row[column].partition(" x ")[2] for row in rows for column in (4, 5)]
+        sizes.append([bytes_of(cell) for cell in cells])
+    (first, _, last, held), (first_again, _, last_again, held_again) = sizes
+    assert first_again < first
+    assert last_again < last
+    assert held_again >= held
 
 
 def test_what_a_pipeline_cannot_use_is_refused(files, tmp_path, capsys):
