@@ -14,14 +14,16 @@ class JoinedRows:
     An array's rows are the dimension that is larger in a trace of all rows.
     """
 
-    def __init__(self, each: Sequence[Any], joined: Sequence[Any], needs_rows: bool):
+    def __init__(
+        self, each: Sequence[Any], joined: Sequence[Any], differs: Sequence[bool]
+    ):
         """Finds the rows of each array.
 
         Args:
           each: shapes of a micro-batch's arrays.
           joined: shapes of the same arrays with the rows of all micro-batches.
-          needs_rows: whether an array without rows differs among micro-batches, so
-            that it cannot be joined.
+          differs: whether each array differs among micro-batches, so that it cannot be
+            joined without rows.
 
         Raises:
           InputError: if an array cannot be joined.
@@ -30,7 +32,10 @@ class JoinedRows:
             _axis(one.shape, other.shape)
             for one, other in zip(each, joined, strict=True)
         ]
-        if needs_rows and None in self._axes:
+        if any(
+            axis is None and other
+            for axis, other in zip(self._axes, differs, strict=True)
+        ):
             raise InputError(
                 "Pipeline.joined_p2 is True, but the gradients of weights need sums "
                 "or random numbers of each micro-batch (a prompt that all rows share, "

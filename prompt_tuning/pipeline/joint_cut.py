@@ -109,6 +109,7 @@ class JointCut:
                 kept.append(var)
         self._kept = kept
         self._arguments = [*weights, *others, *inputs]
+        self._forward_steps = forward
         self._outer_gradients = gradients
         self._forward = Half.of(closed, forward, [*outputs, *kept])
         repeated = [e for e in forward if id(e) in again.chosen]
@@ -163,6 +164,26 @@ class JointCut:
     def held_shapes(self) -> list[Any]:
         """Shapes of the result of `held`."""
         return [var.aval for var in self._held]
+
+    def held_with(self, varying: Sequence[bool], gradients: bool) -> list[bool]:
+        """Returns which results of `held` depend on some of the arguments.
+
+        Args:
+          varying: whether each leaf of the weights, of the other arguments and of the
+            inputs is among these arguments.
+          gradients: whether the outputs' gradients are among them.
+        """
+        dependent = {
+            var for var, use in zip(self._arguments, varying, strict=True) if use
+        }
+        for equation in self._forward_steps:
+            if not dependent.isdisjoint(variables(equation.invars)):
+                dependent |= set(equation.outvars)
+        flags = [var in dependent for var in self._kept]
+        flags += [gradients] * len(self._outer_gradients)
+        names = self._backward_inputs[len(self._known) :]
+        depends = dict(zip(names, flags, strict=True))
+        return [depends[var] for var in self._held]
 
     def p2_reads(self) -> list[bool]:
         """Returns whether p2 reads each leaf of the weights and other arguments."""

@@ -115,6 +115,13 @@ class StagePrograms:
         self.outputs = self.cut.outputs
         known = [*specs, leaf_specs]
         self._known_specs, self._others = known, own_leaves
+        # The parameters and the prefix are the same for all micro-batches.
+        carried = len(jax.tree.leaves(inputs["carried"]))
+        self._varying = [
+            *[False] * sum(map(len, parameters)),
+            *[True] * (len(leaves) + carried),
+            *[False] * self.cut.lasting,
+        ]
         arrays = PER_DEVICE
         self.forward = self._program(
             self._forward, [specs[0], specs[1], arrays, leaf_specs]
@@ -137,11 +144,15 @@ class StagePrograms:
           InputError: if something of p2 cannot be joined.
         """
         own, all_rows = self.cut, larger.cut
-        held = JoinedRows(own.held_shapes, all_rows.held_shapes, False)
-        handed = JoinedRows(own.handed_shapes, all_rows.handed_shapes, True)
+        held = JoinedRows(own.held_shapes, all_rows.held_shapes, self._held_differs())
+        handed = JoinedRows(
+            own.handed_shapes, all_rows.handed_shapes, [True] * len(own.handed_shapes)
+        )
         names = [i for i, reads in self._reads_late(larger).items() if reads]
         others = JoinedRows(
-            [self._others[i] for i in names], [larger._others[i] for i in names], True
+            [self._others[i] for i in names],
+            [larger._others[i] for i in names],
+            [True] * len(names),
         )
 
         def p2(weights, frozen, leaves, prefix, kept, from_p1, total):
@@ -163,6 +174,11 @@ class StagePrograms:
         first = len(reads) - len(self._others) - self.cut.lasting
         own = reads[first : first + len(self._others)]
         return dict(zip(sorted(self._others), own, strict=True))
+
+    def _held_differs(self) -> list[bool]:
+        """Returns which arrays that p2 reads differ among micro-batches."""
+        # The gradient of the loss is the same for all.
+        return self.cut.held_with(self._varying, gradients=not self.outputs["outputs"])
 
     @property
     def kept_bytes(self) -> int:

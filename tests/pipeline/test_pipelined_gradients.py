@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline import driver
 from prompt_tuning.pipeline.driver import PipelinedGradients
@@ -44,12 +45,15 @@ class Case:
     method: str | None = None
     micro_batches: int = 4
     joined_p2: bool = False
+    policy: str = "none"
 
 
 def config_of(case):
     config = dummies.FAMILIES[case.family]
     if config.architecture == "decoder_only":
         config = dataclasses.replace(config, layers=sum(case.layers))
+    again = Rematerialization(policy=case.policy)
+    config = dataclasses.replace(config, rematerialization=again)
     return dummies.with_dropout(config, case.dropout) if case.dropout else config
 
 
@@ -196,6 +200,11 @@ def assert_own_work(case, stage, programs, parameters):
             Case("t5_gated", ALL, (1, 3), joined_p2=True),
             Case("llama", ALL, (1, 1), "1f1b-2"),
             Case("llama", ALL, (1, 1), micro_batches=1),
+            Case("llama", ALL, (2, 1), "zb-h1", policy="nothing"),
+            Case("llama", ALL, (2, 1), policy="nothing", two_stage=False),
+            Case("gpt2", ALL, (1, 1), policy="dots", dropout=0.3),
+            Case("t5_gated", ALL, (3, 1), policy="attention"),
+            Case("gpt2", ALL, (1, 1), "gpipe", joined_p2=True, dropout=0.3),
             Case("t5_original", ALL, (1, 2, 1), dropout=0.3),
             Case("t5_gated", PROMPT, (2, 2), "zb-h1", dropout=0.3),
             Case("llama", PROMPT, (1, 1), method="LoRA and a soft prompt"),
@@ -210,6 +219,30 @@ def assert_own_work(case, stage, programs, parameters):
 )
 def test_gradients_equal_those_of_one_device(case):
     assert_equal(case)
+
+
+@pytest.mark.exhaustive
+def test_random_numbers_of_each_microbatch_are_not_joined():
+    """Here p2 draws dropout masks again, from one key for each micro-batch."""
+    case = Case("t5_gated", ALL, (2, 2), "gpipe", joined_p2=True, dropout=0.3)
+    with pytest.raises(InputError, match="which cannot be joined: set it to False"):
+        assert_equal(case)
+
+
+@pytest.mark.exhaustive
+def test_recomputed_activations_are_held_for_p2():
+    """What p1 computes again waits for p2: more than the forward pass had kept."""
+    kept, postponed = {}, {}
+    for policy in ("none", "nothing"):
+        case = Case("llama", ALL, (1, 1), policy=policy)
+        config = config_of(case)
+        graph, trained, frozen = model_of(case, config)
+        batch = batch_of(config, case.micro_batches)
+        staged = pipeline_of(case, graph).traced(trained, frozen, batch, None)
+        kept[policy] = staged.programs[1].kept_bytes
+        postponed[policy] = staged.programs[1].postponed_bytes
+    assert kept["nothing"] < kept["none"]
+    assert postponed["nothing"] >= postponed["none"]
 
 
 @pytest.mark.exhaustive
