@@ -200,6 +200,7 @@ class LineGeneration:
         requests = self._requests
         settings = dataclasses.asdict(requests.settings)
         sampling, beams = settings.pop("sampling"), settings.pop("beams") or {}
+        settings["batch_size"] = settings.pop("slots")  # as the option is named
         return {
             "prompt_tuning": __version__,
             "jax": jax.__version__,

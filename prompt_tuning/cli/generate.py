@@ -201,6 +201,7 @@ def _continue_by_engine(
 
 def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> None:
     """Writes a result for each line of the input."""
+    from prompt_tuning.core.resumable_lines import partial_file
     from prompt_tuning.line_generation import LineGeneration
 
     with activity("reading the input"):
@@ -212,8 +213,13 @@ def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> No
                 print(result, flush=True)
                 move(1)
         return
-    with progress_bar("generating", lines.count) as move:
-        done = lines.write(options.output, move, force=options.force)
+    try:
+        with progress_bar("generating", lines.count) as move:
+            done = lines.write(options.output, move, force=options.force)
+    except KeyboardInterrupt:
+        partial = partial_file(options.output)
+        print(f"interrupted: the same command continues {partial}", file=sys.stderr)
+        raise
     earlier = f", {done:,} of them from an earlier start" if done else ""
     print(f"{lines.count:,} lines{earlier}: {options.output}")
 
