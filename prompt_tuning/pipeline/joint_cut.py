@@ -247,4 +247,7 @@ class JointCut:
 
 
 def _bytes(shapes: Sequence[Any]) -> int:
-    return sum(shape.size * shape.dtype.itemsize for shape in shapes)
+    """Returns the size of arrays in a device's memory, without offloaded ones."""
+    host = jax.memory.Space.Host
+    own = [x for x in shapes if getattr(x, "memory_space", None) != host]
+    return sum(shape.size * shape.dtype.itemsize for shape in own)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from prompt_tuning.core.save_policies import PINNED
 from prompt_tuning.pipeline.schedules import FORWARD, INPUT_GRADIENT
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms
 from prompt_tuning.pipeline.transport import Mailbox
@@ -247,7 +248,14 @@ class StageWorker:
 
 
 def _bytes_per_device(tree: Tree, without: Sequence[Any]) -> int:
-    """Returns the size of a tree's arrays on one device, without some arrays."""
+    """Returns the size of a tree's arrays on one device, without some arrays.
+
+    Arrays that are offloaded to the host's memory are left out too.
+    """
     left_out = set(map(id, without))
-    arrays = [x for x in jax.tree.leaves(tree) if id(x) not in left_out]
+    arrays = [
+        x
+        for x in jax.tree.leaves(tree)
+        if id(x) not in left_out and x.sharding.memory_kind != PINNED
+    ]
     return sum(x.addressable_shards[0].data.nbytes for x in arrays)

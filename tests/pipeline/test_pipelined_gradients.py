@@ -52,7 +52,8 @@ def config_of(case):
     config = dummies.FAMILIES[case.family]
     if config.architecture == "decoder_only":
         config = dataclasses.replace(config, layers=sum(case.layers))
-    again = Rematerialization(policy=case.policy)
+    policy, _, offload = case.policy.partition("+")
+    again = Rematerialization(policy=policy, offload=bool(offload))
     config = dataclasses.replace(config, rematerialization=again)
     return dummies.with_dropout(config, case.dropout) if case.dropout else config
 
@@ -202,6 +203,7 @@ def assert_own_work(case, stage, programs, parameters):
             Case("llama", ALL, (1, 1), micro_batches=1),
             Case("llama", ALL, (2, 1), "zb-h1", policy="nothing"),
             Case("llama", ALL, (2, 1), policy="nothing", two_stage=False),
+            Case("llama", ALL, (1, 2), policy="nothing+offload"),
             Case("gpt2", ALL, (1, 1), policy="dots", dropout=0.3),
             Case("t5_gated", ALL, (3, 1), policy="attention"),
             Case("gpt2", ALL, (1, 1), "gpipe", joined_p2=True, dropout=0.3),
@@ -233,7 +235,7 @@ def test_random_numbers_of_each_microbatch_are_not_joined():
 def test_recomputed_activations_are_held_for_p2():
     """What p1 computes again waits for p2: more than the forward pass had kept."""
     kept, postponed = {}, {}
-    for policy in ("none", "nothing"):
+    for policy in ("none", "nothing", "nothing+offload"):
         case = Case("llama", ALL, (1, 1), policy=policy)
         config = config_of(case)
         graph, trained, frozen = model_of(case, config)
@@ -241,7 +243,7 @@ def test_recomputed_activations_are_held_for_p2():
         staged = pipeline_of(case, graph).traced(trained, frozen, batch, None)
         kept[policy] = staged.programs[1].kept_bytes
         postponed[policy] = staged.programs[1].postponed_bytes
-    assert kept["nothing"] < kept["none"]
+    assert kept["nothing+offload"] < kept["nothing"] < kept["none"]
     assert postponed["nothing"] >= postponed["none"]
 
 
