@@ -11,11 +11,7 @@ from prompt_tuning.decoding.adapter_table import bare_graph, frozen_parameters
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.own_adapter import OWN
-from prompt_tuning.decoding.prompt_prefixes import (
-    adapted_digest,
-    is_added,
-    prompt_prefixes,
-)
+from prompt_tuning.decoding.prompt_prefixes import adapted_digest, prompt_prefixes
 from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.request_stream import run_in_order
@@ -48,12 +44,14 @@ class TextAdapters:
     def __init__(self, model: TextModel, paths: Mapping[str, Path] | None = None):
         self.model, self._paths = model, dict(paths or {})
         prompted, parameters = model.prompted, model.parameters
-        bare = without_adapters(prompted, bare_graph(prompted.config))
+        graph = bare_graph(prompted.config)
+        bare = without_adapters(prompted, graph)
         frozen = frozen_parameters(parameters)
         self._read: dict[str | None, tuple[PromptedModel, Parameters]] = {
             None: (bare, frozen)
         }
-        if any(map(is_added, parameters)):
+        # A constant prompt has no parameter.
+        if prompted.graph != graph:
             self._read[OWN] = (prompted, parameters)
         for name, path in self._paths.items():
             try:
