@@ -30,6 +30,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import (
     InputScale,
     LowRank,
@@ -68,6 +69,7 @@ class ResidentAdapter:
       prompts: pages of each of its prompts; one without pages if it has none.
       whole: whether rows are read whole, by `model`.
       joined: number of prompt vectors among a row's own keys.
+      encoded: number of prompt vectors in an encoder's output.
     """
 
     name: str
@@ -76,6 +78,7 @@ class ResidentAdapter:
     prompts: tuple[PromptPages, ...]
     whole: bool
     joined: int
+    encoded: int
 
     @property
     def adapts_projections(self) -> bool:
@@ -126,8 +129,10 @@ def make_resident(
     if prefixes is None:
         prefixes = prompt_prefixes(model, parameters)
     prompts = tuple(_pages_of(each, page) for each in prefixes)
-    length = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
-    return ResidentAdapter(name, model, parameters, prompts, whole, length)
+    joined = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
+    adds = model.prompts.at_input and model.prompting.placement != TEMPLATE
+    encoded = 0 if decodes_alone or not adds else model.prompt_length
+    return ResidentAdapter(name, model, parameters, prompts, whole, joined, encoded)
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:

@@ -85,7 +85,8 @@ class DecodingEngine:
             model, parameters, page, read_adapter, adapted=adapted
         )
         # The model's own vectors are added to the length.
-        self.limit = length + self._resident.find(None).joined
+        own = self._resident.find(None)
+        self.limit = length + max(own.joined, own.encoded)
         self._reader = SlotReader(self._resident, slots, self.limit, chunk, together)
         self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
@@ -226,7 +227,8 @@ class DecodingEngine:
             adapter = self._resident.find(name)
             lengths = [1]
             if adapter.whole:
-                lengths = self._reader.row_lengths(self.limit - adapter.joined - 1)
+                vectors = max(adapter.joined, adapter.encoded)
+                lengths = self._reader.row_lengths(self.limit - vectors - 1)
             for length in lengths:
                 self._run_example([0] * length, name, Sampling(new_tokens=1))
             programs.append(f"texts of {name or 'the model'}: {shown(lengths)}")

@@ -54,19 +54,24 @@ def check_room(
       InputError: if they do not.
     """
     config = adapter.model.config
-    separate = config.architecture == "encoder_decoder"
-    taken = max(given, new) if separate else given + new
+    # Of each stack: tokens, prompt vectors among them, and what precedes both.
+    stacks = [(given + new, adapter.joined, prompt.length)]
+    if config.architecture == "encoder_decoder":
+        decoder = (new, adapter.joined, prompt.length)
+        stacks = [(given, adapter.encoded, 0), decoder]
     message = f"a row of {given} tokens and {new} new ones does not fit: "
-    if taken + adapter.joined > limit:
-        also = f", and the prompt takes {adapter.joined}" if adapter.joined else ""
-        raise InputError(f"{message}a slot has {limit} positions{also}")
-    before = prompt.length + adapter.joined
+    for taken, vectors, _ in stacks:
+        if taken + vectors > limit:
+            also = f", and the prompt takes {vectors}" if vectors else ""
+            raise InputError(f"{message}a slot has {limit} positions{also}")
     room = config.maximum_positions
-    if room is not None and taken + before > room:
-        also = f", and the prompt takes {before}" if before else ""
-        raise InputError(
-            f"{message}the model has {room} positions{also}{config.positions_note}"
-        )
+    for taken, vectors, pages in stacks:
+        before = pages + vectors
+        if room is not None and taken + before > room:
+            also = f", and the prompt takes {before}" if before else ""
+            raise InputError(
+                f"{message}the model has {room} positions{also}{config.positions_note}"
+            )
 
 
 def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:

@@ -87,7 +87,7 @@ def _open_engine(
         used = min(slots, 1 << (count - 1).bit_length())
     positions = length + sampling.new_tokens
     if model.config.architecture == "encoder_decoder":
-        positions = max(length, sampling.new_tokens) + model.prompt_length
+        positions = max(length, sampling.new_tokens)
     # Tokens are decoded only for settings that concern their text.
     if not (sampling.stop or sampling_needs(sampling).masked):
         model = dataclasses.replace(model, tokenizer=None)

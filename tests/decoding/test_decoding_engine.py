@@ -177,6 +177,22 @@ def test_a_row_longer_than_a_slot_names_both_numbers():
         engine.submit(request)
 
 
+@pytest.mark.parametrize(
+    ("kind", "vectors"), sample(2, [("suffix", 2), ("deep", 5), ("tasks", 2)])
+)
+def test_an_encoders_text_and_its_prompt_fit_into_a_slot_or_are_refused(kind, vectors):
+    engine = open_engine(T5_GATED, (kind,), length=16)
+    prompt = 1 if kind == "tasks" else None
+    fits = list(range(3, 19 - vectors))
+    sampling = Sampling(new_tokens=NEW)
+    request = Request(ids=fits, adapter=kind, prompt_id=prompt, sampling=sampling)
+    (handle,) = engine.run([request])
+    expected = one_after_the_other(*engine_model(T5_GATED, kind), [fits], prompt)
+    assert [list(handle.completions[0].ids)] == expected
+    with pytest.raises(InputError, match=rf"16 positions, and .* takes {vectors}"):
+        engine.submit(dataclasses.replace(request, ids=[*fits, 3]))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("config", [LLAMA, GPT2, T5_GATED])
 def test_guesses_save_steps_and_leave_the_tokens_as_they_are(config):
