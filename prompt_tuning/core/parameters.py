@@ -8,7 +8,7 @@ and files all refer to these paths.
 import functools
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +93,8 @@ def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
         raise ValueError(f"shape {shape} and logical axes {axes} differ in length")
 
 
+# Some annotations of the base class cannot be checked at run time.
+@no_type_check
 class Structure(nnx.GraphDef):
     """The structure of a model, whose hash is computed once.
 

@@ -246,7 +246,10 @@ def _run_chunks(
 
 
 def _write_rows(
-    buffer: KeyValues, new: KeyValues, numbers: Integers, columns: Integers
+    buffer: KeyValues,
+    new: KeyValues,
+    numbers: Integers,
+    columns: Integers | Sequence[int],
 ) -> KeyValues:
     """Writes `[L, G, R, S, K]` into slots, each row from its column on."""
     for i in range(len(numbers)):
@@ -307,10 +310,9 @@ def read_whole_rows(
     written = jnp.full(rows, size)
     if text.mask is not None:
         written = _row_marks(text.mask, rows).sum(1)
-    first_columns = np.zeros(rows, np.int32)
     slots = dataclasses.replace(
         slots,
-        own=_write_rows(slots.own, short, numbers, first_columns),
+        own=_write_rows(slots.own, short, numbers, [0] * rows),
         hidden=slots.hidden.at[numbers].set(hidden),
     )
     if slots.cross is not None and slots.cross_mask is not None:
@@ -345,10 +347,9 @@ def _write_cross(slots: Slots, numbers: Integers, cross: Sequence[Context]) -> S
     padding = capacity - mark.shape[1]
     mark = jnp.pad(mark, ((0, 0), (0, max(padding, 0))))[:, :capacity]
     joined = KeyValues(*(part[:, :, :, :capacity] for part in joined))
-    first_columns = np.zeros(rows, np.int32)
     return dataclasses.replace(
         slots,
-        cross=_write_rows(slots.cross, joined, numbers, first_columns),
+        cross=_write_rows(slots.cross, joined, numbers, [0] * rows),
         cross_mask=slots.cross_mask.at[numbers].set(mark),
     )
 

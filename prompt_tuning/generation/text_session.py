@@ -1,7 +1,7 @@
 """Sessions that a model answers texts in: each by itself, or as a conversation."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.decoding.row_encoding import encode_given
@@ -9,6 +9,7 @@ from prompt_tuning.generation.conversation import ChatEncoder, Conversation, fir
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
+@runtime_checkable
 class RowStream(Protocol):
     """Continues rows of token ids; see `Generator`."""
 

@@ -64,7 +64,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
             new_tokens=NEW,
             pad_id=model.config.pad_id,
         )
-        continued.append(strip_end(np.asarray(generated)[0], model.stop_ids))
+        continued.append(strip_end(generated[0].tolist(), model.stop_ids))
     return continued
 
 

@@ -215,7 +215,7 @@ def test_a_constraint_that_cannot_be_used_is_refused(settings, message):
     ("settings", "message"),
     [
         ({"regex": ""}, "no text but the empty one matches the regex"),
-        ({"regex": "a", "forbidden": range(70)}, "at its beginning"),
+        ({"regex": "a", "forbidden": tuple(range(70))}, "at its beginning"),
         ({"regex": "a", "forced": (3,)}, "the forced token 3"),
     ],
 )
