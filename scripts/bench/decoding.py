@@ -4,8 +4,8 @@
 
 Both sides of each measure take turns in one process, and the ratios are medians; each
 side of `continuous` runs once. The model is a random Llama of 8 layers, width 512;
-`speculation` continues texts by the bundled model. `--scale` divides the numbers of rows
-and requests, to try a measure.
+`speculation` continues texts by the bundled model. `--scale` divides the numbers of
+rows and requests, to try a measure.
 """
 
 import argparse
