@@ -88,7 +88,13 @@ def open_engine(folder: Path, vectors: np.ndarray) -> DecodingEngine:
     parameters = model.read_parameters()
     parameters |= {"decoder/prompt/prompt": jax.numpy.asarray(vectors)}
     engine = DecodingEngine(
-        bare, parameters, slots=ROWS, length=TEXT + NEW, chunk=TEXT, page=PROMPT
+        bare,
+        parameters,
+        slots=ROWS,
+        length=TEXT + NEW,
+        chunk=TEXT,
+        page=PROMPT,
+        together=ROWS,  # PEFT reads all texts of a batch at once, too
     )
     engine.add_adapter("prompt", model, parameters)
     return engine
