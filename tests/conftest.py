@@ -1,6 +1,7 @@
 """Caches compiled programs between test runs, in a folder that git ignores."""
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -81,6 +82,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"--minutes {limit:g} are over")
 
 
+SHARED = Path(__file__).parents[2] / "shared"
+HERE = {
+    "torch": importlib.util.find_spec("peft") is not None,
+    "released": SHARED.is_dir(),
+}
+"""Whether this machine has what the tests with a mark need."""
+
+
+def pytest_report_header() -> list[str]:
+    """Returns a line for each mark whose tests cannot run here."""
+    reasons = {
+        "torch": "torch, transformers and PEFT are not installed",
+        "released": f"{SHARED}, the folder of released files, does not exist",
+    }
+    return [
+        f"without the tests marked {mark}: {reason}"
+        for mark, reason in reasons.items()
+        if not HERE[mark]
+    ]
+
+
 LONGEST = (
     "test_documents",
     "test_methods",
@@ -95,8 +117,17 @@ LONGEST = (
 """Files that run first, so that two processes finish at about the same time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first; the others stay in order."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves out tests that cannot run here, and puts the longest files first."""
+    missing = {mark for mark, here in HERE.items() if not here}
+    left_out = [
+        item for item in items if missing & {mark.name for mark in item.iter_markers()}
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     ranks = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 

@@ -14,7 +14,6 @@ from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,
-    needs_peft,
     our_logits,
     peft_logits,
     random_adapter,
@@ -75,7 +74,7 @@ def theirs(tmp_path_factory):
     return peft_logits(folder, jobs)
 
 
-@needs_peft
+@pytest.mark.torch
 @pytest.mark.parametrize(("model", "kind"), CASES)
 def test_plain_transformers_computes_our_logits(model, kind, theirs):
     ours = logits_of(model, folder_of(model) / "base", adapter_of(model, kind))

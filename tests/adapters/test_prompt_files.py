@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
-from tests.support.shared_data import FIXTURES, SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 PEFT = FIXTURES / "peft"
@@ -49,7 +49,7 @@ def test_double_precision_is_cast(tmp_path):
 
 
 # Mean norms of the published files' vectors, computed independently of this code.
-@needs_shared
+@pytest.mark.released
 @pytest.mark.parametrize(
     ("task", "norm"), [("sst2", 1384.8), ("mrpc", 867.7), ("rte", 903.3)]
 )

@@ -1,3 +1,6 @@
+# transformers is in the `bench` extra only.
+# pyright: reportMissingImports=false
+
 import numpy as np
 import pytest
 
@@ -29,8 +32,9 @@ def test_beams_that_hold_every_continuation_find_the_most_probable_two_tokens():
 
 @pytest.fixture(scope="module", params=["skills-decoder", "skills-t5"])
 def bundled(request):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     import prompt_tuning as pt
     from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 

@@ -12,7 +12,7 @@ from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import hf_folder
 from tests.support.expected_shapes import abstract
-from tests.support.shared_data import FIXTURES, SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED
 
 PEFT = FIXTURES / "peft"
 FOLDERS = {
@@ -86,7 +86,7 @@ def test_every_array_is_restored_and_every_tensor_used(case):
     assert sum(map(np.size, restored.values())) == sum(map(np.size, raw.values()))
 
 
-@needs_shared
+@pytest.mark.released
 def test_stories260k_has_the_published_number_of_parameters():
     _, restored = restore(SHARED / "data/models/stories260k")
     assert sum(map(np.size, restored.values())) == 260_032

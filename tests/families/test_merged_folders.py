@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
-from tests.support.adapters import assert_same_logits, needs_peft, peft_logits
+from tests.support.adapters import assert_same_logits, peft_logits
 
 FOLDER = Path(
     os.environ.get("FAMILY_FIXTURES", Path(__file__).parents[1] / "fixtures/families")
@@ -22,7 +22,7 @@ INPUTS = ("input_ids", "attention_mask", "labels")
 
 
 @pytest.mark.exhaustive
-@needs_peft
+@pytest.mark.torch
 def test_transformers_computes_with_merged_weights_what_peft_computes(tmp_path):
     jobs = {}
     for family, kind in CASES:

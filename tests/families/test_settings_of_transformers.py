@@ -4,7 +4,6 @@
 # pyright: reportMissingImports=false
 
 import copy
-import importlib.util
 import inspect
 from typing import Any, ClassVar
 
@@ -39,11 +38,7 @@ OPTIONS = {
 PARTS = {"gemma3": ("text_config",), "t5gemma": ("encoder", "decoder")}
 """Parts of `config.json` whose settings are read as well."""
 
-NO_TRANSFORMERS = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="needs transformers: the bench extra",
-)
-pytestmark = [pytest.mark.torch, NO_TRANSFORMERS]
+pytestmark = pytest.mark.torch
 
 
 class Recorded(HuggingFaceSettings):

@@ -33,7 +33,7 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies
 from tests.support.exhaustive import sample
-from tests.support.shared_data import FIXTURES, SHARED, needs_shared
+from tests.support.shared_data import FIXTURES, SHARED
 
 PEFT = FIXTURES / "peft"
 STORIES = SHARED / "data/models/stories260k"
@@ -258,7 +258,7 @@ def test_texts_have_the_nats_and_continuation_of_transformers():
     assert_nats(LLAMA_TIED / "base", texts["nats"], 1e-5)
 
 
-@needs_shared
+@pytest.mark.released
 def test_generated_stories_equal_the_published_ones():
     lines = verify_lines()
     first = next(i for i, line in enumerate(lines) if line.startswith("GREEDY: "))
@@ -269,7 +269,7 @@ def test_generated_stories_equal_the_published_ones():
     assert tokenizer.decode(tokens) == story
 
 
-@needs_shared
+@pytest.mark.released
 def test_sentences_have_the_nats_of_transformers():
     scored = [line.split("  ") for line in verify_lines() if "nll/token" in line]
     assert len(scored) == 4

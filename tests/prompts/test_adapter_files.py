@@ -23,7 +23,7 @@ from prompt_tuning.prompts.deep import ADDED_DEEP
 from prompt_tuning.prompts.kinds import find_kind
 from tests.support.adapters import random_adapter
 from tests.support.dummies import LLAMA, T5_GATED
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 ENCODER, DECODER = "encoder/prompt/prompt", "decoder/prompt/prompt"
@@ -113,7 +113,7 @@ def test_t5x_names_have_one_more_module(tmp_path):
         write_t5x(tmp_path / "lora", random_adapter(LLAMA, "LORA"))
 
 
-@needs_shared
+@pytest.mark.released
 def test_a_released_prompt(tmp_path):
     source = SHARED / "data/prompts/released/rte.npy"
     target = tmp_path / "encoder.prompt.prompt.prompt"

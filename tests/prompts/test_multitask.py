@@ -1,5 +1,6 @@
 import functools
 import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,6 @@ from prompt_tuning.prompts.multitask import (
     ConcatTimeMultiTaskPrompt,
     ProjectMultiTaskPrompt,
 )
-from tests.support.adapters import PYTHON, needs_peft
 
 N, P, D = 3, 4, 6
 KEY = jax.random.key(0)
@@ -219,7 +219,7 @@ with torch.no_grad():
 """
 
 
-@needs_peft
+@pytest.mark.torch
 def test_factorized_prompts_equal_pefts(tmp_path):
     numbers, vectors = numbered(FACTORIZED)
     given, outputs = tmp_path / "given.npz", tmp_path / "found.npy"
@@ -229,6 +229,6 @@ def test_factorized_prompts_equal_pefts(tmp_path):
         columns=numbers["columns"],
         rows=numbers["rows"],
     )
-    command = [PYTHON, "-c", PEFT_SCRIPT, str(given), str(outputs)]
+    command = [sys.executable, "-c", PEFT_SCRIPT, str(given), str(outputs)]
     subprocess.run(command, check=True)
     np.testing.assert_allclose(vectors, np.load(outputs), rtol=1e-5, atol=1e-6)

@@ -1,10 +1,10 @@
 """Both sides of the benchmark compute the same step on small models.
 
-Requires torch, transformers and PEFT, in this interpreter or in the one that the
-environment variable PEFT_PYTHON names.
+Requires torch, transformers and PEFT.
 """
 
 import dataclasses
+import sys
 
 import pytest
 
@@ -18,9 +18,8 @@ from scripts.bench.steps import (
     write_inputs,
 )
 from scripts.bench.workers import take_turns
-from tests.support.adapters import NO_PEFT, PYTHON
 
-pytestmark = [pytest.mark.torch, NO_PEFT]
+pytestmark = pytest.mark.torch
 SMALL_GPT2 = GPT2_CONFIG | {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 4}
 SMALL_T5 = T5_CONFIG | {
     **{"vocab_size": 300, "d_model": 64, "d_kv": 16, "d_ff": 128},
@@ -43,8 +42,8 @@ BARE = {
     ids=[*PROMPTED, *map("{}_0".format, BARE)],
 )
 def test_three_steps_have_the_same_losses_on_both_sides(case, tmp_path):
-    write_inputs({"case": case}, tmp_path, PYTHON)
-    settings = Settings(peft_python=PYTHON)
+    write_inputs({"case": case}, tmp_path, sys.executable)
+    settings = Settings(peft_python=sys.executable)
     ours, peft = (start_worker("case", side, tmp_path, settings) for side in SIDES)
     with ours, peft:
         workers = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts.bench import context_distillation
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED
 from tests.support.small_runs import clean_process
 
 __all__ = ["clean_process"]
@@ -14,7 +14,7 @@ MODEL = SHARED / "data/models/stories260k"
 
 
 @pytest.mark.exhaustive
-@needs_shared
+@pytest.mark.released
 def test_a_prompt_closes_most_of_the_gap_between_no_context_and_a_context(
     tmp_path, monkeypatch
 ):

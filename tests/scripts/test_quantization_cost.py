@@ -4,11 +4,11 @@ import pytest
 
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from scripts.bench import load_cost, quantization_cost
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED
 
 
 @pytest.mark.exhaustive
-@needs_shared
+@pytest.mark.released
 def test_a_real_model_predicts_stories_equally_well_with_narrow_weights():
     rows = quantization_cost.text_rows(
         str(SHARED / "data/models/stories260k"),

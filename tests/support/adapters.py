@@ -1,12 +1,7 @@
-"""Models with an adapter of any kind, and PEFT's models with the same adapter.
-
-PEFT runs here, or in the interpreter that the environment variable PEFT_PYTHON names.
-"""
+"""Models with an adapter of any kind, and PEFT's models with the same adapter."""
 
 import functools
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 import zlib
@@ -17,7 +12,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.peft.modules import projections
@@ -30,16 +24,6 @@ from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
 
 P = 5
-PYTHON = os.environ.get("PEFT_PYTHON", sys.executable)
-NO_PEFT = pytest.mark.skipif(
-    "PEFT_PYTHON" not in os.environ and importlib.util.find_spec("peft") is None,
-    reason="needs PEFT: the bench extra, or PEFT_PYTHON",
-)
-
-
-def needs_peft(test):
-    """Marks a test that compares with PEFT; it is skipped where PEFT is missing."""
-    return pytest.mark.torch(NO_PEFT(test))
 
 
 def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -48,7 +32,7 @@ def peft_logits(folder: Path, jobs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     given.write_text(json.dumps(jobs, default=str))
     script = Path(__file__).with_name("peft_logits.py")
     # Warnings of other libraries must not fail the test.
-    command = [PYTHON, "-W", "ignore", str(script), str(given), str(output)]
+    command = [sys.executable, "-W", "ignore", str(script), str(given), str(output)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return dict(np.load(output))

@@ -1,5 +1,6 @@
 """Conversions after a kill or power cut at each call to the file system."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -38,17 +39,22 @@ def base(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("system", sample(1, ["exchange", "two renames"]))
-@pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize(
-    "form", sample(2, ["t5x", "checkpoint", "npy", "peft", "merged"])
+    ("form", "replaces"),
+    # A checkpoint is never replaced.
+    sample(
+        3,
+        [
+            *(("t5x", False), ("t5x", True), ("checkpoint", False)),
+            *itertools.product(("npy", "peft", "merged"), (False, True)),
+        ],
+    ),
 )
 def test_a_conversion_can_be_repeated(
     form, replaces, system, base, tmp_path, monkeypatch
 ):
     if system == "two renames":
         monkeypatch.setattr(atomic_files, "exchange", lambda *_: False)
-    if replaces and form == "checkpoint":
-        pytest.skip("a checkpoint is never replaced")
     root = tmp_path / "root"
     root.mkdir()
     name = "target.npy" if form == "npy" else "target"

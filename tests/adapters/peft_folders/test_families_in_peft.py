@@ -17,7 +17,6 @@ from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,
-    needs_peft,
     our_logits,
     peft_logits,
     random_adapter,
@@ -49,7 +48,7 @@ def tokens_of(family):
     return {name: given[name] for name in INPUTS if name in given}
 
 
-@needs_peft
+@pytest.mark.torch
 @pytest.mark.parametrize("family", sample(1, FAMILIES))
 def test_our_adapters_change_pefts_model_as_ours(family, tmp_path):
     base = FOLDER / family / "base"

@@ -12,7 +12,6 @@ from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,
-    needs_peft,
     our_logits,
     peft_logits,
     random_adapter,
@@ -114,7 +113,7 @@ def theirs(tmp_path_factory):
     return peft_logits(folder, jobs)
 
 
-@needs_peft
+@pytest.mark.torch
 @pytest.mark.parametrize("case", CASES)
 def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
     model, name = case.split("/")
@@ -122,7 +121,7 @@ def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
     np.testing.assert_allclose(theirs[case], expected, atol=3e-5)
 
 
-@needs_peft
+@pytest.mark.torch
 @pytest.mark.parametrize("name", OURS)
 def test_our_files_change_pefts_model_as_ours(name, theirs):
     model, kind, regex = OURS[name]

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from prompt_tuning.adapters.peft.peft_settings import DEFAULTS
-from tests.support.adapters import PYTHON, needs_peft
 
 VERSION = DEFAULTS["LORA"]["peft_version"]
 CLASSES = {
@@ -35,12 +35,12 @@ def test_the_bench_extra_brings_the_release_that_we_write_for():
 
 @pytest.fixture(scope="module")
 def theirs():
-    command = [PYTHON, "-W", "ignore", "-c", SCRIPT]
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(run.stdout)
 
 
-@needs_peft
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", CLASSES)
 def test_defaults_equal_pefts(kind, theirs):
     version, defaults = theirs

@@ -9,7 +9,7 @@ from flax import serialization
 
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import find_checkpoint, open_t5x
 from prompt_tuning.core.errors import InputError
-from tests.support.shared_data import SHARED, needs_shared
+from tests.support.shared_data import SHARED
 from tests.support.t5x_fixtures import MSGPACK, ZARR
 
 
@@ -29,7 +29,7 @@ def test_inline_arrays_equal_flaxs():
         np.testing.assert_array_equal(tensor.read(), array)
 
 
-@needs_shared
+@pytest.mark.released
 def test_the_embedding_equals_the_published_one():
     golden = np.load(SHARED / "data/prompts/tiny_embeddings_32128x4.npy")
     stored = open_t5x(SHARED / "data/models/t5x_tiny_zarr")

@@ -13,7 +13,7 @@ from prompt_tuning.data.text.tokenizers import (
     load_tokenizer,
     separate_pair,
 )
-from tests.support.shared_data import FIXTURES, SHARED, needs_shared, released
+from tests.support.shared_data import FIXTURES, SHARED, released
 from tests.support.small_tokenizer import write_tokenizer
 
 BPE, BYTE_LEVEL, UNIGRAM = (
@@ -67,7 +67,7 @@ def test_ids_equal_those_of_the_library_that_trained_the_tokenizer(folder):
     assert tokenizer.decode(ids) == TEXT
 
 
-@needs_shared
+@pytest.mark.released
 def test_byte_level_ids_are_the_published_ones():
     gpt2 = load_tokenizer(GPT2)
     # "Hello world" of OpenAI's encoder.
@@ -115,7 +115,7 @@ def test_prompts_begin_with_bos_if_the_model_expects_it(bpe, unigram):
         assert encode_prompt(tokenizer, "Once upon a time") == expected
 
 
-@needs_shared
+@pytest.mark.released
 def test_the_prompt_of_the_story_model():
     tokenizer = load_tokenizer(STORIES)
     assert encode_prompt(tokenizer, "Once upon a time") == [1, 403, 407, 261, 378]
