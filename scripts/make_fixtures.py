@@ -20,7 +20,7 @@ row. Needs the `bench` extra (torch, transformers, PEFT), and nothing of this pa
 import argparse
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -451,7 +451,8 @@ def make_family(folder: Path, name: str, seed: int) -> list[str]:
     model = auto_class(config).from_config(config, attn_implementation="eager").eval()
     randomize(model)
     model.save_pretrained(folder / "base")
-    given = rows(random, config.is_encoder_decoder)
+    targets = TARGET_LENGTHS if config.is_encoder_decoder else ()
+    given = rows(random, VOCABULARY, LENGTHS, targets)
     results = {key: value.numpy() for key, value in given.items()}
     results |= outputs("base", model, given)
     kinds = []
@@ -551,18 +552,30 @@ def sizes_of_part(config: Any) -> tuple[dict[str, int], dict[str, int]]:
     return both | {"token_dim": tokens}, both | {"token_dim": cache}
 
 
-def rows(random: np.random.Generator, seq2seq: bool) -> dict[str, torch.Tensor]:
-    """Returns rows of unlike length, padded on the right."""
+def rows(
+    random: np.random.Generator,
+    vocabulary: int,
+    lengths: Sequence[int],
+    target_lengths: Sequence[int] = (),
+) -> dict[str, torch.Tensor]:
+    """Returns rows of unlike length, padded on the right.
+
+    Args:
+      random: source of the ids.
+      vocabulary: number after the largest id.
+      lengths: number of tokens of each row.
+      target_lengths: number of targets of each row of an encoder-decoder.
+    """
 
     def padded(lengths, padding):
         ids = np.full((len(lengths), max(lengths)), padding)
         for row, length in enumerate(lengths):
-            ids[row, :length] = random.integers(3, VOCABULARY, length)
+            ids[row, :length] = random.integers(3, vocabulary, length)
         return torch.tensor(ids)
 
-    tokens = padded(LENGTHS, 0)
+    tokens = padded(lengths, 0)
     given = {"input_ids": tokens, "attention_mask": (tokens != 0).long()}
-    return given | ({"labels": padded(TARGET_LENGTHS, -100)} if seq2seq else {})
+    return given | ({"labels": padded(target_lengths, -100)} if target_lengths else {})
 
 
 def outputs(kind: str, model: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:

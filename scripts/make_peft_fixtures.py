@@ -32,7 +32,7 @@ import sentencepiece
 import torch
 import transformers
 
-from scripts.make_fixtures import auto_class, randomize, randomize_adapter
+from scripts.make_fixtures import auto_class, randomize, randomize_adapter, rows
 from scripts.make_text_fixtures import BPE_PIECES
 
 FOLDER = Path(__file__).parents[1] / "tests/fixtures/peft"
@@ -133,7 +133,8 @@ def make_case(folder: Path, case: str, seed: int) -> None:
     config = transformers.AutoConfig.for_model(**CASES[case])
     model = random_model(config, tied="untied" not in case)
     model.save_pretrained(folder / "base")
-    given = rows(random, config.is_encoder_decoder)
+    targets = TARGET_LENGTHS if config.is_encoder_decoder else ()
+    given = rows(random, VOCABULARY, LENGTHS, targets)
     results = {name: array.numpy() for name, array in given.items()}
     results |= outputs("base", model, given)
     for kind in KINDS[case]:
@@ -209,20 +210,6 @@ def peft_config(kind: str, config: Any) -> Any:
         case "lora":
             return peft.LoraConfig(**task, r=4, lora_alpha=8)
     return peft.IA3Config(**task)
-
-
-def rows(random: np.random.Generator, seq2seq: bool) -> dict[str, torch.Tensor]:
-    """Returns rows of unlike length, padded on the right."""
-
-    def padded(lengths, padding):
-        ids = np.full((len(lengths), max(lengths)), padding)
-        for row, length in enumerate(lengths):
-            ids[row, :length] = random.integers(3, VOCABULARY, length)
-        return torch.tensor(ids)
-
-    tokens = padded(LENGTHS, 0)
-    given = {"input_ids": tokens, "attention_mask": (tokens != 0).long()}
-    return given | ({"labels": padded(TARGET_LENGTHS, -100)} if seq2seq else {})
 
 
 def outputs(

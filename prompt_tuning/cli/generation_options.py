@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import integer, number
-from prompt_tuning.cli.sampling_options import VALUES, read_sampling
+from prompt_tuning.cli.sampling_options import VALUES, add_values, read_sampling
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.resumable_lines import check_startable
 
@@ -75,8 +75,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
             "divide the log-probability of beams by their length to the power X",
         ),
     }
-    for name, (kind, metavar, text) in numbers.items():
-        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    add_values(group, numbers)
 
 
 def check_generation(options: argparse.Namespace) -> None:

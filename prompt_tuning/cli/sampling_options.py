@@ -2,8 +2,9 @@
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import integer, number, token_biases, token_ids
 from prompt_tuning.core.typed_json import read_json
@@ -56,11 +57,24 @@ VALUES = {
 """Type, placeholder and help of each option that has a value."""
 
 
+def add_values(
+    group: argparse._ArgumentGroup,
+    values: Mapping[str, tuple[Callable[[str], Any], str, str]],
+) -> None:
+    """Adds options that have a value.
+
+    Args:
+      group: group of options.
+      values: type, placeholder and help of each option, by name.
+    """
+    for name, (kind, metavar, text) in values.items():
+        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options; those that are not given keep the defaults of `Sampling`."""
     group = parser.add_argument_group("choosing tokens")
-    for name, (kind, metavar, text) in VALUES.items():
-        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    add_values(group, VALUES)
     group.add_argument(
         "--stop",
         action="append",
