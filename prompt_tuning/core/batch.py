@@ -74,3 +74,32 @@ class Batch:
         sizes = " x ".join(map(str, self.tokens.shape))
         same = self.targets.shape == self.tokens.shape
         return sizes if same else f"{sizes} + {self.targets.shape[-1]}"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LabelBatch:
+    """Texts, and the labels that each of them may be followed or answered by.
+
+    The fields have type Any because JAX transformations put their own leaves in them.
+
+    Attributes:
+      tokens: texts, padded on the right, int32 `[B, T]`.
+      lengths: number of real tokens of each text, int32 `[B]`; 0 requires a prompt.
+      labels: tokens of each text's labels, padded on the right, int32 `[B, C, W]`.
+      label_lengths: number of real tokens of each label, at least 1, int32 `[B, C]`.
+      prompt_ids: which of the `N` prompts each text has, int32 `[B]`; None if there is
+        one prompt.
+    """
+
+    tokens: Any
+    lengths: Any
+    labels: Any
+    label_lengths: Any
+    prompt_ids: Any = None
+
+    def describe(self) -> str:
+        """Describes the shape, such as "32 x 48, 6 labels x 4"."""
+        rows, length = self.tokens.shape
+        _, count, width = self.labels.shape
+        return f"{rows} x {length}, {count} labels x {width}"

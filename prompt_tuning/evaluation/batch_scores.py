@@ -8,7 +8,7 @@ import jax
 from flax import nnx
 
 from prompt_tuning.core.activity import activity, rename
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -16,7 +16,7 @@ from prompt_tuning.sharding.shard_map import map_rows
 from prompt_tuning.streaming.streamed_function import stream_over_batches
 
 Scores = TypeVar("Scores")
-BatchFunction = Callable[[nnx.GraphDef, Parameters, Batch], Scores]
+BatchFunction = Callable[[nnx.GraphDef, Parameters, Any], Scores]
 """A function of a model and a batch whose arrays have the batch's rows first."""
 
 
@@ -26,12 +26,12 @@ def score_rows(
     graph: nnx.GraphDef,
     layout: MeshLayout | None,
     parameters: Parameters,
-    batch: Batch,
+    batch: Batch | LabelBatch,
 ) -> Scores:
     """Computes a function of a batch, each device for its rows.
 
     Args:
-      function: `token_losses` or `row_nll` of `models.scoring`.
+      function: `token_losses` or `label_nll` of `models.scoring`.
       graph: structure of the model.
       layout: layout of the parameters on a mesh; None for one device.
       parameters: all parameters of the model.
@@ -56,7 +56,7 @@ def score_batch(
     function: BatchFunction[Scores],
     model: PromptedModel,
     parameters: Parameters,
-    batch: Batch,
+    batch: Batch | LabelBatch,
 ) -> Any:
     """Computes `score_rows`, reading weights layer by layer if they are streamed."""
     if model.weight_storage.by_layer:

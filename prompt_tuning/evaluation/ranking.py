@@ -5,25 +5,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.core.batch import LabelBatch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.batching.batch_plan import FILLING, PlannedBatch
-from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.length_groups import group_by_length
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.class_examples import (
-    ClassExamples,
-    label_example,
-    prompt_part,
-)
+from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_part
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.text.anchors import SPACE_MARKS
 from prompt_tuning.decoding.row_checks import check_prompt_ids
-from prompt_tuning.decoding.row_encoding import decode_continuations, strip_end
+from prompt_tuning.decoding.row_encoding import (
+    decode_continuations,
+    pad_rows,
+    strip_end,
+)
 from prompt_tuning.evaluation.batch_scores import score_batch
-from prompt_tuning.models.scoring import row_nll
+from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
@@ -50,7 +50,7 @@ def label_nats(
         from a longer one that starts with it.
       length_normalize: whether the cost is the mean over a label's tokens instead of
         the sum.
-      batch_size: rows of a batch.
+      batch_size: as in `candidate_nats`.
       prompt_ids: prompt of each example if the model has several, else None.
       on_batch: called after each batch with its number of rows, of which there is one
         for each example and label.
@@ -58,64 +58,99 @@ def label_nats(
     Raises:
       InputError: as `check_prompt_ids`.
     """
-    check_prompt_ids(model, prompt_ids, len(given))
     labels = add_end(labels, model, add_eos)
-    ids = [0] * len(given) if prompt_ids is None else prompt_ids
-    examples = [
-        label_example(model.config.architecture, list(row), list(label), prompt_id)
-        for row, prompt_id in zip(given, ids, strict=True)
-        for label in labels
-    ]
-    nats = completion_nats(
+    nats = candidate_nats(
         model,
         parameters,
-        examples,
+        given,
+        [labels] * len(given),
         batch_size=batch_size,
-        prompt_ids=prompt_ids is not None,
+        prompt_ids=prompt_ids,
         on_batch=on_batch,
     )
     lengths = [len(label) for label in labels] if length_normalize else 1
-    return nats.reshape(len(given), len(labels)) / np.array(lengths)
+    return nats / np.array(lengths)
 
 
-def completion_nats(
+def candidate_nats(
     model: PromptedModel,
     parameters: Parameters,
-    examples: Sequence[Example],
+    given: Sequence[Sequence[int]],
+    candidates: Sequence[Sequence[Sequence[int]]],
     *,
     batch_size: int,
-    prompt_ids: bool,
+    prompt_ids: Sequence[int] | None = None,
     on_batch: Callable[[int], None] | None = None,
-) -> Float[np.ndarray, "n"]:
-    """Computes the summed negative log likelihood of each example's learned tokens.
+) -> Float[np.ndarray, "n C"]:
+    """Computes the summed cost in nats of each candidate of each example.
+
+    Each input is read once, and its candidates attend to it.
 
     Args:
-      model: model that scores the examples.
+      model: model that scores the candidates.
       parameters: all parameters by path.
-      examples: examples in which only the label is learned, see `label_example`.
-      batch_size: rows of a batch.
-      prompt_ids: whether the examples choose among several prompts.
-      on_batch: called after each batch with its number of examples.
+      given: token ids of each example's input.
+      candidates: token ids of the `C` candidates of each example, the end included.
+      batch_size: maximum number of examples of a batch; it has fewer where all their
+        candidates would need more tokens than so many rows of one candidate each.
+      prompt_ids: prompt of each example if the model has several, else None.
+      on_batch: called after each batch with its number of candidates.
+
+    Raises:
+      InputError: as `check_prompt_ids`.
     """
-    nats = np.zeros(len(examples))
-    most = max(int(np.count_nonzero(example.weights)) for example in examples)
+    check_prompt_ids(model, prompt_ids, len(given))
+    if not given:
+        return np.zeros((0, 0))
+    count = len(candidates[0])
+    width = max(len(each) for row in candidates for each in row)
+    lengths = [max(len(row), 1) for row in given]
+    longest = max(lengths)
+    tokens = batch_size * (longest + width)
+    nats = np.zeros((len(given), count))
     for filled, length in group_by_length(
-        [len(example.inputs) for example in examples],
-        batch_size=batch_size,
+        lengths,
+        batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
         maximum_length=model.maximum_length,
         row_parts=model.interface.rows.parts,
     ):
-        targets = length if model.config.architecture == "decoder_only" else most
-        planned = PlannedBatch(filled, length, targets, most)
-        batch = build_batch(
-            examples, planned, model.config.pad_id, prompt_ids=prompt_ids
-        )
-        batch_nats = score_batch(row_nll, model, parameters, batch)
         real = filled != FILLING
-        nats[filled[real]] = np.asarray(batch_nats)[real]
+        numbers = filled[real].tolist()
+        # Rows without an example repeat another one.
+        numbers += numbers[-1:] * (len(filled) - len(numbers))
+        batch = _label_batch(
+            [given[number] for number in numbers],
+            [candidates[number] for number in numbers],
+            None if prompt_ids is None else [prompt_ids[number] for number in numbers],
+            shape=(length, width),
+            pad_id=model.config.pad_id,
+        )
+        batch_nats = np.asarray(score_batch(label_nll, model, parameters, batch))
+        nats[filled[real]] = batch_nats[: int(real.sum())]
         if on_batch is not None:
-            on_batch(int(real.sum()))
+            on_batch(int(real.sum()) * count)
     return nats
+
+
+def _label_batch(
+    rows: Sequence[Sequence[int]],
+    candidates: Sequence[Sequence[Sequence[int]]],
+    prompt_ids: Sequence[int] | None,
+    *,
+    shape: tuple[int, int],
+    pad_id: int,
+) -> LabelBatch:
+    """Pads inputs and their candidates to `shape`, the lengths of both."""
+    tokens, lengths = pad_rows(rows, pad_id, shape[0])
+    flat = [candidate for row in candidates for candidate in row]
+    labels, label_lengths = pad_rows(flat, pad_id, shape[1])
+    return LabelBatch(
+        tokens,
+        lengths,
+        labels.reshape(len(rows), -1, shape[1]),
+        label_lengths.reshape(len(rows), -1),
+        None if prompt_ids is None else np.array(prompt_ids, np.int32),
+    )
 
 
 def add_end(

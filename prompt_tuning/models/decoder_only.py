@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
@@ -163,26 +163,63 @@ class DecoderOnly(LanguageModel):
     ) -> Float[Array, "B m D"]:
         """Computes the hidden states that predict the targets at `loss_positions`."""
         rows = RowInfo.from_inputs(batch, self.config.vocabulary_size)
-        streams, past = [self._text_stream(batch.tokens, rows, key)], []
-        prompts = self._prefix_stream(key)
-        if prompts is not None:
-            prompts = self.decoder.visible_to(prompts, rows)
-            if prefix is None:
-                streams.insert(0, prompts)
-            else:
-                past.append(prompts.as_context(prefix.key_values))
-        (*before, text), _ = self.decoder.run(
-            streams,
-            past=(*self.decoder.prefix_contexts(rows), *past),
-            key=optional_key(key, "decoder"),
-        )
-        last = None if prefix is None else prefix.last
-        if before:
-            last = self.decoder.last_hidden(before[0])
+        stream = self._text_stream(batch.tokens, rows, key)
+        (text,), last = self._run_after_prompts([stream], rows, key, prefix)
         length = batch.tokens.shape[1]
         # Only the m predicting states of each row are normalized: [B, m, D].
         states = self.select_predicting(text, batch.loss_positions, rows, last, length)
         return self._normalize_output(states)
+
+    def _run_after_prompts(
+        self,
+        streams: list[Stream],
+        rows: RowInfo,
+        key: Key[Array, ""] | None = None,
+        prefix: DecoderPrefix | None = None,
+    ) -> tuple[list[Float[Array, "_ _ D"]], Float[Array, "N D"] | None]:
+        """Runs streams of rows and, unless they ran before, the prompts ahead of them.
+
+        Returns:
+          each stream's hidden states, and the hidden state of each prompt's last
+            vector; None if no prompt runs ahead.
+        """
+        past, prompts = self.decoder.prefix_contexts(rows), self._prefix_stream(key)
+        if prompts is not None:
+            prompts = self.decoder.visible_to(prompts, rows)
+            if prefix is None:
+                streams = [prompts, *streams]
+            else:
+                past = (*past, prompts.as_context(prefix.key_values))
+        hidden, _ = self.decoder.run(
+            streams, past=past, key=optional_key(key, "decoder")
+        )
+        if prefix is not None:
+            return hidden, prefix.last
+        if prompts is not None:
+            return hidden[1:], self.decoder.last_hidden(hidden[0])
+        return hidden, None
+
+    def label_states(
+        self, batch: LabelBatch
+    ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
+        """Computes the states that predict labels; see `LanguageModel.label_states`."""
+        lengths, vector_ids = batch.lengths, batch.tokens - self.config.vocabulary_size
+        rows = RowInfo(lengths, lengths, None, batch.prompt_ids, vector_ids)
+        start = lengths + self.decoder.prompt_count()
+        labels = [
+            self._add_positions(stream, None)
+            for stream in self._label_streams(batch, start)
+        ]
+        text_stream = self._text_stream(batch.tokens, rows, None)
+        (text, *later), last = self._run_after_prompts([text_stream, *labels], rows)
+        # The first token of a label is predicted as the one at position `lengths`.
+        first = self.select_predicting(
+            text, lengths[:, None], rows, last, batch.tokens.shape[1]
+        )
+        return (
+            self._normalize_output(first)[:, 0],
+            self._normalize_output(later[0]) if later else None,
+        )
 
     def prefill(
         self,

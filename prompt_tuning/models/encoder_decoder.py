@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
@@ -147,7 +147,7 @@ class EncoderDecoder(LanguageModel):
             readers=stream.segments,
             prefix=prefix,
             key=key,
-            by_block=self.decoder.rematerialization.policy != "none",
+            by_block=self._by_block,
         )
         (hidden,), _ = self.decoder.run(
             [stream],
@@ -160,6 +160,58 @@ class EncoderDecoder(LanguageModel):
         # Only the m predicting states of each row are normalized: [B, m, D].
         states = jnp.take_along_axis(hidden, in_stream[..., None], axis=1, mode="clip")
         return self._normalize_output(states, key)
+
+    @property
+    def _by_block(self) -> bool:
+        """Whether each block computes its keys and values of the encoder's output."""
+        return self.decoder.rematerialization.policy != "none"
+
+    def label_states(
+        self, batch: LabelBatch
+    ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
+        """Computes the states that predict labels; see `LanguageModel.label_states`.
+
+        The decoder reads one start token for each text.
+        """
+        none = jnp.zeros_like(batch.lengths)
+        vector_ids = batch.tokens - self.config.vocabulary_size
+        inputs = RowInfo(batch.lengths, none, None, batch.prompt_ids, vector_ids)
+        encoded = self.encode(batch.tokens, inputs, by_block=self._by_block)
+        rows, start = self._start_stream(batch.lengths, batch.prompt_ids)
+        after = jnp.atleast_1d(1 + self.decoder.prompt_count())
+        labels = [
+            self.decoder_inputs(stream, None)
+            for stream in self._label_streams(batch, after)
+        ]
+        (hidden, *later), _ = self.decoder.run(
+            [start, *labels], past=self.decoder.prefix_contexts(rows), cross=encoded
+        )
+        return (
+            self._normalize_output(self._first_state(hidden, rows), None)[:, 0],
+            self._normalize_output(later[0], None) if later else None,
+        )
+
+    def _start_stream(
+        self, lengths: Int[Array, "B"], prompt_ids: Int[Array, "B"] | None
+    ) -> tuple[RowInfo, Stream]:
+        """Describes rows of one start token for the decoder, and returns their stream.
+
+        Args:
+          lengths: number of real tokens of each row of inputs.
+          prompt_ids: prompt of each row; see `Batch`.
+        """
+        none = jnp.zeros_like(lengths)
+        rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
+        start = jnp.full_like(lengths[:, None], self.config.decoder_start_id)
+        return rows, self._target_stream(start, rows, None)
+
+    def _first_state(
+        self, hidden: Float[Array, "B S D"], rows: RowInfo
+    ) -> Float[Array, "B 1 D"]:
+        """Selects the state that predicts the first target of rows of a start token."""
+        first = jnp.zeros_like(rows.lengths)[:, None]
+        in_stream = self.decoder.stream_positions(first, rows, 1)  # [B, 1]
+        return jnp.take_along_axis(hidden, in_stream[..., None], axis=1)
 
     def _decoder_inputs(
         self, targets: Int[Array, "B U"], rows: RowInfo
@@ -284,18 +336,12 @@ class EncoderDecoder(LanguageModel):
         none = jnp.zeros_like(lengths)
         inputs = RowInfo(lengths, none, None, prompt_ids, vector_ids)
         encoded = self.encode(tokens, inputs)
-        # The decoder reads one start token per row.
-        rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
-        start = jnp.full_like(tokens[:, :1], self.config.decoder_start_id)
-        stream, past = (
-            self._target_stream(start, rows, None),
-            self.decoder.prefix_contexts(rows),
-        )
+        rows, stream = self._start_stream(lengths, prompt_ids)
+        past = self.decoder.prefix_contexts(rows)
         (hidden,), (key_values,) = self.decoder.run(
             [stream], past=past, cross=encoded, keep=True
         )
-        in_stream = self.decoder.stream_positions(none[:, None], rows, 1)  # [B, 1]
-        states = jnp.take_along_axis(hidden, in_stream[..., None], axis=1)
+        states = self._first_state(hidden, rows)
         cache = Cache.create(
             self.config,
             rows.lengths + self.decoder.prompt_count(),

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core import masks
+from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.losses.output_head import (
@@ -109,6 +110,45 @@ class LanguageModel(nnx.Module):
             of these, `[L, G, B, Q, K]`.
         """
         raise NotImplementedError
+
+    def label_states(
+        self, batch: LabelBatch
+    ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
+        """Computes the hidden states that predict the tokens of labels.
+
+        Each text is read once, and all of its labels attend to the same keys.
+
+        Args:
+          batch: texts and their labels of up to `Q + 1` tokens.
+
+        Returns:
+          the state that predicts the first token of all labels of a text, and those
+            that predict the later tokens of the `R = B * C` labels; None if there are
+            none.
+        """
+        raise NotImplementedError
+
+    def _label_streams(
+        self, batch: LabelBatch, start: Int[Array, "#B"]
+    ) -> list[Stream]:
+        """Returns the stream of all labels; none if each label is a single token.
+
+        The labels of a text are consecutive rows, `[B * C, Q]`. Their last tokens
+        predict nothing and are left out.
+
+        Args:
+          batch: texts and their labels.
+          start: position of the first token after each text.
+        """
+        rows, count, width = batch.labels.shape
+        if width == 1:
+            return []
+        tokens = batch.labels[..., :-1].reshape(rows * count, width - 1)
+        positions = start[:, None] + jnp.arange(width - 1)  # [1 or B, Q]
+        if len(positions) > 1:
+            positions = jnp.repeat(positions, count, axis=0)  # [B * C, Q]
+        embedded = self.output_embedder(tokens, self.config.dtype)
+        return [Stream(embedded, positions, masks.decoder_causal_mask(width - 1))]
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache

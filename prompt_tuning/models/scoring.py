@@ -2,14 +2,15 @@
 
 from typing import NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from prompt_tuning.core import intermediates
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.objective import (
     HeldOutObjective,
     LossSums,
@@ -71,12 +72,22 @@ def merge_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
     return cast(LanguageModel, merge(graph, parameters))
 
 
-def row_nll(
-    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
-) -> Float[Array, "B"]:
-    """Computes each row's weighted negative log likelihood, in nats."""
-    losses = token_losses(graph, parameters, batch)
-    return jnp.sum(batch.loss_weights * losses.nll, axis=1)  # [B, m] -> [B]
+def label_nll(
+    graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
+) -> Float[Array, "B C"]:
+    """Computes the negative log likelihood of each label after its text, in nats."""
+    model = merge_model(graph, parameters)
+    first, later = model.label_states(batch)
+    # All labels of a text choose their first token from one distribution, [B, V].
+    logprobs = jax.nn.log_softmax(model.logits(first))
+    nll = -jnp.take_along_axis(logprobs, batch.labels[:, :, 0], axis=1)  # [B, C]
+    if later is None:
+        return nll
+    targets = batch.labels[:, :, 1:]  # [B, C, W - 1]
+    states = later.reshape(*targets.shape, later.shape[-1])
+    losses = token_loss(states, model.output_head(), targets)
+    real = jnp.arange(1, batch.labels.shape[2]) < batch.label_lengths[..., None]
+    return nll + jnp.sum(losses.nll, axis=2, where=real)
 
 
 def loss_sums(

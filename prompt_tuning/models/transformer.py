@@ -40,6 +40,7 @@ from prompt_tuning.models.streams import (
     AttentionView,
     BlockValues,
     Context,
+    ContextMask,
     Stream,
     StreamView,
     apply_block_inputs,
@@ -253,9 +254,6 @@ class Stack(nnx.Module):
         past: Sequence[Context],
         cross: Sequence[Context],
     ) -> tuple[StreamView, ...]:
-        encoded = tuple(
-            AttentionView(context.mask, context.rows, None) for context in cross
-        )
         kernel, views = choose_attention(self.config).kernel, []
         for i, stream in enumerate(streams):
             earlier = [(c.mask, c.rows, c.positions, c.row_count) for c in past]
@@ -263,13 +261,17 @@ class Stack(nnx.Module):
                 (s.context_mask, s.context_rows, s.key_positions, len(s.hidden))
                 for s in streams[:i]
             ]
-            before = [
-                self._view(mask, rows, stream.positions, positions)._replace(
-                    shared=count == 1
-                )
-                for mask, rows, positions, count in earlier
-            ]
             rows, length, _ = stream.hidden.shape
+            before = [
+                self._view(
+                    _mask_of_rows(mask, rows), chosen, stream.positions, positions
+                )._replace(shared=count == 1)
+                for mask, chosen, positions, count in earlier
+            ]
+            encoded = tuple(
+                AttentionView(_mask_of_rows(context.mask, rows), context.rows, None)
+                for context in cross
+            )
             # The bias depends on differences of positions, and within an example
             # these are the same wherever in the row the example starts.
             positions = jnp.arange(length)[None]  # [1, Q]
@@ -296,6 +298,13 @@ class Stack(nnx.Module):
         if self.config.positions == "alibi" and keys is not None:
             bias = linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)
+
+
+def _mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
+    """Repeats a mask of fewer rows, of which each serves several consecutive ones."""
+    if mask is None or len(mask) in (1, rows):
+        return mask
+    return jnp.repeat(mask, rows // len(mask), axis=0)
 
 
 def _angles_in_block(

@@ -20,13 +20,12 @@ from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.examples.class_examples import label_example
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import (
     add_end,
-    completion_nats,
+    candidate_nats,
     completion_tokens,
     encode_labels,
     given_tokens,
@@ -244,28 +243,28 @@ def _elect(
     by_row = [[prompt[row] for prompt in answers] for row in range(len(rows))]
     candidates = [_distinct(row_answers) for row_answers in by_row]
     contested = [row for row, options in enumerate(candidates) if len(options) > 1]
-    examples = [
-        label_example(model.config.architecture, rows[row], answer, prompt)
-        for row in contested
-        for prompt in range(count)
-        for answer in _add_ends(candidates[row], model, evaluation.new_tokens)
-    ]
     winners = [options[0] for options in candidates]
     if not contested:
         return winners
-    nats = completion_nats(
+    most = max(len(candidates[row]) for row in contested)
+    ended = [
+        _add_ends(candidates[row], model, evaluation.new_tokens) for row in contested
+    ]
+    # Every row has as many candidates as the row with most: the last one repeats.
+    equal = [options + options[-1:] * (most - len(options)) for options in ended]
+    repeated, prompt_ids = _repeat_for_prompts(model, [rows[row] for row in contested])
+    nats = candidate_nats(
         model,
         parameters,
-        examples,
+        repeated,
+        equal * count,
         batch_size=evaluation.data.batch_size,
-        prompt_ids=True,
-    )
-    sizes = [count * len(candidates[row]) for row in contested]
-    parts = np.split(nats, np.cumsum(sizes)[:-1])
-    for row, part in zip(contested, parts, strict=True):
+        prompt_ids=prompt_ids,
+    ).reshape(count, len(contested), most)
+    for index, row in enumerate(contested):
         options = candidates[row]
         votes = np.array([options.index(answer) for answer in by_row[row]])
-        winners[row] = options[vote(votes, part.reshape(count, len(options)))]
+        winners[row] = options[vote(votes, nats[:, index, : len(options)])]
     return winners
 
 

@@ -17,6 +17,7 @@ from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -25,6 +26,12 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, gradients
 from prompt_tuning.training.streamed_step import StreamedStep
 from tests.core.test_quantization import int8, quantized
+from tests.models.test_label_states import (
+    LABELS,
+    joined_batch,
+    label_batch,
+    loss_of_rows,
+)
 from tests.streaming.test_streamed_step import Layers, divided
 from tests.support import dummies
 from tests.support.exhaustive import sample
@@ -108,6 +115,19 @@ def assert_same(actual, wanted, tolerance=1e-5):
         np.testing.assert_allclose(
             gradient[path], leaf, atol=tolerance * max(1.0, largest)
         )
+
+
+@pytest.mark.parametrize("family", ONE)
+def test_labels_cost_the_training_loss_of_text_and_label(family):
+    config, (graph, trained, weights) = config_of(family), model_of(family)
+    parameters = {**weights, **trained}
+    size = config.vocabulary_size
+    given = [row for row, _ in dummies.random_rows(SIZES, vocabulary_size=size)]
+    batch = joined_batch(config, given)
+    expected = loss_of_rows(graph, parameters, batch, len(LABELS))
+    score = jax.jit(functools.partial(label_nll, graph))
+    actual = score(parameters, label_batch(given))
+    np.testing.assert_allclose(actual, expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize("family", ONE)

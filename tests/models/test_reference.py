@@ -24,7 +24,7 @@ from prompt_tuning.families.hf_folder import find_recipes, read_config
 from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.scoring import row_nll
+from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
@@ -247,7 +247,8 @@ def assert_nats(folder, nats, atol):
     assert config.bos_id is not None
     rows = [([config.bos_id], tokenizer.encode(sentence)) for sentence in nats]
     batch = dummies.make_batch(config, rows)
-    nll = jax.jit(functools.partial(row_nll, graph))(parameters, batch)
+    losses = jax.jit(functools.partial(token_losses, graph))(parameters, batch)
+    nll = (batch.loss_weights * losses.nll).sum(1)
     per_token = nll / batch.loss_weights.sum(1)
     np.testing.assert_allclose(per_token, list(nats.values()), atol=atol)
 
