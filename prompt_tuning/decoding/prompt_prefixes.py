@@ -26,6 +26,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.prompt_module import constants
 
 FILE = "prompt_kv.safetensors"
 DIGEST = "digest"
@@ -192,6 +193,9 @@ def adapted_digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
     for path in sorted(filter(is_added, parameters)):
         array = np.asarray(parameters[path])
         digest.update(f"{path} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    for array in constants(model.graph):
+        digest.update(f"{array.shape} {array.dtype}".encode())
         digest.update(array.tobytes())
     return np.frombuffer(digest.digest(), np.uint8)
 

@@ -260,6 +260,12 @@ class Constant:
         return self._hash
 
 
+def constants(graph: nnx.GraphDef) -> list[np.ndarray]:
+    """Returns the arrays that are hidden in the structure of a model, in its order."""
+    values = [getattr(attribute, "value", None) for _, attribute in graph.attributes]
+    return [value.array for value in values if isinstance(value, Constant)]
+
+
 def initial_vectors(
     key: Key[Array, ""],
     vocabulary: Vocabulary,

@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,7 +20,10 @@ from prompt_tuning.decoding.prompt_prefixes import (
 )
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
-from tests.support.dummies import GPT2, LLAMA
+from prompt_tuning.models.build import build_model
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.soft import InferenceOnlyPrompt
+from tests.support.dummies import GPT2, LLAMA, with_numbers
 from tests.support.engine_models import engine_model
 from tests.support.exhaustive import sample
 
@@ -80,6 +85,25 @@ def test_a_file_of_another_prompt_or_model_is_not_used(tmp_path, caplog):
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(InputError, match=file.name):
         prompt_prefixes(model, parameters, path)
+
+
+def test_a_constant_prompt_with_other_vectors_has_another_digest():
+    model, _ = engine_model(LLAMA, "none")
+    table = np.zeros((LLAMA.vocabulary_size, LLAMA.width), np.float32)
+
+    def digest(number):
+        prompt = InferenceOnlyPrompt(
+            jax.random.key(0),
+            Vocabulary(table),
+            length=2,
+            initializer=lambda key, shape, vocabulary: jnp.full(shape, number),
+        )
+        graph, parameters = with_numbers(lambda key: build_model(key, LLAMA, prompt))
+        return module.adapted_digest(
+            dataclasses.replace(model, graph=graph), parameters
+        ).tolist()
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)
 
 
 def test_an_adapter_without_prompt_has_nothing_to_store(tmp_path):
