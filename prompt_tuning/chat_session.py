@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 
+from prompt_tuning.core.adapter_names import BASE, TRAINED, shown_name
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.decoding.own_adapter import OWN
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation
-from prompt_tuning.text_adapters import BASE, TRAINED
 
 
 class AdapterChat:
@@ -32,7 +31,7 @@ class AdapterChat:
         self._engine, self._sampling = engine, sampling
         self._conversation = Conversation(encoder, system)
         self._adapters = {BASE: None} | {
-            TRAINED if name == OWN else name: name for name in engine.adapters
+            shown_name(name): name for name in engine.adapters
         }
         self.adapter = TRAINED if TRAINED in self._adapters else BASE
         self.hint = (

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prompt_tuning.core.activity import activity
+from prompt_tuning.core.adapter_names import OWN, shown_name
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.adapter_table import bare_graph, frozen_parameters
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.decoding.own_adapter import OWN
 from prompt_tuning.decoding.prompt_prefixes import adapted_digest, prompt_prefixes
 from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.request_checks import slot_length
@@ -18,11 +18,6 @@ from prompt_tuning.decoding.request_stream import run_in_order
 from prompt_tuning.decoding.resident_adapters import without_adapters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.text_model import TextModel
-
-BASE = "base"
-"""Name by which a text chooses the frozen model."""
-TRAINED = "trained"
-"""Name by which it chooses the prompts and adapters of the run."""
 
 
 class TextAdapters:
@@ -58,7 +53,7 @@ class TextAdapters:
                 self._read[name] = model.read_adapter(path)
             except InputError as problem:
                 raise InputError(f"adapter {name}: {problem}") from problem
-        self.names = tuple(map(_shown_name, self._read))
+        self.names = tuple(map(shown_name, self._read))
         self._engine: DecodingEngine | None = None
 
     def find(self, name: str | None) -> str | None:
@@ -149,10 +144,3 @@ class TextAdapters:
             numbers = None if request.prompt_id is None else [request.prompt_id]
             read = self._read[request.adapter]
             yield search_beams(*read, [request.ids or ()], own, numbers)[0]
-
-
-def _shown_name(adapter: str | None) -> str:
-    """Returns the name by which a text chooses what the engine has under another."""
-    if adapter is None:
-        return BASE
-    return TRAINED if adapter == OWN else adapter

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.cli.sampling_options import VALUES, add_values, read_sampling
+from prompt_tuning.core.adapter_names import BASE, TRAINED
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.resumable_lines import check_startable
 
 if TYPE_CHECKING:
     from prompt_tuning.text_requests import TextSettings
 
-OWN_NAMES = ("base", "trained")
-"""Names of the model without and with what the run trained."""
 SIMPLE = ("temperature", "top_k", "top_p", "min_p", "seed", "ends")
 """Settings of sampling without the engine."""
 ENGINE = (
@@ -124,13 +123,13 @@ def _check_files(options: argparse.Namespace) -> None:
 
 def _check_adapters(options: argparse.Namespace) -> None:
     adapters = named_adapters(options)
-    for name in OWN_NAMES:
+    for name in (BASE, TRAINED):
         if name in adapters:
             raise InputError(
                 f"--adapter is named {name}, which --use_adapter has for the model "
-                f"{'alone' if name == 'base' else 'as trained'}: choose another name"
+                f"{'alone' if name == BASE else 'as trained'}: choose another name"
             )
-    known = (*adapters, *OWN_NAMES)
+    known = (*adapters, BASE, TRAINED)
     if options.use_adapter is not None and options.use_adapter not in known:
         raise InputError(
             f"--use_adapter is {shown(options.use_adapter)}"

@@ -1,10 +1,8 @@
 """The prompts and adapters of an engine's own model, under one name."""
 
+from prompt_tuning.core.adapter_names import OWN
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-
-OWN = "(trained)"
-"""Name under which an engine has the prompts and adapters of its own model."""
 
 
 def add_own_adapter(engine: DecodingEngine, parameters: Parameters) -> None:

@@ -1,0 +1,19 @@
+"""Names of the model alone and of what its run trained, among those of adapters."""
+
+BASE = "base"
+"""Name by which a text chooses the frozen model."""
+TRAINED = "trained"
+"""Name by which it chooses the prompts and adapters of the run."""
+OWN = "(trained)"
+"""Name under which an engine has the prompts and adapters of its own model."""
+
+
+def shown_name(adapter: str | None) -> str:
+    """Returns the name by which a text chooses what an engine has under another.
+
+    Args:
+      adapter: the engine's name; None for the frozen model.
+    """
+    if adapter is None:
+        return BASE
+    return TRAINED if adapter == OWN else adapter
