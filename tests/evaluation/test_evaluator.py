@@ -16,7 +16,12 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
+from prompt_tuning.evaluation.ranking import (
+    candidate_nats,
+    encode_labels,
+    given_tokens,
+    label_nats,
+)
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
@@ -99,6 +104,22 @@ def test_loss_and_perplexity_are_of_all_learned_tokens(case):
     nats = completion_nats(case).sum() / (3 * len(PAIRS))
     assert results["loss"] == pytest.approx(nats, rel=1e-5)
     assert results["perplexity"] == pytest.approx(np.exp(nats), rel=1e-5)
+
+
+def test_rows_have_their_own_candidates_in_batches_of_bounded_size(case):
+    rows = [[3 + i] * size for i, size in enumerate((1, 4, 2, 5, 3))]
+    candidates = [[[4 + i], [5, 6 + i], [7] * (i + 1)] for i in range(len(rows))]
+    counts = []
+    model, parameters = case.model, case.parameters
+    together = candidate_nats(
+        model, parameters, rows, candidates, batch_size=4, on_batch=counts.append
+    )
+    for row, own, nats in zip(rows, candidates, together, strict=True):
+        alone = label_nats(model, parameters, [row], own, add_eos=False)
+        np.testing.assert_allclose(nats, alone[0], rtol=1e-5)
+    # A text of 5 tokens and 3 candidates of 5 take 20; 4 rows of 10 take 40.
+    assert max(counts) == 2 * 3
+    assert sum(counts) == 5 * 3
 
 
 def test_packed_rows_are_evaluated_as_unpacked_rows(case):

@@ -137,7 +137,7 @@ def test_each_device_streams_its_own_shard(family, shape, micro_batches, recompu
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("action", ["evaluate", "generate"])
+@pytest.mark.parametrize("action", ["evaluate", "generate", "predict"])
 def test_runs_on_a_mesh_measure_and_generate_the_same(files, tmp_path, capsys, action):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=2))
     streamed = "--gin.Pretrained.weights='streamed'"
@@ -151,7 +151,10 @@ def test_runs_on_a_mesh_measure_and_generate_the_same(files, tmp_path, capsys, a
     for actual, expected in zip(*logs, strict=True):
         for metric in {"loss", "evaluation/loss"} & expected.keys():
             np.testing.assert_allclose(actual[metric], expected[metric], rtol=1e-5)
-    more = ["--new_tokens", "2", "ab="] if action == "generate" else []
+    more = {
+        "generate": ["--new_tokens", "2", "ab="],
+        "predict": ["ab=", "c=", "--labels", "AB", "c"],
+    }.get(action, [])
     results = []
     for weights in ("streamed", "device"):
         capsys.readouterr()
