@@ -1,4 +1,4 @@
-"""Names of the model alone and of what its run trained, among those of adapters."""
+"""Names by which a text chooses the model alone, or with what its run trained."""
 
 BASE = "base"
 """Name by which a text chooses the frozen model."""
