@@ -44,11 +44,8 @@ def parameters(directory: Path, step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "method", [[], [*FULL, "--gin.Run.checkpoint_form='orbax'"]], ids=["prompt", "all"]
-)
-def test_two_processes_have_the_curve_of_one_device(files, model, tmp_path, method):
-    curves = {}
+def test_two_processes_have_the_curve_of_one_device(files, model, tmp_path):
+    method, curves = [*FULL, "--gin.Run.checkpoint_form='orbax'"], {}
     for name, count, more in (("one", 1, []), ("two", 2, STAGES)):
         directory = tmp_path / name / "run"
         arguments = files.arguments(directory, model, Run__steps=3, **SHORT)

@@ -83,7 +83,8 @@ CURVES = {
     "data 2, tensor 2": TENSOR,
     "fsdp 4": MeshShape(data=1, fsdp=4),
 }
-FAMILIES = sorted(path.name for path in FIXTURES.iterdir())
+FAMILIES = sorted(path.name for path in FIXTURES.iterdir())[::3]
+"""A third of the families: the others have the same layers."""
 
 
 @pytest.mark.exhaustive
