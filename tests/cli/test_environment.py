@@ -77,6 +77,8 @@ def test_output_that_nothing_reads_ends_the_command_quietly(words):
 INTERRUPT = """
     import os, signal, sys, threading, time
 
+    # A shell starts commands in the background with this signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     place, main_thread = sys.argv.pop(1), threading.get_ident()
 
     def interrupt_there():
