@@ -131,9 +131,12 @@ def _check_model(settings: Settings, config: ModelConfig, source: str) -> None:
     Raises:
       InputError: if the settings describe another model.
     """
+    # Where PEFT does not find the sizes itself, as of T5Gemma, users may have given
+    # those of the decoder's keys, which PEFT needs for prefixes.
+    also = {"num_attention_heads": config.key_value_heads, "num_layers": config.layers}
     for name, expected in _describe_model(config).items():
         number = settings.get(name)
-        if number is not None and number != expected:
+        if number not in (None, expected, also[name]):
             raise InputError(
                 f"{source} has {name} {shown(number)}, but the model has {expected}; "
                 f"was it trained on another model?{_trained_on(settings)}"
