@@ -44,6 +44,7 @@ TOKENS = ["--gin.DataSource.batch_tokens=250"]
 STAGES = ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.stage=2"]
 DYING = """
 import itertools, os, signal, sys
+from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.cli.main import main
 from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.training import loop
@@ -157,7 +158,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     # Within the third step, after the next one, and within the next save.
     killed(directory, "StageWorker.run", 30, method)
     killed(directory, "loop._Loop._record", 2, method)
-    killed(directory, "os.fsync", 5, method)
+    killed(directory, "checkpoint_files.sync_file", 2, method)
     assert STEPS not in steps_in(directory / FOLDER)
     assert any(".tmp" in path.name for path in (directory / FOLDER).iterdir())
     assert main([*arguments_of(files, directory, model), *more]) == 0
