@@ -1,6 +1,7 @@
 """Trained weights, gradients and optimizer state in host memory."""
 
 import dataclasses
+import re
 import shutil
 
 import jax
@@ -134,8 +135,11 @@ def test_a_run_on_the_host_learns_resumes_and_is_measured(files, tmp_path, capsy
     tables = []
     for name in ("host", "device"):
         assert main(["evaluate", "--run", str(tmp_path / name)]) == 0
-        tables.append(capsys.readouterr().out)
-    assert tables[0] == tables[1]
+        tables.append(re.split(r"(\d+\.\d{4})", capsys.readouterr().out))
+    # The two may differ in the last digit, since their sums have other orders.
+    assert tables[0][::2] == tables[1][::2]
+    numbers = [np.array(table[1::2], float) for table in tables]
+    np.testing.assert_allclose(*numbers, rtol=1e-5, atol=1.1e-4)
 
 
 @pytest.mark.parametrize(
