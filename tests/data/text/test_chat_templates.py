@@ -236,7 +236,7 @@ def test_a_rendering_has_limits(source, message):
     before, peak = time.monotonic(), peak_kibibytes()
     with pytest.raises(InputError, match=f"^here: the chat template of .*{message}"):
         template.render(talk("hi"), "here")
-    assert time.monotonic() - before < 4
+    assert time.monotonic() - before < 30
     assert peak_kibibytes() - peak < 2**20
 
 
