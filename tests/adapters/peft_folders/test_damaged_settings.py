@@ -148,7 +148,7 @@ def test_patterns_that_could_match_forever_are_refused(name, pattern, tmp_path):
         read(write(tmp_path / "a", "LORA", {name: {pattern: 2}}))
     with pytest.raises(InputError, match="target_modules"):
         match_targets(pattern, [MODULE])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize(
