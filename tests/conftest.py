@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.shared_data import SHARED
+
 # Tests of tiny models spend nearly all their time compiling, and on a CPU these flags
 # save more than half of it. XLA's rewrites and matrix products stay the same; only the
 # machine code around them is slower.
@@ -82,24 +84,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"--minutes {limit:g} are over")
 
 
-SHARED = Path(__file__).parents[2] / "shared"
-HERE = {
-    "torch": importlib.util.find_spec("peft") is not None,
-    "released": SHARED.is_dir(),
+NEEDS = {
+    "torch": (
+        importlib.util.find_spec("peft") is not None,
+        "torch, transformers and PEFT are not installed",
+    ),
+    "released": (
+        SHARED.is_dir(),
+        f"{SHARED}, the folder of released files, does not exist",
+    ),
 }
-"""Whether this machine has what the tests with a mark need."""
+"""Marks of tests: whether what they need is here, and a message where it is not."""
+MISSING = {mark: reason for mark, (here, reason) in NEEDS.items() if not here}
 
 
 def pytest_report_header() -> list[str]:
     """Returns a line for each mark whose tests cannot run here."""
-    reasons = {
-        "torch": "torch, transformers and PEFT are not installed",
-        "released": f"{SHARED}, the folder of released files, does not exist",
-    }
     return [
-        f"without the tests marked {mark}: {reason}"
-        for mark, reason in reasons.items()
-        if not HERE[mark]
+        f"without the tests marked {mark}: {reason}" for mark, reason in MISSING.items()
     ]
 
 
@@ -121,15 +123,14 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leaves out tests that cannot run here, and puts the longest files first."""
-    missing = {mark for mark, here in HERE.items() if not here}
-    left_out = [
-        item for item in items if missing & {mark.name for mark in item.iter_markers()}
-    ]
+    kept, left_out = [], []
+    for item in items:
+        missing = any(map(item.get_closest_marker, MISSING))
+        (left_out if missing else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
     ranks = {name: index for index, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+    items[:] = sorted(kept, key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 def pytest_collection_finish() -> None:
