@@ -9,7 +9,6 @@ from prompt_tuning.core.batch import LabelBatch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.length_groups import group_by_length
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_part
@@ -108,27 +107,24 @@ def candidate_nats(
     longest = max(lengths)
     tokens = batch_size * (longest + width)
     nats = np.zeros((len(given), count))
-    for filled, length in group_by_length(
+    for group in group_by_length(
         lengths,
         batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
         maximum_length=model.maximum_length,
         row_parts=model.interface.rows.parts,
     ):
-        real = filled != FILLING
-        numbers = filled[real].tolist()
-        # Rows without an example repeat another one.
-        numbers += numbers[-1:] * (len(filled) - len(numbers))
+        real, numbers = group.real, group.repeated
         batch = _label_batch(
             [given[number] for number in numbers],
             [candidates[number] for number in numbers],
             None if prompt_ids is None else [prompt_ids[number] for number in numbers],
-            shape=(length, width),
+            shape=(group.length, width),
             pad_id=model.config.pad_id,
         )
         batch_nats = np.asarray(score_batch(label_nll, model, parameters, batch))
-        nats[filled[real]] = batch_nats[: int(real.sum())]
+        nats[real] = batch_nats[: len(real)]
         if on_batch is not None:
-            on_batch(int(real.sum()) * count)
+            on_batch(len(real) * count)
     return nats
 
 

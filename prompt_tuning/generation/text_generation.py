@@ -9,7 +9,6 @@ import numpy as np
 from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
@@ -69,7 +68,7 @@ def continue_all(
     if model.layout is None and not model.weight_storage.by_layer:
         numbers: dict[int, list[int]] = {}
         for group in batches:
-            numbers.setdefault(group.length, []).extend(_real(group))
+            numbers.setdefault(group.length, []).extend(group.real)
         for length, chosen in numbers.items():
             continuations |= continue_in_slots(
                 model,
@@ -89,13 +88,8 @@ def continue_all(
                 model, parameters, rows, group, sampling, prompt_ids
             )
             if on_batch is not None:
-                on_batch(len(_real(group)))
+                on_batch(len(group.real))
     return [continuations[index] for index in range(len(rows))]
-
-
-def _real(group: LengthGroup) -> list[int]:
-    """Returns the numbers of the rows of a batch, without those that fill it up."""
-    return group.rows[group.rows != FILLING].tolist()
 
 
 def _check_options(sampling: Sampling) -> None:
@@ -118,9 +112,7 @@ def _continue_batch(
     prompt_ids: Sequence[int] | None,
 ) -> dict[int, list[int]]:
     """Continues a batch on a mesh, or layer by layer if the weights are streamed."""
-    chosen = _real(group)
-    # Rows without an example repeat another one.
-    filled = [*chosen, *chosen[-1:] * (len(group.rows) - len(chosen))]
+    filled = group.repeated
     pad_id = model.config.pad_id
     tokens, lengths = pad_rows([rows[index] for index in filled], pad_id, group.length)
     ends = (*model.stop_ids, *sampling.ends)
@@ -146,7 +138,7 @@ def _continue_batch(
             )
     return {
         index: strip_end(row, ends)
-        for index, row in zip(chosen, generated.tolist(), strict=False)
+        for index, row in zip(group.real, generated.tolist(), strict=False)
     }
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, Integer
 
-from prompt_tuning.data.batching.batch_plan import BucketPlan
+from prompt_tuning.data.batching.batch_plan import FILLING, BucketPlan
 
 
 class LengthGroup(NamedTuple):
@@ -19,6 +19,16 @@ class LengthGroup(NamedTuple):
 
     rows: Int64[np.ndarray, "B"]
     length: int
+
+    @property
+    def real(self) -> list[int]:
+        """Numbers of the rows, without those that fill the batch up."""
+        return self.rows[self.rows != FILLING].tolist()
+
+    @property
+    def repeated(self) -> list[int]:
+        """Numbers of all rows; those that fill the batch up repeat the last one."""
+        return [*self.real, *self.real[-1:] * (len(self.rows) - len(self.real))]
 
 
 def group_by_length(
