@@ -17,6 +17,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.buckets import (
     MAXIMUM_BUCKETS,
     SAVED_BATCHES,
+    SAVED_BATCHES_IN_ORDER,
     assign_buckets,
     choose_tops,
     largest_pair,
@@ -304,12 +305,13 @@ class BucketPlan(BatchPlan):
         second = weight_counts if same_tokens else target_lengths
         lengths = np.stack([input_lengths, second], axis=1)
         rows = self._limit(largest_pair(lengths, maximum_length)) * accumulate
+        saved_batches = SAVED_BATCHES if shuffle else SAVED_BATCHES_IN_ORDER
         tops = choose_tops(
             lengths,
             count=min(buckets or MAXIMUM_BUCKETS, -(-len(lengths) // rows)),
             costs=(TOKEN_COST, TARGET_COST) if same_tokens else (1, 1),
             maximum_length=maximum_length,
-            saved_examples=SAVED_BATCHES * rows if buckets is None else 0,
+            saved_examples=saved_batches * rows if buckets is None else 0,
         )
         self._buckets = self._make_buckets(tops, assign_buckets(lengths, tops))
 

@@ -31,6 +31,10 @@ SAVED_BATCHES = 4
 this many batches of the longest examples in every pass over the data. To compile a step
 takes as long as 20 to 50 such batches, and a run makes several passes."""
 
+SAVED_BATCHES_IN_ORDER = 1
+"""The same for a plan that is not shuffled, as in an evaluation, whose program has no
+backward pass and is compiled several times faster."""
+
 
 def round_up(number: int) -> int:
     """Rounds up to a multiple of 8."""

@@ -80,7 +80,10 @@ class Hdf5Rows:
         return self.read(number, slice(None))
 
     def read(self, number: int, tokens: slice) -> Row:
-        """Returns some of the tokens of a row; only their chunks are decompressed."""
+        """Returns some of the tokens of a row.
+
+        Of a large file only their chunks are decompressed.
+        """
         table, row = self._locate(number)
         arrays = table.read(slice(row, row + 1), tokens)
         types = arrays.get("token_types")
