@@ -21,6 +21,7 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.streamed_step import StreamedStep
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
+from tests.support.printed import assert_same_printed
 from tests.support.small_runs import DECODER, logged, write_model
 
 SGD = optax.sgd(0.1)
@@ -161,7 +162,7 @@ def test_runs_on_a_mesh_measure_and_generate_the_same(files, tmp_path, capsys, a
         given = [f"--gin.Pretrained.weights={weights!r}", *more]
         assert main([action, "--run", str(tmp_path / "mesh"), *given]) == 0
         results.append(capsys.readouterr().out)
-    assert results[0] == results[1]
+    assert_same_printed(*results)
 
 
 @pytest.mark.exhaustive
