@@ -8,7 +8,8 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
-from prompt_tuning.losses.output_head import OutputHead
+from prompt_tuning.losses.output_head import OutputHead, head_logits
+from scripts.bench import hlo
 
 M, D, V, CAP = 5, 3, 7, 1.5
 RANDOM = np.random.default_rng(0)
@@ -69,3 +70,20 @@ def test_divergence_is_that_of_the_capped_logits():
 def test_a_second_cap_is_refused():
     with pytest.raises(InputError, match="the model caps its logits at"):
         token_loss(HIDDEN, head(KERNEL, BIAS), TARGETS, soft_cap=2.0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 65])
+def test_logits_of_few_rows_in_parts_of_a_large_vocabulary(rows):
+    hidden, kernel, bias = (
+        jnp.asarray(RANDOM.standard_normal(shape), jnp.float32)
+        for shape in ((rows, 1, 16), (3 * 257, 16), (3 * 257,))
+    )
+
+    @jax.jit
+    def logits(hidden, kernel, bias):
+        return head_logits(hidden, head(kernel, bias))
+
+    actual = logits(hidden, kernel, bias)
+    np.testing.assert_allclose(actual, formula(hidden, kernel, bias), atol=1e-5)
+    [product] = hlo.products(logits.lower(hidden, kernel, bias).compile())
+    assert ((3, 257, 16) in product.shapes) == (rows in (2, 64))
