@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
+from prompt_tuning.core.block_arrays import Blocks, is_block_arrays
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.rematerialization import Rematerialization, checkpointed
 from prompt_tuning.core.save_policies import BLOCK_INPUT, named, recorded_names
@@ -21,7 +21,7 @@ Body = Callable[[Carry, Any], tuple[Carry, Any]]
 def scan_blocks(
     body: Body,
     hidden: Tree,
-    parameters: dict[str, Array],
+    parameters: Mapping[str, Blocks],
     others: Any,
     policy: Rematerialization,
     *,
@@ -29,12 +29,14 @@ def scan_blocks(
 ) -> tuple[Tree, Any]:
     """`jax.lax.scan` over blocks, in parts where their policies differ.
 
+    Blocks with arrays of their own run one by one instead, without a backward pass.
+
     Args:
       body: `f(hidden, (one block's parameters, one block's others))`, which returns
         hidden states and a tree.
       hidden: input of the first block, a tree of arrays.
-      parameters: parameters of all blocks, by path, stacked on `L`.
-      others: tree of each block's other inputs, stacked on `L`.
+      parameters: parameters of all blocks, by path, stacked on `L` or `BlockArrays`.
+      others: tree of each block's other inputs, in the same two forms.
       policy: what is saved for the backward pass.
       gathers: whether blocks gather their weights from several devices.
 
@@ -45,6 +47,9 @@ def scan_blocks(
       InputError: if `policy` names an activation that no block has.
     """
     count = len(next(iter(parameters.values())))
+    layers = parameters, others
+    if any(map(is_block_arrays, jax.tree.leaves(layers, is_leaf=is_block_arrays))):
+        return _run_each(body, hidden, layers, count)
     with _check_names(policy):
         if not policy.alike:
             return _scan_in_parts(body, hidden, parameters, others, policy)
@@ -54,7 +59,17 @@ def scan_blocks(
 
         if policy.active or gathers:
             named_body = checkpointed(named_body, policy, in_scan=count > 1)
-        return jax.lax.scan(named_body, hidden, (parameters, others))
+        return jax.lax.scan(named_body, hidden, layers)
+
+
+def _run_each(body: Body, hidden: Tree, layers: Any, count: int) -> tuple[Tree, Any]:
+    """Runs blocks one after another."""
+    outputs = []
+    for index in range(count):
+        layer = jax.tree.map(lambda x, i=index: x[i], layers, is_leaf=is_block_arrays)
+        hidden, output = body(hidden, layer)
+        outputs.append(output)
+    return hidden, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
 
 def _scan_in_parts(body, hidden, parameters, others, policy):

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Key
 
+from prompt_tuning.core.block_arrays import BlockArrays
 from prompt_tuning.core.quantization import (
     QUANTIZED,
     UNQUANTIZED,
@@ -26,8 +27,9 @@ from prompt_tuning.core.quantization import (
 if TYPE_CHECKING:
     Parameters = dict[str, Array]
 else:
-    # Trained weights in host memory are NumPy arrays.
-    Parameters = dict[str, Array | np.ndarray]
+    # Trained weights in host memory are NumPy arrays, and the decoding engine reads
+    # kernels as `BlockArrays`.
+    Parameters = dict[str, Array | np.ndarray | BlockArrays]
 Initializer = Callable[..., Array]
 Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 

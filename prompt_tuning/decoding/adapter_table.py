@@ -161,8 +161,7 @@ def _pages_of(prompt: PromptPrefixes, page: int) -> PromptPages:
     pages, visible = [], []
     for prefix in prompt.prefixes:
         for part, count in split_pages(prefix.key_values, prefix.count, page):
-            start = jnp.array(prefix.start + page * len(pages), jnp.int32)
-            pages.append(Page(part, start))
+            pages.append(Page.create(part, prefix.start + page * len(pages)))
             visible.append(count)
     return PromptPages(tuple(pages), tuple(visible), prompt.length)
 

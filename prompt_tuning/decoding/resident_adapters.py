@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flax import nnx
 
+from prompt_tuning.core.block_arrays import Blocks, view_blocks
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
@@ -34,6 +35,13 @@ AdapterReader = Callable[[Path], tuple[PromptedModel, Parameters]]
 class ResidentAdapters:
     """Adapters by name, and the model with the tables of all of them.
 
+    Attributes:
+      model: the model of the engine.
+      page: number of keys of a page.
+      parameters: parameters of the model and the tables, for programs that read texts.
+      step_parameters: the same for programs that read a token of each row, with views
+        of each block's kernels and tables.
+
     Args:
       model: the model of the engine.
       parameters: all its parameters by path; prompts and adapters are left out.
@@ -56,6 +64,7 @@ class ResidentAdapters:
         self._read_adapter = read_adapter
         self._adapters: dict[str, ResidentAdapter] = {}
         self._shared = SharedTexts(page)
+        self._kernels = _block_views(self._frozen, "/kernel")
         self._stack()
         bare = model if adapted else without_adapters(model, self.graph)
         self._bare = make_resident("", bare, self._frozen, page)
@@ -76,7 +85,7 @@ class ResidentAdapters:
         """Size of the pages of all prompts and shared texts, each counted once."""
         prompts = [one for each in self._adapters.values() for one in each.prompts]
         pages = {
-            id(page.key_values): page
+            id(page.keys): page
             for one in (*prompts, *self._shared.all_pages())
             for page in one.pages
         }
@@ -209,10 +218,12 @@ class ResidentAdapters:
         """Rebuilds the tables of adapters of projections."""
         if self._adapted:
             self._table = AdapterTable(self.model.graph, {}, {})
-            self.parameters = self._frozen
-            return
-        self._table = stack_adapters(self.model.config, list(self._adapters.values()))
+        else:
+            adapters = list(self._adapters.values())
+            self._table = stack_adapters(self.model.config, adapters)
         self.parameters = self._frozen | self._table.tables
+        tables = _block_views(self._table.tables)
+        self.step_parameters = self.parameters | self._kernels | tables
 
 
 def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
@@ -220,6 +231,15 @@ def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel
     return dataclasses.replace(
         model, graph=graph, prompts=PromptPair(), prompting=Prompting()
     )
+
+
+def _block_views(parameters: Parameters, ending: str = "") -> dict[str, Blocks]:
+    """Returns views of the blocks of the decoder's parameters; they take no memory."""
+    return {
+        path: view_blocks(leaf)
+        for path, leaf in parameters.items()
+        if path.startswith("decoder/layers/") and path.endswith(ending)
+    }
 
 
 def _differences(first: ModelConfig, second: ModelConfig) -> str:

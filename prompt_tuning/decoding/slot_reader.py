@@ -60,7 +60,7 @@ class SlotReader:
         """Reads the next token of each active row."""
         pages, visible = self._active_pages(active, self._count)
         self.slots = read_tokens(
-            self._resident.parameters,
+            self._resident.step_parameters,
             self.slots,
             tokens,
             self._states(active, visible),
@@ -87,7 +87,7 @@ class SlotReader:
             tokens[slot, : len(window)], counts[slot] = window, len(window)
         pages, visible = self._active_pages(active, self._count)
         self.slots, accepted = read_guesses(
-            self._resident.parameters,
+            self._resident.step_parameters,
             self.slots,
             tokens,
             counts,
@@ -114,7 +114,7 @@ class SlotReader:
         for count in _page_counts(pages):
             visible = np.zeros((self._count, count), np.int32)
             states = self._states((), visible)
-            model = (self._resident.parameters, self.slots)
+            model = (self._resident.step_parameters, self.slots)
             others = (states, (self._no_page,) * count)
             graph = self._resident.graph
             if guesses:
@@ -248,14 +248,14 @@ class SlotReader:
         pages: list[Page] = []
         for _, row in active:
             for page in row.prompt.pages:
-                if id(page.key_values) not in columns:
-                    columns[id(page.key_values)] = len(pages)
+                if id(page.keys) not in columns:
+                    columns[id(page.keys)] = len(pages)
                     pages.append(page)
         padded = _padded(pages, self._no_page)
         visible = np.zeros((count, len(padded)), np.int32)
         for slot, row in active:
             for page, count in zip(row.prompt.pages, row.prompt.visible, strict=True):
-                visible[slot, columns[id(page.key_values)]] = count
+                visible[slot, columns[id(page.keys)]] = count
         return padded, visible
 
     def _states(self, active: Placed, visible: np.ndarray) -> RowStates:
@@ -270,7 +270,7 @@ class SlotReader:
         config = self._config
         shape = (config.layers, config.key_value_heads, 1, page, config.head_width)
         zeros = jnp.zeros(shape, config.dtype)
-        return Page(KeyValues(zeros, zeros), jnp.array(0))
+        return Page.create(KeyValues(zeros, zeros), 0)
 
 
 def _page_counts(largest: int) -> list[int]:

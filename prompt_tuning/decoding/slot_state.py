@@ -1,17 +1,56 @@
 """What the device holds of the rows in slots, and what programs know of each row."""
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
+from prompt_tuning.core.block_arrays import BlockArrays
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 
 Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
+
+
+class BlockKeyValues(NamedTuple):
+    """Keys and values with an array for each block, `[L, G, B, S, K]`.
+
+    A step writes into them in place, and reads them without copying any.
+    """
+
+    keys: BlockArrays
+    values: BlockArrays
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: DTypeLike) -> "BlockKeyValues":
+        """Returns zeros of a shape `[L, G, B, S, K]`."""
+        return cls(*(BlockArrays.zeros(shape, dtype) for _ in range(2)))
+
+    def map(self, function: Callable[..., Array], *others: Any) -> "BlockKeyValues":
+        """Applies a function to the arrays of each block, and to entries of stacks.
+
+        Args:
+          function: of an array `[G, B, S, K]` and the entries.
+          *others: further keys and values, stacked or not.
+        """
+        return BlockKeyValues(
+            *(
+                part.map(function, *entries)
+                for part, *entries in zip(self, *others, strict=True)
+            )
+        )
+
+    def as_source(self) -> KeyValues:
+        """Returns them for a model that runs its blocks one by one."""
+        return KeyValues(*(cast(Array, part) for part in self))
+
+    def stacked(self) -> KeyValues:
+        """Returns them for a model that scans over its blocks, which copies them."""
+        return KeyValues(*(part.stacked() for part in self))
 
 
 @jax.tree_util.register_dataclass
@@ -27,9 +66,9 @@ class Slots:
       cross_mask: marks those that are not padding, `[B, E]`.
     """
 
-    own: KeyValues
+    own: BlockKeyValues
     hidden: Float[Array, "B D"]
-    cross: KeyValues | None
+    cross: BlockKeyValues | None
     cross_mask: Bool[Array, "B E"] | None
 
     @classmethod
@@ -44,8 +83,8 @@ class Slots:
         groups, width = config.key_value_heads, config.head_width
         shape = (config.layers, groups, count, length, width)
 
-        def empty() -> KeyValues:
-            return KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
+        def empty() -> BlockKeyValues:
+            return BlockKeyValues.zeros(shape, config.dtype)
 
         decodes_alone = config.architecture == "decoder_only"
         return cls(
@@ -65,17 +104,38 @@ class Page(NamedTuple):
     """Keys and values of a stretch of a prompt or of a shared text.
 
     Attributes:
-      key_values: `[L, G, 1, page, K]`.
+      keys: `[L, G, 1, K, page]`, in the order in which products on CPUs read them.
+      values: `[L, G, 1, page, K]`.
       start: position of the first key.
     """
 
-    key_values: KeyValues
+    keys: BlockArrays
+    values: BlockArrays
     start: Int[Array, ""]
+
+    @classmethod
+    def create(cls, key_values: KeyValues, start: Int[Array, ""] | int) -> "Page":
+        """Returns a page of keys and values `[L, G, 1, page, K]`."""
+        keys, values = (BlockArrays(tuple(part)) for part in key_values)
+        return cls(keys.map(_transposed), values, jnp.asarray(start, jnp.int32))
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return self.values.shape[3]
 
     @property
     def key_value_bytes(self) -> int:
         """Size of its keys and values."""
-        return sum(part.nbytes for part in self.key_values)
+        return self.keys.nbytes + self.values.nbytes
+
+    def key_values(self) -> BlockKeyValues:
+        """Returns keys and values `[L, G, 1, page, K]`, in a program."""
+        return BlockKeyValues(self.keys.map(_transposed), self.values)
+
+
+def _transposed(array: Array) -> Array:
+    return jnp.swapaxes(array, -1, -2)
 
 
 class RowStates(NamedTuple):

@@ -22,20 +22,36 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.activity import rename
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.row_adapters import row_entries
-from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
+from prompt_tuning.decoding.slot_state import (
+    BlockKeyValues,
+    Integers,
+    Page,
+    RowStates,
+    Slots,
+)
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context, Stream
 
 
-def _page_contexts(pages: Sequence[Page], visible: Integers) -> list[Context]:
-    """Returns the pages as rows attend to them; `visible` is `[B, pages]`."""
+def _page_contexts(
+    pages: Sequence[Page], visible: Integers, *, stacked: bool = False
+) -> list[Context]:
+    """Returns the pages as rows attend to them.
+
+    Args:
+      pages: the pages.
+      visible: number of keys that each row sees of each page, `[B, pages]`.
+      stacked: whether the model scans over its blocks.
+    """
     contexts = []
     for i, page in enumerate(pages):
-        columns = jnp.arange(page.key_values.keys.shape[3])
+        columns = jnp.arange(page.size)
         mask = (columns < visible[:, i, None])[:, None, None]  # [B, 1, 1, page]
         positions = (page.start + columns)[None]
-        contexts.append(Context(page.key_values, mask, None, positions))
+        key_values = page.key_values()
+        source = key_values.stacked() if stacked else key_values.as_source()
+        contexts.append(Context(source, mask, None, positions))
     return contexts
 
 
@@ -59,7 +75,8 @@ def read_tokens(
     """Reads one token in each active slot.
 
     Args:
-      parameters: all parameters of the model, and the tables of adapters, by path.
+      parameters: all parameters of the model, and the tables of adapters, by path;
+        a block's kernels may be `BlockArrays`.
       slots: all slots; donated.
       tokens: next token of each row, `[B]`.
       rows: state of each row.
@@ -128,7 +145,7 @@ def _read_window(
     counts: Int[Array, "#B 1"] | Int[Array, ""],
     rows: RowStates,
     pages: tuple[Page, ...],
-) -> tuple[Float[Array, "B W D"], KeyValues]:
+) -> tuple[Float[Array, "B W D"], BlockKeyValues]:
     """Runs the next tokens of all rows, and writes the first `counts` of active ones.
 
     Returns:
@@ -139,29 +156,30 @@ def _read_window(
     positions = jnp.asarray(rows.first)[:, None] + columns
     cross = ()
     if slots.cross is not None and slots.cross_mask is not None:
-        cross = (Context(slots.cross, slots.cross_mask[:, None, None]),)
+        cross = (Context(slots.cross.as_source(), slots.cross_mask[:, None, None]),)
     mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
     with row_entries(jnp.repeat(jnp.asarray(rows.entry), tokens.shape[1])):
         hidden, key_values = model.extend(
             Stream(embedded, positions, mask),
             [
                 *_page_contexts(pages, rows.visible),
-                _own_context(slots.own, rows.written, rows.first),
+                _own_context(slots.own.as_source(), rows.written, rows.first),
             ],
             cross,
         )
     active = jnp.asarray(rows.active)[:, None]
     written = active & (jnp.arange(tokens.shape[1]) < counts)
+    # Keys that are written after the blocks have read the old ones replace them in
+    # place; otherwise the compiler would copy them.
+    hidden, key_values = jax.lax.optimization_barrier((hidden, key_values))
     # A column past the end is dropped.
     column = jnp.where(written, columns, slots.own.keys.shape[3])  # [B, W]
     numbers = jnp.arange(len(tokens))[:, None]
-    own = KeyValues(
-        *(
-            buffer.at[:, :, numbers, column].set(new, mode="drop")
-            for buffer, new in zip(slots.own, key_values, strict=True)
-        )
-    )
-    return hidden, own
+
+    def write(buffer: Array, new: Array) -> Array:
+        return buffer.at[:, numbers, column].set(new, mode="drop")
+
+    return hidden, slots.own.map(write, key_values)
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
@@ -189,7 +207,8 @@ def read_chunks(
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    past = KeyValues(*(part[:, :, jnp.asarray(numbers)] for part in slots.own))
+    chosen = jnp.asarray(numbers)
+    past = slots.own.map(lambda part: part[:, chosen]).stacked()
     hidden, key_values = _run_chunks(model, tokens, rows, pages, past)
     own = _write_rows(slots.own, key_values, numbers, rows.written)
     last = hidden[jnp.arange(len(hidden)), jnp.asarray(counts) - 1]  # [R, D]
@@ -218,7 +237,7 @@ def read_page(
     """
     model = cast(LanguageModel, merge(graph, parameters))
     _, key_values = _run_chunks(model, tokens, row, pages, None)
-    return Page(key_values, jnp.asarray(row.first[0]))
+    return Page.create(key_values, row.first[0])
 
 
 def _run_chunks(
@@ -236,7 +255,7 @@ def _run_chunks(
         embedded = model.output_embedder(tokens, model.config.dtype)
     start = jnp.asarray(rows.first + rows.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
-    past = _page_contexts(pages, rows.visible)
+    past = _page_contexts(pages, rows.visible, stacked=True)
     if own is not None:
         past.append(_own_context(own, rows.written, rows.first))
     entries = jnp.asarray(rows.entry)
@@ -246,28 +265,24 @@ def _run_chunks(
 
 
 def _write_rows(
-    buffer: KeyValues,
+    buffer: BlockKeyValues,
     new: KeyValues,
     numbers: Integers,
     columns: Integers | Sequence[int],
-) -> KeyValues:
+) -> BlockKeyValues:
     """Writes `[L, G, R, S, K]` into slots, each row from its column on."""
-    for i in range(len(numbers)):
-        row = KeyValues(*(part[:, :, i : i + 1] for part in new))
-        buffer = _write(buffer, row, numbers[i], columns[i])
-    return buffer
+    slots, starts = jnp.asarray(numbers), jnp.asarray(columns)
 
+    def write_row(row: Int[Array, ""], buffer: BlockKeyValues) -> BlockKeyValues:
+        def write(old: Array, parts: Array) -> Array:
+            part = jax.lax.dynamic_slice_in_dim(parts, row, 1, axis=1)
+            return jax.lax.dynamic_update_slice(
+                old, part, (0, slots[row], starts[row], 0)
+            )
 
-def _write(
-    buffer: KeyValues, new: KeyValues, slot: Integers, column: Integers | int
-) -> KeyValues:
-    """Writes `[L, G, 1, S, K]` into a slot, from a column on."""
-    return KeyValues(
-        *(
-            jax.lax.dynamic_update_slice(old, part, (0, 0, slot, column, 0))
-            for old, part in zip(buffer, new, strict=True)
-        )
-    )
+        return buffer.map(write, new)
+
+    return jax.lax.fori_loop(0, len(slots), write_row, buffer)
 
 
 @functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
@@ -359,13 +374,13 @@ def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
     """Copies a row that was read and not continued into another slot."""
 
     def copy(buffer: Array) -> Array:
-        part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=2)
-        return jax.lax.dynamic_update_slice_in_dim(buffer, part, target, axis=2)
+        part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, part, target, axis=1)
 
-    own = KeyValues(*map(copy, slots.own))
+    own = slots.own.map(copy)
     cross, mask = slots.cross, slots.cross_mask
     if cross is not None and mask is not None:
-        cross = KeyValues(*map(copy, cross))
+        cross = cross.map(copy)
         mask = mask.at[target].set(mask[source])
     hidden = slots.hidden.at[target].set(slots.hidden[source])
     return Slots(own, hidden, cross, mask)

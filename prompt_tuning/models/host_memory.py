@@ -12,13 +12,15 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from prompt_tuning.core.block_arrays import Blocks
+
 HOST = jax.memory.Space.Host
 PINNED = "pinned_host"
 
 
-def any_on_host(parameters: Mapping[str, Array]) -> bool:
+def any_on_host(parameters: Mapping[str, Blocks]) -> bool:
     """Returns whether any of the parameters is in host memory."""
-    return any(is_on_host(leaf) for leaf in parameters.values())
+    return any(map(is_on_host, jax.tree.leaves(parameters)))
 
 
 def move_to_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
