@@ -7,23 +7,24 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
 
-_entries: contextvars.ContextVar[Int[Array, "*rows"] | None] = contextvars.ContextVar(
+_entries: contextvars.ContextVar[Int[Array, "R"] | None] = contextvars.ContextVar(
     "_entries", default=None
 )
 
 
 @contextlib.contextmanager
-def row_entries(entries: Int[Array, "*rows"]) -> Iterator[None]:
-    """Sets the table's entry of each position, or of all, while a model is traced.
+def row_entries(entries: Int[Array, "R"]) -> Iterator[None]:
+    """Sets the table's entry of each row while a model is traced.
 
     Args:
-      entries: numbers `[n]` for the `n` positions of a stream, or one for all of them.
+      entries: numbers of the rows of a stream, each of which has as many positions.
     """
     token = _entries.set(entries)
     try:
@@ -32,11 +33,17 @@ def row_entries(entries: Int[Array, "*rows"]) -> Iterator[None]:
         _entries.reset(token)
 
 
-def _select(table: Float[Array, "N *rest"]) -> Float[Array, "*lead"]:
-    """Returns the entry of each position, or the one of all positions."""
+def _entry_of_each_row() -> Int[Array, "R"]:
     entries = _entries.get()
     assert entries is not None  # the engine sets it around each use of the model
-    return jnp.take(table, entries, axis=0, mode="clip")
+    return entries
+
+
+def _scale_rows(x: Float[Array, "n out"], table: Float[Array, "N out"]) -> Array:
+    """Multiplies the positions of each row, row after row, by its entry of a table."""
+    scales = jnp.take(table, _entry_of_each_row(), axis=0, mode="clip")  # [R, out]
+    rows = x.reshape(len(scales), -1, x.shape[-1])
+    return (rows * scales[:, None].astype(x.dtype)).reshape(x.shape)
 
 
 class RowLowRank(ProjectionAdapter):
@@ -45,7 +52,7 @@ class RowLowRank(ProjectionAdapter):
     Attributes:
       a: `[L, N, in, r]`; smaller ranks are padded with zeros.
       b: `[L, N, r, out]`.
-      scaling: `[L, N]`.
+      factor: the scalings, `[L, N]`.
     """
 
     def __init__(
@@ -59,16 +66,31 @@ class RowLowRank(ProjectionAdapter):
         self.factor = nnx.Param(scaling, axes=("layers", "entries"))
 
     def after(
-        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
-    ) -> Float[Array, "*lead out"]:
+        self, x: Float[Array, "n in"], y: Float[Array, "n out"]
+    ) -> Float[Array, "n out"]:
         """Adds the low-rank product of each row's factors."""
-        a = _select(self.a[...]).astype(x.dtype)
-        b = _select(self.b[...]).astype(x.dtype)
-        scaling = _select(self.factor[...]).astype(x.dtype)
-        if a.ndim == 2:  # one entry for all positions
-            return y + ((x @ a) @ b) * scaling
-        low = jnp.einsum("ni,nir->nr", x, a)
-        return y + jnp.einsum("nr,nro->no", low, b) * scaling[:, None]
+        tables = (self.a[...], self.b[...], self.factor[...])
+
+        def product(
+            given: tuple[Float[Array, "C in"], Int[Array, ""]],
+        ) -> Float[Array, "C out"]:
+            positions, entry = given
+            a, b, factor = (
+                jax.lax.dynamic_index_in_dim(table, entry, keepdims=False)
+                for table in tables
+            )
+            low = positions @ a.astype(x.dtype)  # [C, r]
+            return low @ b.astype(x.dtype) * factor.astype(x.dtype)
+
+        entries = _entry_of_each_row()
+        rows = (x.reshape(len(entries), -1, x.shape[-1]), entries)  # [R, C, in]
+        # CPUs gather the factors of all rows several times more slowly than they read
+        # each row's own in turn; accelerators have too little work in a row.
+        if jax.default_backend() == "cpu":
+            added = jax.lax.map(product, rows)
+        else:
+            added = jax.vmap(product)(rows)
+        return y + added.reshape(y.shape)
 
 
 class RowOutputScale(ProjectionAdapter):
@@ -82,11 +104,11 @@ class RowOutputScale(ProjectionAdapter):
         self.scale = nnx.Param(scale, axes=("layers", "entries", "adapter"))
 
     def after(
-        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
-    ) -> Float[Array, "*lead out"]:
+        self, x: Float[Array, "n in"], y: Float[Array, "n out"]
+    ) -> Float[Array, "n out"]:
         """Scales the output, including the bias."""
         del x
-        return y * _select(self.scale[...]).astype(y.dtype)
+        return _scale_rows(y, self.scale[...])
 
 
 class RowInputScale(ProjectionAdapter):
@@ -99,6 +121,6 @@ class RowInputScale(ProjectionAdapter):
     def __init__(self, scale: Float[Array, "L N in"]):
         self.scale = nnx.Param(scale, axes=("layers", "entries", "adapter"))
 
-    def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
+    def before(self, x: Float[Array, "n in"]) -> Float[Array, "n in"]:
         """Scales the input."""
-        return x * _select(self.scale[...]).astype(x.dtype)
+        return _scale_rows(x, self.scale[...])

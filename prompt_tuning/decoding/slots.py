@@ -158,7 +158,7 @@ def _read_window(
     if slots.cross is not None and slots.cross_mask is not None:
         cross = (Context(slots.cross.as_source(), slots.cross_mask[:, None, None]),)
     mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
-    with row_entries(jnp.repeat(jnp.asarray(rows.entry), tokens.shape[1])):
+    with row_entries(jnp.asarray(rows.entry)):
         hidden, key_values = model.extend(
             Stream(embedded, positions, mask),
             [
@@ -258,9 +258,7 @@ def _run_chunks(
     past = _page_contexts(pages, rows.visible, stacked=True)
     if own is not None:
         past.append(_own_context(own, rows.written, rows.first))
-    entries = jnp.asarray(rows.entry)
-    entries = entries[0] if len(entries) == 1 else jnp.repeat(entries, tokens.shape[1])
-    with row_entries(entries):
+    with row_entries(jnp.asarray(rows.entry)):
         return model.extend(Stream(embedded, positions, masks.CausalMask(None)), past)
 
 
