@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from prompt_tuning import processes
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
@@ -102,6 +103,10 @@ class PipelinedGradients:
         if self._joined_p2:
             orders = self._joined(step, orders)
         run_in_threads(step.workers, orders)
+        if not all(stage.is_local for stage in self._stages):
+            # A process gives the others no arrays while all threads of its CPU devices
+            # wait in a collective, so all must have theirs before the first one.
+            processes.wait_for_all()
         self.peak_bytes = [0 if w is None else w.peak_bytes for w in step.workers]
 
     def _joined(self, step: "StepInStages", orders: Orders) -> Orders:

@@ -9,6 +9,7 @@ from prompt_tuning.processes.group import (
     run_on_first,
     run_together,
     share,
+    wait_for_all,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "run_on_first",
     "run_together",
     "share",
+    "wait_for_all",
 ]

@@ -112,6 +112,10 @@ class ProcessGroup:
             for n in range(self.count)
         ]
 
+    def wait_for_all(self) -> None:
+        """Waits for the other processes; see the function `wait_for_all`."""
+        self.store.wait_at_barrier("prompt_tuning/all", WAIT)
+
     def own_address(self) -> str:
         """Returns this machine's address; see the function `own_address`."""
         own = _address_toward(self.coordinator) if self.rank else FIRST
@@ -172,6 +176,12 @@ def share(text: str) -> list[str]:
       text: this process's text, not empty.
     """
     return [text] if _group is None else _group.share(text)
+
+
+def wait_for_all() -> None:
+    """Waits until all processes have called this function as often as this one."""
+    if _group is not None:
+        _group.wait_for_all()
 
 
 def own_address() -> str:

@@ -63,6 +63,22 @@ def test_two_processes_have_the_curve_of_one_device(files, model, tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_a_process_that_is_ahead_still_serves_its_arrays(files, model, tmp_path):
+    """The threads of its two devices must not all wait in the end of the step."""
+    arguments = files.arguments(tmp_path / "run", model, **SHORT | {"Run__steps": 3})
+    started = several_processes.start(
+        tmp_path / "output",
+        [["train", *arguments, *STAGES]] * 2,
+        devices=2,
+        module="tests.support.slow_fetches",
+    )
+    try:
+        started.succeeded()
+    finally:
+        started.end()
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_other_process_ends_if_one_is_killed(files, model, tmp_path, killed):
     directory = tmp_path / "run"

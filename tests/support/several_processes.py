@@ -94,6 +94,7 @@ def start(
     devices: int,
     directories: Sequence[Path] | None = None,
     slurm: bool = False,
+    module: str = "prompt_tuning",
 ) -> Started:
     """Starts one process per command; a single one is started without a group.
 
@@ -103,6 +104,7 @@ def start(
       devices: number of devices of each process.
       directories: working directory of each process; None for this process's.
       slurm: whether the processes find each other through SLURM's variables.
+      module: module that each process runs.
     """
     folder.mkdir(parents=True)
     environment = os.environ | COMPILATION_CACHE
@@ -121,7 +123,7 @@ def start(
             (folder / f"{number}.err").open("w") as errors,
         ):
             process = subprocess.Popen(
-                [sys.executable, "-m", "prompt_tuning", *command, *joined],
+                [sys.executable, "-m", module, *command, *joined],
                 cwd=None if directories is None else directories[number],
                 env=environment,
                 stdout=printed,

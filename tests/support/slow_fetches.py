@@ -1,0 +1,22 @@
+"""Runs `prompt-tuning` with stages that fetch what other processes sent only late."""
+
+import sys
+import time
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.pipeline.process_links import StepLinks
+
+DELAY = 0.05
+"""Seconds."""
+
+fetch = StepLinks.fetch
+
+
+def fetch_late(self, *arguments):
+    time.sleep(DELAY)
+    return fetch(self, *arguments)
+
+
+if __name__ == "__main__":
+    StepLinks.fetch = fetch_late
+    sys.exit(main(sys.argv[1:]))
