@@ -43,6 +43,7 @@ class TextSettings:
       adapter: name of the adapter of texts that name none; see `TextAdapters.find`.
       prompt_id: prompt of texts that name none, for an adapter with several.
       slots: number of rows that are continued together.
+      day: ISO date for a chat template that uses the current one; None for today.
     """
 
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -53,6 +54,7 @@ class TextSettings:
     adapter: str | None = None
     prompt_id: int | None = None
     slots: int = 32
+    day: str | None = None
 
 
 def default_new_tokens(model: PromptedModel, chat: bool) -> int:
@@ -97,6 +99,8 @@ class TextRequests:
           InputError: if there is no chat template.
         """
         choice = self.adapters.model.run.source.format_choice
+        if choice.chat_date is None:
+            choice = dataclasses.replace(choice, chat_date=self.settings.day)
         return open_chat_encoder(self._tokenizer, choice)
 
     @functools.cached_property

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import datetime
 import json
 import sys
 from collections.abc import Sequence
@@ -174,7 +175,7 @@ def _continue_by_engine(
     slots = options.batch_size
     if texts is not None:
         slots = min(slots, len(texts) * (options.n or 1))
-    settings = text_settings(options, slots)
+    settings = text_settings(options, slots, _day(options))
     several = settings.beams is not None or settings.sampling.n > 1
     if options.input is None and texts is None and several:
         raise InputError(
@@ -197,6 +198,19 @@ def _continue_by_engine(
         with activity("generating"):
             results = list(requests.complete(made))
         _print(session, options, texts, [requests.fields(each) for each in results])
+
+
+def _day(options: argparse.Namespace) -> str | None:
+    """Returns the day on which the lines of the output were begun, or today's."""
+    from prompt_tuning.core.resumable_lines import earlier_settings
+
+    if options.output is None:
+        return None
+    earlier = {} if options.force else earlier_settings(options.output)
+    if not earlier:
+        return datetime.date.today().isoformat()
+    day = earlier.get("day")
+    return day if isinstance(day, str) else None
 
 
 def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> None:

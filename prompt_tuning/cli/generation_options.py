@@ -162,12 +162,15 @@ def engine_options(options: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in ENGINE if _is_given(options, name)]
 
 
-def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
+def text_settings(
+    options: argparse.Namespace, slots: int, day: str | None = None
+) -> "TextSettings":
     """Returns the settings that the options describe.
 
     Args:
       options: parsed options.
       slots: number of rows that are continued together.
+      day: ISO date for a chat template that uses the current one; None for today.
 
     Raises:
       InputError: if an option cannot be used.
@@ -198,6 +201,7 @@ def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
         adapter=adapter,
         prompt_id=options.prompt_id,
         slots=slots,
+        day=day,
     )
 
 

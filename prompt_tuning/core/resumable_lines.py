@@ -106,6 +106,16 @@ def settings_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.partial-settings")
 
 
+def earlier_settings(file: Path) -> Mapping[str, Any]:
+    """Returns the settings that an unfinished file was begun with; empty without one.
+
+    Raises:
+      InputError: if they cannot be read.
+    """
+    record = settings_file(file)
+    return read_object(record).nested(SETTINGS).values if record.exists() else {}
+
+
 def check_startable(file: Path, *, force: bool) -> None:
     """Checks that a file can be written, or an earlier command be continued.
 

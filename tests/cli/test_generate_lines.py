@@ -1,5 +1,6 @@
 """`generate --input`: lines of a file, its options, and a process that is killed."""
 
+import datetime
 import json
 import os
 import shutil
@@ -8,13 +9,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from prompt_tuning.cli import generate
 from prompt_tuning.cli.main import main
-from prompt_tuning.core.resumable_lines import partial_file, settings_file
-from tests.support.small_runs import COMPILATION_CACHE, LENGTH, add_chat_template
+from prompt_tuning.core.resumable_lines import LineWriter, partial_file, settings_file
+from tests.support.small_runs import (
+    COMPILATION_CACHE,
+    JOIN_MESSAGES,
+    LENGTH,
+    add_chat_template,
+)
 
 WORDS = ["ab=", "cde=", "f=", "ghij=", "kl="]
 WAIT = 180.0
@@ -78,6 +86,31 @@ def test_a_killed_process_is_continued_to_the_same_bytes(files, tmp_path, capsys
     assert not partial.exists() and not settings_file(killed).exists()
     results = [json.loads(line) for line in once.read_text().splitlines()]
     assert [result["line"] for result in results] == list(range(1, len(rows) + 1))
+
+
+def test_a_template_with_the_date_gets_the_day_on_which_the_lines_were_begun(
+    files, tmp_path, monkeypatch
+):
+    greeting = "{% if strftime_now('%Y') == '2001' %}ab{% endif %}"
+    model = Path(shutil.copytree(files.decoder, tmp_path / "model"))
+    add_chat_template(model, greeting + JOIN_MESSAGES)
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": word} for word in WORDS])
+    once, resumed = tmp_path / "once.jsonl", tmp_path / "resumed.jsonl"
+    arguments = ["generate", f"--model={model}", "--chat", "--new_tokens=4"]
+    arguments += ["--temperature=1.5", f"--input={source}"]
+    of_2001 = mock.Mock(**{"date.today.return_value": datetime.date(2001, 2, 3)})
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "datetime", of_2001)
+        assert main([*arguments, f"--output={once}"]) == 0
+        patched.setattr(LineWriter, "finish", lambda self: sys.exit(1))
+        with pytest.raises(SystemExit):
+            main([*arguments, f"--output={resumed}"])
+    partial = partial_file(resumed)
+    partial.write_text(partial.read_text().splitlines(keepends=True)[0])
+    assert main([*arguments, f"--output={resumed}"]) == 0
+    assert resumed.read_bytes() == once.read_bytes()
+    assert main([*arguments, f"--output={resumed}", "--force"]) == 0
+    assert resumed.read_bytes() != once.read_bytes()
 
 
 def test_lines_are_continued_as_texts_and_messages_as_chats(

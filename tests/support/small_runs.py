@@ -67,11 +67,13 @@ def write_model(folder: Path, config: ModelConfig) -> Path:
     return folder
 
 
-def add_chat_template(folder: Path) -> Path:
-    """Gives the tokenizer in a folder a chat template, which joins all messages."""
+JOIN_MESSAGES = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def add_chat_template(folder: Path, template: str = JOIN_MESSAGES) -> Path:
+    """Gives the tokenizer in a folder a chat template, by default of all messages."""
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) if file.exists() else {}
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     file.write_text(json.dumps(settings | {"chat_template": template}))
     return folder
 
