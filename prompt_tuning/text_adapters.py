@@ -16,6 +16,7 @@ from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.request_stream import run_in_order
 from prompt_tuning.decoding.resident_adapters import without_adapters
+from prompt_tuning.decoding.row_checks import row_room
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.text_model import TextModel
 
@@ -89,11 +90,7 @@ class TextAdapters:
           given: number of its tokens.
           new: maximum number of new tokens.
         """
-        model = self.prompted(adapter)
-        separate = model.config.architecture == "encoder_decoder"
-        # More than needed if the prompt is in pages that precede the row.
-        prompt = max(model.prompt_length, model.prompts.decoder_length)
-        return prompt + (max(given, new) if separate else given + new)
+        return row_room(self.prompted(adapter), given, new)
 
     def engine(self, slots: int, room: int) -> DecodingEngine:
         """Returns an engine with slots of at least some length, opened when needed.

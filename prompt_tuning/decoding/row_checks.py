@@ -9,6 +9,30 @@ GENERATES = "continuing a text reads all weights for each token"
 """Why weights that are streamed cannot be used; see `WeightStorage`."""
 
 
+def positions_taken(model: PromptedModel, given: int, new: int) -> int:
+    """Returns the number of positions of a row's tokens, without a prompt's vectors.
+
+    An encoder and a decoder count their positions separately.
+
+    Args:
+      model: the model.
+      given: number of tokens of the row.
+      new: maximum number of new tokens.
+    """
+    separate = model.config.architecture == "encoder_decoder"
+    return max(given, new) if separate else given + new
+
+
+def row_room(model: PromptedModel, given: int, new: int) -> int:
+    """Returns a number of positions of a slot that is enough for a row.
+
+    It is more than needed if the prompt is in pages before the row; the arguments are
+    those of `positions_taken`.
+    """
+    prompt = max(model.prompt_length, model.prompts.decoder_length)
+    return prompt + positions_taken(model, given, new)
+
+
 def check_rows(
     model: PromptedModel, rows: Sequence[Sequence[int]], new_tokens: int
 ) -> None:
@@ -22,9 +46,7 @@ def check_rows(
         raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
     lengths = [len(row) for row in rows]
     longest, room = max(lengths, default=0), model.maximum_length
-    # An encoder and a decoder count their positions separately.
-    separate = model.config.architecture == "encoder_decoder"
-    taken = max(longest, new_tokens) if separate else longest + new_tokens
+    taken = positions_taken(model, longest, new_tokens)
     if room is not None and taken > room:
         positions = model.config.maximum_positions or 0
         also = f" and the prompt takes {positions - room}" if positions > room else ""

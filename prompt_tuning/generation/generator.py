@@ -11,7 +11,12 @@ from prompt_tuning.decoding.own_adapter import add_own_adapter, own_adapter
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.request_stream import stream_request
-from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_checks import (
+    GENERATES,
+    check_prompt_ids,
+    check_rows,
+    row_room,
+)
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.text_generation import continue_all
@@ -101,7 +106,7 @@ class Generator:
 
     def _engine_for(self, given: int) -> DecodingEngine:
         """Returns an engine for a row, a larger one where a conversation grew."""
-        needed = given + self.sampling.new_tokens + self.model.prompt_length
+        needed = row_room(self.model, given, self.sampling.new_tokens)
         if self._engine is None or self._engine.limit < needed:
             self._engine = DecodingEngine(
                 self.model, self.parameters, slots=1, length=slot_length(needed)

@@ -7,6 +7,7 @@ from prompt_tuning.core.activity import activity
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.row_checks import positions_taken
 from prompt_tuning.decoding.row_progress import sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -85,9 +86,7 @@ def _open_engine(
     used = slots
     if count < slots:
         used = min(slots, 1 << (count - 1).bit_length())
-    positions = length + sampling.new_tokens
-    if model.config.architecture == "encoder_decoder":
-        positions = max(length, sampling.new_tokens)
+    positions = positions_taken(model, length, sampling.new_tokens)
     # Tokens are decoded only for settings that concern their text.
     if not (sampling.stop or sampling_needs(sampling).masked):
         model = dataclasses.replace(model, tokenizer=None)
