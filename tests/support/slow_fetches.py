@@ -12,9 +12,9 @@ DELAY = 0.05
 fetch = StepLinks.fetch
 
 
-def fetch_late(self, *arguments):
+def fetch_late(*arguments, **named):
     time.sleep(DELAY)
-    return fetch(self, *arguments)
+    return fetch(*arguments, **named)
 
 
 if __name__ == "__main__":
