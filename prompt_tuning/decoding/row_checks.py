@@ -26,8 +26,8 @@ def positions_taken(model: PromptedModel, given: int, new: int) -> int:
 def row_room(model: PromptedModel, given: int, new: int) -> int:
     """Returns a number of positions of a slot that is enough for a row.
 
-    It is more than needed if the prompt is in pages before the row; the arguments are
-    those of `positions_taken`.
+    It is more than needed if the prompt is in pages before the row. The arguments are
+    as in `positions_taken`.
     """
     prompt = max(model.prompt_length, model.prompts.decoder_length)
     return prompt + positions_taken(model, given, new)
