@@ -82,15 +82,11 @@ class Slots:
         """
         groups, width = config.key_value_heads, config.head_width
         shape = (config.layers, groups, count, length, width)
-
-        def empty() -> BlockKeyValues:
-            return BlockKeyValues.zeros(shape, config.dtype)
-
         decodes_alone = config.architecture == "decoder_only"
         return cls(
-            empty(),
+            BlockKeyValues.zeros(shape, config.dtype),
             jnp.zeros((count, config.width), config.dtype),
-            None if decodes_alone else empty(),
+            None if decodes_alone else BlockKeyValues.zeros(shape, config.dtype),
             None if decodes_alone else jnp.zeros((count, length), bool),
         )
 

@@ -70,6 +70,7 @@ class PipelinedGradients:
         self._joined_p2 = joined_p2
         self._abstract = abstract
         self._graph, self._stages, self._layers = graph, list(stages), list(layers)
+        self._in_one_process = all(stage.is_local for stage in stages)
         self._orders, self._objective = orders, objective
         self._compiled: dict[Any, CompiledStages] = {}
         self._share = jax.jit(lambda batch: 1 / jnp.asarray(objective.divisor(batch)))
@@ -103,7 +104,7 @@ class PipelinedGradients:
         if self._joined_p2:
             orders = self._joined(step, orders)
         run_in_threads(step.workers, orders)
-        if not all(stage.is_local for stage in self._stages):
+        if not self._in_one_process:
             # A process gives the others no arrays while all threads of its CPU devices
             # wait in a collective, so all must have theirs before the first one.
             processes.wait_for_all()
@@ -154,7 +155,7 @@ class PipelinedGradients:
 
     def _links_of_step(self) -> StepLinks | None:
         """Returns the links to other processes; None without any."""
-        if all(stage.is_local for stage in self._stages):
+        if self._in_one_process:
             return None
         return process_links().next_step(self._stages)
 
