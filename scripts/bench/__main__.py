@@ -45,12 +45,22 @@ KNOWN = ("growth", *CASES, *NEEDS, *OURS_ALONE)
 
 def main() -> int:
     """Measures the requested cases; returns the exit code."""
-    options = build_parser().parse_args()
+    parser = build_parser()
+    options = parser.parse_args()
+    prompted = {name for name, case in CASES.items() if case.prompt}
+    if options.devices > 1 and (
+        options.ideal_rounds or not options.cases or set(options.cases) - prompted
+    ):
+        parser.error(
+            f"--devices {options.devices} needs --ideal_rounds 0 and cases with a "
+            f"prompt: {', '.join(sorted(prompted))}"
+        )
     console = Console()
     settings = Settings(
         steps=options.steps,
         warm_up=options.warm_up,
         ideal_rounds=options.ideal_rounds,
+        devices=options.devices,
         peft_python=options.peft_python,
         say=console.print,
     )
@@ -119,6 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("steps", "measured turns of each side"),
         ("warm_up", "turns before the measured ones"),
         ("ideal_rounds", "timings of each matrix product alone; 0 for none"),
+        ("devices", "devices of the CPU that split our batches"),
     ):
         parser.add_argument(
             f"--{name}",

@@ -46,7 +46,8 @@ def describe_machine(
         "python": platform.python_version(),
         "packages": ", ".join(f"{k} {v}" for k, v in sorted(packages.items())),
         "measured": f"{settings.steps} turns of each side, after {settings.warm_up} "
-        "turns of warm-up and 3 turns that compare the losses, float32",
+        "turns of warm-up and 3 turns that compare the losses, float32"
+        + (f", {settings.devices} devices" if settings.devices > 1 else ""),
     }
 
 

@@ -1,9 +1,10 @@
 """Our side of the benchmark: a process that runs one training step per request.
 
-    python -m scripts.bench.ours FOLDER   # answers `workers` questions
+    python -m scripts.bench.ours FOLDER DEVICES   # answers `workers` questions
 
 The step and the model are the library's; nothing is tuned to the case. Programs are
-compiled without a cache, so that the peak memory includes compilation.
+compiled without a cache, so that the peak memory includes compilation. Several devices
+of the CPU split the rows of the batch.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import from_file
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts.bench.cases import IGNORED, Case, Rows
@@ -46,7 +49,10 @@ TRAINED = (r".*/prompt/prompt|token_embedder/given",)
 
 def main() -> None:
     """Answers questions until standard input ends."""
-    step = OurStep(Path(sys.argv[1]))
+    devices = int(sys.argv[2])
+    if devices > 1:
+        jax.config.update("jax_num_cpu_devices", devices)
+    step = OurStep(Path(sys.argv[1]), MeshShape() if devices > 1 else None)
     serve(
         {
             "start": functools.partial(versions, jax, flax),
@@ -84,24 +90,35 @@ class Prepared:
       trained: parameters of the prompt.
       frozen: frozen parameters.
       optimizer: AdamW for the trained parameters.
+      placement: placement of the parameters on a mesh; None on one device.
     """
 
     graph: nnx.GraphDef
     trained: Parameters
     frozen: Parameters
     optimizer: optax.GradientTransformation
+    placement: Placement | None = None
 
     def compile_step(self) -> CompiledStep:
         """Returns the library's step; each call returns one with separate programs."""
-        return compile_step(self.graph, self.optimizer, dropout=False)
+        return compile_step(
+            self.graph, self.optimizer, dropout=False, placement=self.placement
+        )
 
     def start(self) -> TrainState:
         """Returns an initial state; a copy, because the step donates its state."""
         trained = jax.tree.map(jnp.copy, self.trained)
-        return TrainState.create(trained, self.optimizer, jax.random.key(0))
+        state = TrainState.create(trained, self.optimizer, jax.random.key(0))
+        return state if self.placement is None else self.placement.put_tree(state)
+
+    def put(self, batch: Batch) -> Batch:
+        """Divides a batch among the devices of the mesh, if there is one."""
+        return batch if self.placement is None else self.placement.put_batch(batch)
 
 
-def prepare(graph: nnx.GraphDef, parameters: Parameters) -> Prepared:
+def prepare(
+    graph: nnx.GraphDef, parameters: Parameters, placement: Placement | None = None
+) -> Prepared:
     """Splits a model's parameters and creates the optimizer."""
     group = parameter_groups.ParameterGroup(
         TRAINED, parameter_groups.adamw(learning_rate=LEARNING_RATE)
@@ -109,25 +126,26 @@ def prepare(graph: nnx.GraphDef, parameters: Parameters) -> Prepared:
     labels = parameter_groups.label(parameters, [group])
     trained, frozen = parameter_groups.partition(parameters, labels)
     optimizer = parameter_groups.group_optimizer([group], labels)
-    return Prepared(graph, trained, frozen, optimizer)
+    return Prepared(graph, trained, frozen, optimizer, placement)
 
 
 class OurStep:
     """The model with a prompt, its state, and the batch."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, mesh: MeshShape | None = None):
         case = Case(**json.loads((folder / "case.json").read_text()))
         arrays = np.load(folder / "rows.npz")
         rows = Rows(arrays["tokens"], arrays["labels"])
         self.batch = make_batch(rows)
-        prepared = prepare(*open_model(folder, case, rows))
-        self.state, self.frozen = prepared.start(), prepared.frozen
-        self.step = prepared.compile_step()
+        self.prepared = prepare(*open_model(folder, case, rows, mesh))
+        self.state, self.frozen = self.prepared.start(), self.prepared.frozen
+        self.step = self.prepared.compile_step()
 
     def __call__(self) -> Answer:
         """Runs one step, timed from the batch on the host to the new state."""
         started = time.perf_counter()
-        self.state, metrics = self.step(self.state, self.frozen, self.batch)
+        batch = self.prepared.put(self.batch)
+        self.state, metrics = self.step(self.state, self.frozen, batch)
         jax.block_until_ready((self.state, metrics))
         seconds = time.perf_counter() - started
         return {"seconds": seconds, "loss": float(metrics["loss"])}
@@ -142,8 +160,13 @@ class OurStep:
         return timings | {"traffic": traffic(compiled.as_text() or "")._asdict()}
 
 
-def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Parameters]:
-    """Opens the model with its prompt, or with given embeddings if it has no prompt."""
+def open_model(
+    folder: Path, case: Case, rows: Rows, mesh: MeshShape | None = None
+) -> tuple[nnx.GraphDef, Parameters, Placement | None]:
+    """Opens the model with its prompt, or with given embeddings if it has no prompt.
+
+    Only a model with a prompt can be on a mesh.
+    """
     source = Pretrained(checkpoint=str(folder / "model"))
     key = jax.random.key(0)
     if case.prompt:
@@ -151,13 +174,13 @@ def open_model(folder: Path, case: Case, rows: Rows) -> tuple[nnx.GraphDef, Para
         prompt = functools.partial(
             SoftPrompt, length=case.prompt, initializer=initializer
         )
-        model = open_pretrained(source, Tuning(prompt=prompt), key=key)
-        return model.graph, model.read_parameters()
+        model = open_pretrained(source, Tuning(prompt=prompt), key=key, mesh=mesh)
+        return model.graph, model.read_parameters(), model.placement
     alone = open_pretrained(source, key=key)
     model = cast(LanguageModel, merge(alone.graph, alone.read_parameters()))
     table = model.token_embedder.embedding[...]
     model.token_embedder = cast(Any, GivenEmbeddings(table, rows.tokens))
-    return split(model)
+    return *split(model), None
 
 
 def make_batch(rows: Rows) -> Batch:

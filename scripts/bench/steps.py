@@ -32,6 +32,7 @@ class Settings:
       steps: measured turns of each side.
       warm_up: turns between the check of the losses and the measurement.
       ideal_rounds: timings of each product; 0 for no ideal time.
+      devices: devices of the CPU that split the rows of our side's batches.
       peft_python: interpreter with torch and PEFT.
       say: function that prints progress.
     """
@@ -39,6 +40,7 @@ class Settings:
     steps: int = 20
     warm_up: int = 3
     ideal_rounds: int = 10
+    devices: int = 1
     peft_python: str = sys.executable
     say: Callable[[str], None] = print
 
@@ -219,7 +221,8 @@ def start_worker(name: str, side: str, folder: Path, settings: Settings) -> Work
     """Starts one side of a case."""
     inputs = str(folder / name)
     if side == OURS:
-        command = [sys.executable, "-m", "scripts.bench.ours", inputs]
+        devices = str(settings.devices)
+        command = [sys.executable, "-m", "scripts.bench.ours", inputs, devices]
     else:
         command = [
             settings.peft_python,

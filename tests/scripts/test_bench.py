@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scripts.bench import hlo
+from scripts.bench.__main__ import main
 from scripts.bench.cases import CASES, IGNORED, make_prompt, make_rows, width
 from scripts.bench.evaluation import check_agreement as check_metrics
 from scripts.bench.ideal import (
@@ -367,6 +368,18 @@ def test_workers_take_turns_and_report_their_errors():
             WorkerError, match=r"one exited at 'step'(.|\n)*out of steps"
         ):
             one.ask("step")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("tiny",), ("--ideal_rounds", "0"), ("llama_0", "--ideal_rounds", "0")],
+    ids=["ideal_time", "all_cases", "no_prompt"],
+)
+def test_several_devices_need_cases_with_a_prompt(options, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "--devices", "2", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert "needs --ideal_rounds 0 and cases with a prompt" in capsys.readouterr().err
 
 
 def test_random_rows_are_reproducible():

@@ -37,13 +37,16 @@ BARE = {
 
 
 @pytest.mark.parametrize(
-    "case",
-    [*PROMPTED.values(), *BARE.values()],
-    ids=[*PROMPTED, *map("{}_0".format, BARE)],
+    ("case", "devices"),
+    [
+        *((case, 1) for case in (*PROMPTED.values(), *BARE.values())),
+        (PROMPTED["llama"], 2),
+    ],
+    ids=[*PROMPTED, *map("{}_0".format, BARE), "two_devices"],
 )
-def test_three_steps_have_the_same_losses_on_both_sides(case, tmp_path):
+def test_three_steps_have_the_same_losses_on_both_sides(case, devices, tmp_path):
     write_inputs({"case": case}, tmp_path, sys.executable)
-    settings = Settings(peft_python=sys.executable)
+    settings = Settings(peft_python=sys.executable, devices=devices)
     ours, peft = (start_worker("case", side, tmp_path, settings) for side in SIDES)
     with ours, peft:
         workers = {
