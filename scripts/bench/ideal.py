@@ -29,14 +29,13 @@ from scripts.bench.matrix_products import (
     LAYOUTS,
     MOST_LOOPS,
     OPERAND_LAYOUTS,
-    REPEATS,
     Call,
     Layout,
     Library,
     MatrixSize,
     prepare_numpy,
     stored_shapes,
-    timed,
+    timed_warm,
 )
 from scripts.bench.workers import Answer, Worker
 
@@ -166,9 +165,9 @@ class StepProducts:
 
     def round(self) -> None:
         """Times every product."""
-        self._overheads += [timed(self._empty) for _ in range(REPEATS)]
+        self._overheads += timed_warm(self._empty)
         for work, call in self._calls.items():
-            self._seconds[work] += [timed(call) for _ in range(REPEATS)]
+            self._seconds[work] += timed_warm(call)
 
     def medians(self) -> dict[Work, float]:
         """Returns the median seconds of one run of each product."""

@@ -100,9 +100,9 @@ class Library:
     def round(self) -> None:
         """Times every product."""
         if self._overhead is not None:
-            self._overheads += [timed(self._overhead) for _ in range(REPEATS)]
+            self._overheads += timed_warm(self._overhead)
         for call, seconds in zip(self._calls, self.seconds, strict=True):
-            seconds += [timed(call) for _ in range(REPEATS)]
+            seconds += timed_warm(call)
 
     def medians(self) -> list[float]:
         """Returns the median seconds of one run of each product."""
@@ -126,6 +126,16 @@ def fastest(
             best = seconds, layout, call
     assert best is not None, "no layouts"
     return best[1:]
+
+
+def timed_warm(call: Call) -> list[float]:
+    """Returns the seconds of `REPEATS` calls, after one that is not timed.
+
+    The first call after a pause or another library takes up to twice as long: threads
+    sleep, and the caches hold other data.
+    """
+    call()
+    return [timed(call) for _ in range(REPEATS)]
 
 
 def timed(call: Call) -> float:
