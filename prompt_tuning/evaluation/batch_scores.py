@@ -1,7 +1,10 @@
 """Scores of one batch: computed on one device, on a mesh, or with streamed weights."""
 
+import collections
+import contextvars
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -9,6 +12,7 @@ from flax import nnx
 
 from prompt_tuning.core.activity import activity, rename
 from prompt_tuning.core.batch import Batch, LabelBatch
+from prompt_tuning.core.compiled_step import Shapes, batch_shapes
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -16,8 +20,12 @@ from prompt_tuning.sharding.shard_map import map_rows
 from prompt_tuning.streaming.streamed_function import stream_over_batches
 
 Scores = TypeVar("Scores")
+AnyBatch = TypeVar("AnyBatch", Batch, LabelBatch)
 BatchFunction = Callable[[nnx.GraphDef, Parameters, Any], Scores]
 """A function of a model and a batch whose arrays have the batch's rows first."""
+
+AT_ONCE = 2
+"""Number of batches that are computed at once on a CPU; more would take more memory."""
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -50,6 +58,45 @@ def compile_scores(
 ) -> None:
     """Compiles `score_rows` for the shapes of its arguments."""
     score_rows.lower(function, model.graph, model.layout, parameters, batch).compile()
+
+
+def score_batches(
+    function: BatchFunction[Scores],
+    model: PromptedModel,
+    parameters: Parameters,
+    batches: Iterable[AnyBatch],
+) -> Iterator[tuple[AnyBatch, Any]]:
+    """Yields each batch with its scores, as NumPy arrays, in order.
+
+    On a CPU two batches are computed at once, each in a thread: the operations of a
+    small model are too short to be divided among cores. Streamed weights would be in
+    memory twice, and devices of a mesh would wait for each other, so there batches are
+    computed one by one, as on accelerators.
+    """
+
+    def score(batch: AnyBatch) -> Any:
+        return jax.device_get(score_batch(function, model, parameters, batch))
+
+    one_by_one = model.layout is not None or model.weight_storage.by_layer
+    if one_by_one or jax.default_backend() != "cpu":
+        yield from ((batch, score(batch)) for batch in batches)
+        return
+    running: collections.deque[tuple[AnyBatch, Future[Any]]] = collections.deque()
+    compiled: set[Shapes] = set()
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        for batch in batches:
+            context = contextvars.copy_context()  # shows what is compiled
+            scores = executor.submit(context.run, score, batch)
+            running.append((batch, scores))
+            if (shapes := batch_shapes(batch)) not in compiled:
+                # Another batch of these shapes would be compiled at the same time.
+                scores.result()
+                compiled.add(shapes)
+            if len(running) > AT_ONCE:
+                first, scores = running.popleft()
+                yield first, scores.result()
+        for first, scores in running:
+            yield first, scores.result()
 
 
 def score_batch(

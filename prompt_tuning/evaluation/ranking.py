@@ -21,7 +21,7 @@ from prompt_tuning.decoding.row_encoding import (
     pad_rows,
     strip_end,
 )
-from prompt_tuning.evaluation.batch_scores import score_batch
+from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -106,25 +106,30 @@ def candidate_nats(
     lengths = [max(len(row), 1) for row in given]
     longest = max(lengths)
     tokens = batch_size * (longest + width)
-    nats = np.zeros((len(given), count))
-    for group in group_by_length(
-        lengths,
-        batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
-        maximum_length=model.maximum_length,
-        row_parts=model.interface.rows.parts,
-    ):
-        real, numbers = group.real, group.repeated
-        batch = _label_batch(
-            [given[number] for number in numbers],
-            [candidates[number] for number in numbers],
-            None if prompt_ids is None else [prompt_ids[number] for number in numbers],
+    groups = list(
+        group_by_length(
+            lengths,
+            batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
+            maximum_length=model.maximum_length,
+            row_parts=model.interface.rows.parts,
+        )
+    )
+    batches = (
+        _label_batch(
+            [given[number] for number in group.repeated],
+            [candidates[number] for number in group.repeated],
+            None if prompt_ids is None else [prompt_ids[i] for i in group.repeated],
             shape=(group.length, width),
             pad_id=model.config.pad_id,
         )
-        batch_nats = np.asarray(score_batch(label_nll, model, parameters, batch))
-        nats[real] = batch_nats[: len(real)]
+        for group in groups
+    )
+    nats = np.zeros((len(given), count))
+    scored = score_batches(label_nll, model, parameters, batches)
+    for group, (_, batch_nats) in zip(groups, scored, strict=True):
+        nats[group.real] = batch_nats[: len(group.real)]
         if on_batch is not None:
-            on_batch(len(real) * count)
+            on_batch(len(group.real) * count)
     return nats
 
 

@@ -15,7 +15,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import read_first_batches, stream_batches
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.batch_scores import compile_scores, score_batch
+from prompt_tuning.evaluation.batch_scores import compile_scores, score_batches
 from prompt_tuning.evaluation.metric_sums import MetricSums, exponential_ratio, ratio
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.models.scoring import held_out_losses, token_losses
@@ -125,8 +125,8 @@ def measure_tokens(
     batches = stream_batches(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
-    for index, batch in enumerate(batches):
-        losses = jax.device_get(score_batch(measure, model, parameters, batch))
+    scored = score_batches(measure, model, parameters, batches)
+    for index, (batch, losses) in enumerate(scored):
         arrays = np.stack([batch.loss_weights, *losses])  # [k, B, m]
         rows = plan.batch(index).rows
         # A row contains the learned tokens of its segments one after the other.
