@@ -1,4 +1,4 @@
-"""Scores of one batch: computed on one device, on a mesh, or with streamed weights."""
+"""Scores of batches: computed on one device, on a mesh, or with streamed weights."""
 
 import collections
 import contextvars

@@ -106,13 +106,11 @@ def candidate_nats(
     lengths = [max(len(row), 1) for row in given]
     longest = max(lengths)
     tokens = batch_size * (longest + width)
-    groups = list(
-        group_by_length(
-            lengths,
-            batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
-            maximum_length=model.maximum_length,
-            row_parts=model.interface.rows.parts,
-        )
+    groups = group_by_length(
+        lengths,
+        batch_size=max(1, min(batch_size, tokens // (longest + count * width))),
+        maximum_length=model.maximum_length,
+        row_parts=model.interface.rows.parts,
     )
     batches = (
         _label_batch(
