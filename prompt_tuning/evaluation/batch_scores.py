@@ -3,6 +3,7 @@
 import collections
 import contextvars
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -12,7 +13,6 @@ from flax import nnx
 
 from prompt_tuning.core.activity import activity, rename
 from prompt_tuning.core.batch import Batch, LabelBatch
-from prompt_tuning.core.compiled_step import Shapes, batch_shapes
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -73,25 +73,24 @@ def score_batches(
     memory twice, and devices of a mesh would wait for each other, so there batches are
     computed one by one, as on accelerators.
     """
+    # Only what is started by different threads runs at the same time. The lock keeps a
+    # program from being compiled twice.
+    starting = threading.Lock()
 
     def score(batch: AnyBatch) -> Any:
-        return jax.device_get(score_batch(function, model, parameters, batch))
+        with starting:
+            scores = score_batch(function, model, parameters, batch)
+        return jax.device_get(scores)
 
     one_by_one = model.layout is not None or model.weight_storage.by_layer
     if one_by_one or jax.default_backend() != "cpu":
         yield from ((batch, score(batch)) for batch in batches)
         return
     running: collections.deque[tuple[AnyBatch, Future[Any]]] = collections.deque()
-    compiled: set[Shapes] = set()
     with ThreadPoolExecutor(AT_ONCE) as executor:
         for batch in batches:
             context = contextvars.copy_context()  # shows what is compiled
-            scores = executor.submit(context.run, score, batch)
-            running.append((batch, scores))
-            if (shapes := batch_shapes(batch)) not in compiled:
-                # Another batch of these shapes would be compiled at the same time.
-                scores.result()
-                compiled.add(shapes)
+            running.append((batch, executor.submit(context.run, score, batch)))
             if len(running) > AT_ONCE:
                 first, scores = running.popleft()
                 yield first, scores.result()
