@@ -152,9 +152,10 @@ def _compare(
         _warn_of_cut_answers(first, evaluation.new_tokens)
     results = {}
     predictions: list[str] = []
-    for name, evaluator, result in measure_each(systems):
+    with_texts = options.predictions is not None
+    for name, evaluator, result in measure_each(systems, with_texts=with_texts):
         results[name] = result
-        if options.predictions is not None:
+        if with_texts:
             predictions += evaluator.predictions(name, result)
     print_table(console, comparison_table(results, evaluation))
     description = describe_examples(first, evaluation.resamples)

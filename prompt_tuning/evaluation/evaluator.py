@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
@@ -20,6 +20,11 @@ from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
+from prompt_tuning.evaluation.exact_match import (
+    CompletionPlaces,
+    decide_by_tokens,
+    exact_matches,
+)
 from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.metric_sums import MetricSums, class_metrics, mean_metric
 from prompt_tuning.evaluation.ranking import (
@@ -38,6 +43,7 @@ from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
 from prompt_tuning.evaluation.token_outcomes import (
     CROSS_ENTROPY,
     LOSS,
+    TokenOutcomes,
     compile_scores_ahead,
     measure_tokens,
     token_measure,
@@ -190,12 +196,20 @@ class Evaluator:
             self._token_measure,
         )
 
-    def measure(self, parameters: Parameters) -> EvaluationResult:
-        """Computes all metrics, with the contribution of each example."""
-        with activity("evaluating"):
-            return self._measure(parameters)
+    def measure(
+        self, parameters: Parameters, *, with_texts: bool = False
+    ) -> EvaluationResult:
+        """Computes all metrics, with the contribution of each example.
 
-    def _measure(self, parameters: Parameters) -> EvaluationResult:
+        Args:
+          parameters: all parameters by path.
+          with_texts: whether the completions of which exact match is measured are
+            generated too, for `predictions`.
+        """
+        with activity("evaluating"):
+            return self._measure(parameters, with_texts)
+
+    def _measure(self, parameters: Parameters, with_texts: bool) -> EvaluationResult:
         while self._ahead:
             if not (program := self._ahead.pop()).cancelled():
                 program.result()
@@ -203,9 +217,13 @@ class Evaluator:
             self._model, parameters, self._examples, self._plan, self._token_measure
         )
         metrics: dict[str, MetricSums] = dict(tokens.metrics())
-        generated = self._generate(parameters) if self._evaluation.generates else None
-        if generated is not None:
+        generated, evaluation = None, self._evaluation
+        if evaluation.text_metrics or (evaluation.exact_match and with_texts):
+            generated = self._generate(parameters)
             metrics |= self._text_metrics(generated)
+        elif evaluation.exact_match:
+            matches = self._exact_matches(parameters, tokens)
+            metrics["exact_match"] = mean_metric(matches)
         ranking = None
         if self._ranker is not None:
             rows, _, prompt_ids = self._rows
@@ -222,6 +240,10 @@ class Evaluator:
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
         """Writes a line of JSON for each example; see `prediction_lines`.
+
+        Args:
+          system: name of the measured model.
+          result: result of `measure` with texts.
 
         Raises:
           InputError: if the model has no tokenizer to decode texts with.
@@ -310,6 +332,39 @@ class Evaluator:
             batch_size=self._evaluation.data.batch_size,
             prompt_ids=prompt_ids,
         )
+
+    def _exact_matches(
+        self, parameters: Parameters, outcomes: TokenOutcomes
+    ) -> Bool[np.ndarray, "n"]:
+        """Decides which completions would be generated, most of them by outcomes."""
+        rows, completions, prompt_ids = self._rows
+        stop_ids = self._model.stop_ids
+        matches = decide_by_tokens(outcomes, self._completion_places, stop_ids)
+        undecided = [i for i, match in enumerate(matches) if match is None]
+        decided = np.array(matches, bool)
+        decided[undecided] = exact_matches(
+            self._model,
+            parameters,
+            [rows[i] for i in undecided],
+            [completions[i] for i in undecided],
+            new_tokens=self._evaluation.new_tokens,
+            batch_size=self._evaluation.data.batch_size,
+            prompt_ids=prompt_ids and [prompt_ids[i] for i in undecided],
+        )
+        return decided
+
+    @functools.cached_property
+    def _completion_places(self) -> list[CompletionPlaces | None]:
+        """Places of the completions that are learned after the rows generated from."""
+        rows, completions, _ = self._rows
+        new_tokens = self._evaluation.new_tokens
+        places: list[CompletionPlaces | None] = []
+        for index, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+            example = self._examples[index]
+            same = given_tokens(example, self._model) == row
+            found = CompletionPlaces.find(example, completion, new_tokens)
+            places.append(found if same else None)
+        return places
 
     def _text_metrics(self, generated: Rows) -> dict[str, MetricSums]:
         metrics = {}

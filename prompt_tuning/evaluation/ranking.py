@@ -1,6 +1,7 @@
 """Rank classification: the answer is the label that the model finds most likely."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -21,7 +22,7 @@ from prompt_tuning.decoding.row_encoding import (
     pad_rows,
     strip_end,
 )
-from prompt_tuning.evaluation.batch_scores import score_batches
+from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
 from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -98,9 +99,50 @@ def candidate_nats(
     Raises:
       InputError: as `check_prompt_ids`.
     """
-    check_prompt_ids(model, prompt_ids, len(given))
     if not given:
         return np.zeros((0, 0))
+    nats = np.zeros((len(given), len(candidates[0])))
+    scored = score_candidates(
+        label_nll,
+        model,
+        parameters,
+        given,
+        candidates,
+        batch_size=batch_size,
+        prompt_ids=prompt_ids,
+    )
+    for numbers, batch_nats in scored:
+        nats[numbers] = batch_nats
+        if on_batch is not None:
+            on_batch(batch_nats.size)
+    return nats
+
+
+def score_candidates(
+    function: BatchFunction[Any],
+    model: PromptedModel,
+    parameters: Parameters,
+    given: Sequence[Sequence[int]],
+    candidates: Sequence[Sequence[Sequence[int]]],
+    *,
+    batch_size: int,
+    prompt_ids: Sequence[int] | None = None,
+) -> Iterator[tuple[Sequence[int], np.ndarray]]:
+    """Computes a function of batches of examples with their candidates.
+
+    Args:
+      function: function of a `LabelBatch`, whose result has the batch's rows first.
+      model: as for `candidate_nats`, and so are the other arguments.
+      parameters: all parameters by path.
+      given: token ids of each example's input, at least one.
+      candidates: token ids of each example's candidates.
+      batch_size: maximum number of examples of a batch.
+      prompt_ids: prompt of each example, or None.
+
+    Yields:
+      the numbers of the examples of each batch, and the function's result for them.
+    """
+    check_prompt_ids(model, prompt_ids, len(given))
     count = len(candidates[0])
     width = max(len(each) for row in candidates for each in row)
     lengths = [max(len(row), 1) for row in given]
@@ -122,13 +164,9 @@ def candidate_nats(
         )
         for group in groups
     )
-    nats = np.zeros((len(given), count))
-    scored = score_batches(label_nll, model, parameters, batches)
-    for group, (_, batch_nats) in zip(groups, scored, strict=True):
-        nats[group.real] = batch_nats[: len(group.real)]
-        if on_batch is not None:
-            on_batch(len(group.real) * count)
-    return nats
+    scored = score_batches(function, model, parameters, batches)
+    for group, (_, scores) in zip(groups, scored, strict=True):
+        yield group.real, scores[: len(group.real)]
 
 
 def _label_batch(

@@ -5,7 +5,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch, LabelBatch
@@ -88,6 +88,27 @@ def label_nll(
     losses = token_loss(states, model.output_head(), targets)
     real = jnp.arange(1, batch.labels.shape[2]) < batch.label_lengths[..., None]
     return nll + jnp.sum(losses.nll, axis=2, where=real)
+
+
+def greedy_tokens(
+    graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
+) -> Int[Array, "B W"]:
+    """Finds the most probable token at each place of each text's only label.
+
+    The tokens of the label before that place are given.
+    """
+    model = merge_model(graph, parameters)
+    first, later = model.label_states(batch)
+    states = first[:, None]  # [B, W, D]
+    if later is not None:
+        states = jnp.concatenate([states, later], axis=1)
+    size = model.config.vocabulary_size
+
+    def choose(state: Float[Array, "B D"]) -> Int[Array, "B"]:
+        return jnp.argmax(model.logits(state)[:, :size], axis=-1)
+
+    # One place after the other, because scores of all places may be gigabytes.
+    return jax.lax.map(choose, jnp.swapaxes(states, 0, 1)).T
 
 
 def loss_sums(

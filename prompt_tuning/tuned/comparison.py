@@ -130,13 +130,18 @@ def open_comparison(
 
 
 def measure_each(
-    systems: list[ComparedModel],
+    systems: list[ComparedModel], *, with_texts: bool = False
 ) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
-    """Measures each model, removes it from the list, and releases its parameters."""
+    """Measures each model, removes it from the list, and releases its parameters.
+
+    Args:
+      systems: the models.
+      with_texts: as for `Evaluator.measure`.
+    """
     while systems:
         system = systems.pop(0)
         name, evaluator = system.name, system.evaluator
-        result = evaluator.measure(system.read())
+        result = evaluator.measure(system.read(), with_texts=with_texts)
         del system
         yield name, evaluator, result
 

@@ -1,8 +1,10 @@
 """Compares evaluations with the model's results for each example."""
 
+import collections
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -13,16 +15,18 @@ from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.exact_match import exact_matches
 from prompt_tuning.evaluation.ranking import (
     candidate_nats,
     encode_labels,
     given_tokens,
     label_nats,
 )
-from prompt_tuning.generation.text_generation import continue_texts
+from prompt_tuning.generation.text_generation import continue_all, continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.exhaustive import sample
@@ -120,6 +124,63 @@ def test_rows_have_their_own_candidates_in_batches_of_bounded_size(case):
     # A text of 5 tokens and 3 candidates of 5 take 20; 4 rows of 10 take 40.
     assert max(counts) == 2 * 3
     assert sum(counts) == 5 * 3
+
+
+def continuations(
+    case: Case, model: PromptedModel, new_tokens: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns the inputs of the examples, and what greedy decoding adds to them."""
+    examples = load_examples(case.evaluation().data, model.interface)
+    rows = [given_tokens(examples[i], model) for i in range(len(examples))]
+    settings = Sampling(new_tokens=new_tokens)
+    return rows, continue_all(model, case.parameters, rows, settings)
+
+
+def test_exact_matches_are_the_completions_that_are_generated(case):
+    rows, endless = continuations(case, case.model, 6)
+    # A token that ends some rows and not others.
+    counts = collections.Counter(token for row in endless for token in row[1:])
+    end = counts.most_common()[-1][0]
+    config = dataclasses.replace(case.model.config, stop_ids=(end,))
+    model = dataclasses.replace(case.model, config=config)
+    generated = continuations(case, model, 6)[1]
+    assert 1 <= min(map(len, generated)) < max(map(len, generated)) == 6
+    other = min(set(range(3, 30)) - set(counts) - {row[0] for row in endless})
+    for name, changed in {
+        "same": generated,
+        "shorter": [row[:-1] for row in generated],
+        "longer": [[*row, other] for row in generated],
+        "first": [[other, *row[1:]] for row in generated],
+        "last": [[*row[:-1], other] for row in generated],
+    }.items():
+        matches = exact_matches(
+            model, case.parameters, rows, changed, new_tokens=6, batch_size=4
+        )
+        assert matches.tolist() == [name == "same"] * len(rows), name
+
+
+def test_exact_match_is_the_same_where_texts_are_generated_too(case, monkeypatch):
+    rows, generated = continuations(case, case.model, 6)
+    cut = [row[: 3 + i] for i, row in enumerate(generated)]
+    texts = decode_continuations(case.model, rows, cut)
+    file = Path(case.run.directory).parent / "generated.jsonl"
+    lines = [
+        {"prompt": p, "completion": text}
+        for (p, _), text in zip(PAIRS, texts, strict=True)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evaluator = case.evaluator(files=str(file), exact_match=True, new_tokens=6)
+    with_texts = evaluator.measure(case.parameters, with_texts=True)
+    assert with_texts.generated == generated
+    expected = with_texts.metrics["exact_match"].each().tolist()
+    assert 0 < sum(expected) < len(PAIRS)
+    passes = mock.Mock(wraps=exact_matches)
+    monkeypatch.setattr("prompt_tuning.evaluation.evaluator.exact_matches", passes)
+    results = evaluator.measure(case.parameters)
+    assert results.metrics["exact_match"].each().tolist() == expected
+    assert results.generated is None
+    # The end of each completion is learned, so its loss decides.
+    assert passes.call_args.args[2] == []
 
 
 def test_packed_rows_are_evaluated_as_unpacked_rows(case):

@@ -1,0 +1,151 @@
+"""Exact match of completions, computed without generating any.
+
+Greedy decoding generates a completion exactly if each of its tokens is the most
+probable one after the tokens before it, and an end token is the most probable one after
+all of them. The losses of an example already tell this of its learned tokens; if some
+are not learned, one more pass over the example tells it, where decoding takes a step
+for each token.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.evaluation.ranking import score_candidates
+from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
+from prompt_tuning.models.scoring import greedy_tokens
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionPlaces:
+    """Places of a completion among the learned tokens of its example.
+
+    Attributes:
+      tokens: places of its learned tokens.
+      complete: whether these are all of its tokens.
+      end: place of its end token; None if that is not learned.
+      needs_end: whether it is shorter than the longest text that is generated.
+    """
+
+    tokens: Int[np.ndarray, "k"]
+    complete: bool
+    end: int | None
+    needs_end: bool
+
+    @classmethod
+    def find(
+        cls, example: Example, completion: Sequence[int], new_tokens: int
+    ) -> "CompletionPlaces":
+        """Finds a completion, which begins after the tokens that are given."""
+        learned = np.flatnonzero(example.weights)
+        first, stop = example.prefix_length, example.prefix_length + len(completion)
+        tokens = np.flatnonzero((first <= learned) & (learned < stop))
+        end = np.flatnonzero(learned == stop)
+        return cls(
+            tokens,
+            len(tokens) == len(completion),
+            int(end[0]) if len(end) else None,
+            len(completion) < new_tokens,
+        )
+
+    def decide(
+        self, correct: Bool[np.ndarray, "m"], stop_ids: Collection[int]
+    ) -> bool | None:
+        """Decides whether the completion would be generated; None if unknown.
+
+        Args:
+          correct: whether each learned token of the example is the most probable one.
+          stop_ids: ids that end a generated text.
+        """
+        if not correct[self.tokens].all():
+            return False
+        if not self.complete:
+            return None
+        if not self.needs_end:
+            return True
+        if self.end is None:
+            return None
+        if correct[self.end]:
+            return True
+        return False if len(stop_ids) == 1 else None
+
+
+def decide_by_tokens(
+    outcomes: TokenOutcomes,
+    places: Sequence[CompletionPlaces | None],
+    stop_ids: Collection[int],
+) -> list[bool | None]:
+    """Decides from learned tokens which completions would be generated.
+
+    Args:
+      outcomes: losses of all examples.
+      places: places of each example's completion; None if it would be generated after
+        another input than that of the losses.
+      stop_ids: ids that end a generated text.
+
+    Returns:
+      whether each completion would be; None if that is unknown.
+    """
+    starts = np.searchsorted(outcomes.example, np.arange(outcomes.examples + 1))
+    return [
+        None if place is None else place.decide(outcomes.correct[start:stop], stop_ids)
+        for place, (start, stop) in zip(places, itertools.pairwise(starts), strict=True)
+    ]
+
+
+def exact_matches(
+    model: PromptedModel,
+    parameters: Parameters,
+    given: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    batch_size: int = 64,
+    prompt_ids: Sequence[int] | None = None,
+) -> Bool[np.ndarray, "n"]:
+    """Finds the completions that greedy decoding generates token for token.
+
+    Two tokens with the same score but for rounding may be ordered otherwise than where
+    the tokens are generated one by one.
+
+    Args:
+      model: model that would generate.
+      parameters: all parameters by path.
+      given: token ids of each example's input.
+      completions: token ids of each example's completion, without an end token.
+      new_tokens: maximum number of generated tokens; a longer completion never matches,
+        and one of this length needs no end.
+      batch_size: maximum number of examples of a batch.
+      prompt_ids: prompt of each example if the model has several, else None.
+
+    Raises:
+      InputError: as `check_prompt_ids`.
+    """
+    matches = np.zeros(len(given), bool)
+    short = [i for i, row in enumerate(completions) if len(row) <= new_tokens]
+    if not short:
+        return matches
+    # The last place of each candidate is that of the end; nothing reads its token.
+    end = [model.config.pad_id]
+    chosen = score_candidates(
+        greedy_tokens,
+        model,
+        parameters,
+        [given[i] for i in short],
+        [[[*completions[i], *end]] for i in short],
+        batch_size=batch_size,
+        prompt_ids=None if prompt_ids is None else [prompt_ids[i] for i in short],
+    )
+    for numbers, tokens in chosen:
+        for number, row in zip(numbers, tokens.tolist(), strict=True):
+            completion = list(completions[short[number]])
+            size = len(completion)
+            ends = size == new_tokens or row[size] in model.stop_ids
+            matches[short[number]] = ends and row[:size] == completion
+    return matches
