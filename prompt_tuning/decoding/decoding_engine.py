@@ -6,6 +6,7 @@ arrays of the same shapes; see `slots` and README.md here.
 """
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -343,9 +344,8 @@ class DecodingEngine:
 
     def _choose(self, active: Sequence[tuple[int, RowProgress]]) -> token_choice.Chosen:
         """Chooses the next token of each row."""
-        needs = token_choice.Needs()
-        for _, row in active:
-            needs = needs.union(row.needs)
+        different = {row.needs for _, row in active}
+        needs = functools.reduce(token_choice.Needs.union, different)
         choices = row_choices(self.count, active)
         counted = needs.penalized or needs.constrained
         chosen, vocabulary = token_choice.choose(

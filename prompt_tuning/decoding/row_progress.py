@@ -238,9 +238,15 @@ def _allowed_tokens(
 def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowChoices:
     """Returns the settings of all slots as arrays; neutral where no row is active."""
     choices = _neutral(count, max((len(row.ends) for _, row in active), default=0))
+    # Rows of one request, or of one evaluation, share their settings.
+    sharing: dict[int, list[tuple[int, RowProgress]]] = {}
     for slot, row in active:
-        sample = row.handle.request.first_sample + row.sample
-        _set(choices, slot, row.sampling, row.ends, sample, len(row.tokens))
+        sharing.setdefault(id(row.sampling), []).append((slot, row))
+    for placed in sharing.values():
+        slots, rows = zip(*placed, strict=True)
+        samples = [row.handle.request.first_sample + row.sample for row in rows]
+        steps = [len(row.tokens) for row in rows]
+        _set(choices, slots, rows[0].sampling, rows[0].ends, samples, steps)
     return choices._replace(allowed=_allowed_tokens(count, active))
 
 
@@ -254,9 +260,9 @@ def first_choices(
       ends: ids of which each ends a row.
       samples: number of the sample of each row.
     """
-    choices = _neutral(len(samples), len(ends))
-    for row, sample in enumerate(samples):
-        _set(choices, row, sampling, ends, sample, 0)
+    count = len(samples)
+    choices = _neutral(count, len(ends))
+    _set(choices, range(count), sampling, ends, samples, [0] * count)
     return choices
 
 
@@ -285,25 +291,27 @@ def _neutral(count: int, ends: int) -> RowChoices:
 
 def _set(
     choices: RowChoices,
-    row: int,
+    slots: Sequence[int],
     sampling: Sampling,
     ends: Sequence[int],
-    sample: int,
-    step: int,
+    samples: Sequence[int],
+    steps: Sequence[int],
 ) -> None:
-    """Writes the settings of one row, for its next token."""
-    choices.temperature[row] = sampling.temperature
-    choices.top_k[row] = sampling.top_k or 0
-    choices.top_p[row] = 1 if sampling.top_p is None else sampling.top_p
-    choices.min_p[row] = sampling.min_p or 0
-    choices.repetition[row] = sampling.repetition_penalty
-    choices.presence[row] = sampling.presence_penalty
-    choices.frequency[row] = sampling.frequency_penalty
-    choices.seed[row] = sampling.seed
-    choices.sample[row] = sample
-    choices.step[row] = step
-    if step < len(sampling.forced):
-        choices.forced[row] = sampling.forced[step]
-    choices.ends[row, : len(ends)] = ends
-    choices.before_end[row] = step < sampling.minimum_new_tokens
-    choices.biased[row] = bool(sampling.logit_bias or sampling.forbidden)
+    """Writes the settings of rows that share them, for the next token of each."""
+    chosen = np.array(slots)
+    choices.temperature[chosen] = sampling.temperature
+    choices.top_k[chosen] = sampling.top_k or 0
+    choices.top_p[chosen] = 1 if sampling.top_p is None else sampling.top_p
+    choices.min_p[chosen] = sampling.min_p or 0
+    choices.repetition[chosen] = sampling.repetition_penalty
+    choices.presence[chosen] = sampling.presence_penalty
+    choices.frequency[chosen] = sampling.frequency_penalty
+    choices.seed[chosen] = sampling.seed
+    choices.sample[chosen] = samples
+    choices.step[chosen] = steps
+    for slot, step in zip(slots, steps, strict=True):
+        if step < len(sampling.forced):
+            choices.forced[slot] = sampling.forced[step]
+    choices.ends[chosen, : len(ends)] = ends
+    choices.before_end[chosen] = np.array(steps) < sampling.minimum_new_tokens
+    choices.biased[chosen] = bool(sampling.logit_bias or sampling.forbidden)

@@ -259,11 +259,13 @@ class SlotReader:
         return padded, visible
 
     def _states(self, active: Placed, visible: np.ndarray) -> RowStates:
+        slots = np.array([slot for slot, _ in active], int)
         numbers = np.zeros((3, len(visible)), np.int32)
+        numbers[0, slots] = [row.written for _, row in active]
+        numbers[1, slots] = [row.first for _, row in active]
+        numbers[2, slots] = [self._resident.entry(row.adapter) for _, row in active]
         marks = np.zeros(len(visible), bool)
-        for slot, row in active:
-            numbers[:, slot] = row.written, row.first, self._resident.entry(row.adapter)
-            marks[slot] = True
+        marks[slots] = True
         return RowStates(numbers[0], numbers[1], marks, numbers[2], visible)
 
     def _empty_page(self, page: int) -> Page:
