@@ -42,7 +42,7 @@ class CompiledStep:
 
     def __call__(self, state: Any, frozen: Any, batch: Batch) -> Any:
         """Runs the step, after compiling it if the batch has a new shape."""
-        shapes = batch_shapes(batch)
+        shapes = _shapes(batch)
         if shapes not in self._compiled:
             with activity(self._describe(batch)):
                 ahead = self._ahead.pop(shapes, None)
@@ -64,7 +64,7 @@ class CompiledStep:
           frozen: shapes of the frozen parameters.
           batch: a batch of the shape.
         """
-        shapes = batch_shapes(batch)
+        shapes = _shapes(batch)
         if shapes not in self._compiled and shapes not in self._ahead:
             self._ahead[shapes] = executor.submit(
                 self._compile, state, frozen, abstract(batch)
@@ -91,8 +91,7 @@ class CompiledStep:
         return self.jitted.lower(state, frozen, batch)
 
 
-def batch_shapes(batch: Any) -> Shapes:
-    """Returns the shapes of a batch's arrays."""
+def _shapes(batch: Batch) -> Shapes:
     return tuple(leaf.shape for leaf in jax.tree.leaves(batch))
 
 
