@@ -18,7 +18,8 @@ class Evaluation:
 
     Attributes:
       data: held-out files; columns for a training objective are not read.
-      exact_match: whether completions are generated and compared.
+      exact_match: whether to measure the share of completions that greedy decoding
+        generates token for token.
       metrics: additional metrics: "squad" (F1 and exact match of normalized words),
         "rouge" and "bleu" of generated completions, and "perplexity".
       labels: verbalizers. The completion of each example is one of them, and the
@@ -63,7 +64,7 @@ class Evaluation:
 
     @property
     def generates(self) -> bool:
-        """Whether any metric needs generated completions."""
+        """Whether any metric concerns completions that the model generates."""
         return self.exact_match or bool(self.text_metrics)
 
     def __post_init__(self):

@@ -30,13 +30,14 @@ class CompletionPlaces:
       tokens: places of its learned tokens.
       complete: whether these are all of its tokens.
       end: place of its end token; None if that is not learned.
-      needs_end: whether it is shorter than the longest text that is generated.
+      left: number of tokens that could still be generated after it; negative if it is
+        too long to be generated.
     """
 
     tokens: Int[np.ndarray, "k"]
     complete: bool
     end: int | None
-    needs_end: bool
+    left: int
 
     @classmethod
     def find(
@@ -51,7 +52,7 @@ class CompletionPlaces:
             tokens,
             len(tokens) == len(completion),
             int(end[0]) if len(end) else None,
-            len(completion) < new_tokens,
+            new_tokens - len(completion),
         )
 
     def decide(
@@ -63,11 +64,11 @@ class CompletionPlaces:
           correct: whether each learned token of the example is the most probable one.
           stop_ids: ids that end a generated text.
         """
-        if not correct[self.tokens].all():
+        if self.left < 0 or not correct[self.tokens].all():
             return False
         if not self.complete:
             return None
-        if not self.needs_end:
+        if self.left == 0:
             return True
         if self.end is None:
             return None

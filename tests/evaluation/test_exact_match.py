@@ -26,6 +26,7 @@ ALL, GIVEN_TOO, FIRST, WITHOUT_END = (
         (ALL, [1, 1, 0], 8, [9, 7], None),
         # A text of the maximum length needs no end.
         (ALL, [1, 1, 0], 2, [9], True),
+        (ALL, [1, 1, 1], 1, [9], False),
         (GIVEN_TOO, [0, 1, 1, 1], 8, [9], True),
         (GIVEN_TOO, [1, 0, 1, 1], 8, [9], False),
         (FIRST, [1, 1], 8, [9], None),

@@ -1,4 +1,4 @@
-"""Labels of a text cost what the training loss says, and the text is read once."""
+"""Labels of a text cost the training loss of both, and the text is read once."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.evaluation.batch_scores import score_rows
-from prompt_tuning.models.scoring import label_nll, token_losses
+from prompt_tuning.models.scoring import greedy_tokens, label_nll, token_losses
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from tests.streaming.test_streamed_step import Layers, divided
@@ -120,6 +120,13 @@ def test_a_prompt_predicts_labels_of_an_empty_text(family):
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
 
 
+def functions_and_batches():
+    """Returns functions of label batches, each with a batch."""
+    given = texts(*SIZES)
+    one_label = label_batch(given, LABELS[1:2])
+    return [(label_nll, label_batch(given)), (greedy_tokens, one_label)]
+
+
 MESHES = [
     ("llama", MeshShape(data=1, fsdp=2, tensor=4)),
     ("t5_gated", MeshShape(data=2, tensor=2)),
@@ -131,13 +138,13 @@ def test_a_mesh_gives_the_same_numbers(family, shape):
     # A vocabulary of 37 tokens cannot be divided evenly.
     config = dataclasses.replace(dummies.FAMILIES[family], vocabulary_size=37)
     graph, parameters = dummies.prompted(config)
-    batch = label_batch(texts(*SIZES))
-    expected = score_rows(label_nll, graph, None, parameters, batch)
     layout = meshes.layout_of(shape, config)
     placement = meshes.placed(layout, graph, parameters)
     put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
-    actual = score_rows(label_nll, graph, layout, put, batch)
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    for function, batch in functions_and_batches():
+        expected = score_rows(function, graph, None, parameters, batch)
+        actual = score_rows(function, graph, layout, put, batch)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
@@ -145,15 +152,16 @@ def test_streamed_weights_are_read_once(family):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)
     graph, parameters = dummies.prompted(config)
     _, _, blocks, rest = divided(parameters, [])
-    batch, layers = label_batch(texts(*SIZES)), Layers(blocks)
-    streamed = StreamedFunction(lambda _, p, batch: label_nll(graph, p, batch))
-    actual = streamed.forward({}, rest | layers.weights, batch)
-    expected = jax.jit(functools.partial(label_nll, graph))(parameters, batch)
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    assert layers.reads
-    # An encoder-decoder's cross-attention projects the encoder's output ahead.
-    often = {r for r in layers.reads if layers.reads.count(r) > 1}
-    assert all("/cross_attention/" in path for path, _ in often)
+    for function, batch in functions_and_batches():
+        layers, run = Layers(blocks), functools.partial(function, graph)
+        streamed = StreamedFunction(lambda _, p, batch, run=run: run(p, batch))
+        actual = streamed.forward({}, rest | layers.weights, batch)
+        expected = jax.jit(run)(parameters, batch)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        assert layers.reads
+        # An encoder-decoder's cross-attention projects the encoder's output ahead.
+        often = {r for r in layers.reads if layers.reads.count(r) > 1}
+        assert all("/cross_attention/" in path for path, _ in often)
 
 
 # Primes and powers of two, so that the size of an array tells its dimensions.
