@@ -238,7 +238,7 @@ TABLE = (
     FlatOption(
         "exact_match",
         EVALUATION,
-        "also generate completions and compare them",
+        "also measure how many completions greedy decoding generates",
         "Evaluation.exact_match",
         kind=bool,
         default=False,
