@@ -75,7 +75,8 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="measure this model in this process")
     options = parser.parse_args()
     if options.checkpoint is not None:
-        print(json.dumps(measure(options, options.weights[0])))
+        measured = measure_full if options.full else measure
+        print(json.dumps(measured(options, options.weights[0])))
         return
     with tempfile.TemporaryDirectory() as folder:
         config = llama(options.layers, options.width)
@@ -184,9 +185,7 @@ def anonymous() -> int:
 
 
 def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
-    """Trains in this process; returns times, memory and losses."""
-    if options.full:
-        return measure_full(options, weights)
+    """Trains a prompt in this process; returns times, memory and losses."""
     source = Pretrained(checkpoint=options.checkpoint, weights=weights)
     prompt = functools.partial(SoftPrompt, length=PROMPT_LENGTH)
     model = open_pretrained(source, Tuning(prompt=prompt), key=jax.random.key(0))

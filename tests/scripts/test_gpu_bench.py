@@ -34,6 +34,15 @@ def test_a_part_is_measured_and_written(tmp_path):
     assert "| flash (plain JAX) |" in page
 
 
+@pytest.mark.exhaustive
+def test_streamed_weights_are_compared_with_weights_on_the_device(tmp_path):
+    code, results, _ = run(tmp_path, "streaming")
+    assert code == 0 and not results["failed"]
+    places = results["parts"]["streaming"]["by_location"]
+    assert places["streamed"]["losses"] == pytest.approx(places["device"]["losses"])
+    assert places["streamed"]["resident"] < places["device"]["resident"]
+
+
 def test_without_time_every_part_is_skipped_with_the_reason(tmp_path):
     code, results, page = run(tmp_path, "--minutes", "0")
     assert code == 1  # nothing was checked
