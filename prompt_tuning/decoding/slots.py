@@ -122,7 +122,7 @@ def read_guesses(
     model = cast(LanguageModel, merge(graph, parameters))
     window, counts = jnp.asarray(tokens), jnp.asarray(counts)
     hidden, own = _read_window(model, slots, window, counts[:, None], rows, pages)
-    logits = model.logits(hidden[:, :-1])[..., : model.config.vocabulary_size]
+    logits = model.token_logits(hidden[:, :-1])
     right = jnp.argmax(logits, axis=-1) == window[:, 1:]  # [B, W - 1]
     right &= jnp.arange(right.shape[1]) < counts[:, None] - 1
     accepted = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(1)

@@ -318,7 +318,7 @@ def choose(
       process: see `choose_tokens`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    logits = model.logits(hidden)[:, : model.config.vocabulary_size]
+    logits = model.token_logits(hidden)
     chosen = choose_tokens(logits, choices, vocabulary, needs, process)
     if vocabulary is not None and needs.penalized:
         rows = jnp.arange(len(chosen.tokens))

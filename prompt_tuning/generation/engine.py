@@ -145,7 +145,7 @@ class TokenDecoder(NamedTuple):
         return Decoding(state.step + 1, written, ended, chosen, cache)
 
     def _choose(self, hidden, step, ended):  # hidden: [B, D], ended: [B]
-        logits = self.model.logits(hidden)[:, : self.model.config.vocabulary_size]
+        logits = self.model.token_logits(hidden)
         choices = self.choices._replace(step=self.choices.step + step)
         chosen = jnp.asarray(choose_tokens(logits, choices, None, self.needs).tokens)
         chosen = jnp.where(ended, self.pad_id, chosen)

@@ -199,3 +199,7 @@ class LanguageModel(nnx.Module):
         head = as_output_head(self.output_head())
         logits = head_logits(collectives.gather_rows(hidden), head)
         return collectives.local_rows(collectives.gather_vocabulary(logits))
+
+    def token_logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
+        """Computes the scores of the vocabulary's tokens, without padding of a mesh."""
+        return self.logits(hidden)[..., : self.config.vocabulary_size]

@@ -102,10 +102,9 @@ def greedy_tokens(
     states = first[:, None]  # [B, W, D]
     if later is not None:
         states = jnp.concatenate([states, later], axis=1)
-    size = model.config.vocabulary_size
 
     def choose(state: Float[Array, "B D"]) -> Int[Array, "B"]:
-        return jnp.argmax(model.logits(state)[:, :size], axis=-1)
+        return jnp.argmax(model.token_logits(state), axis=-1)
 
     # One place after the other, because scores of all places may be gigabytes.
     return jax.lax.map(choose, jnp.swapaxes(states, 0, 1)).T
