@@ -130,8 +130,6 @@ def exact_matches(
     """
     matches = np.zeros(len(given), bool)
     short = [i for i, row in enumerate(completions) if len(row) <= new_tokens]
-    if not short:
-        return matches
     # The last place of each candidate is that of the end; nothing reads its token.
     end = [model.config.pad_id]
     chosen = score_candidates(

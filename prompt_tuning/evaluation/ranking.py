@@ -99,9 +99,7 @@ def candidate_nats(
     Raises:
       InputError: as `check_prompt_ids`.
     """
-    if not given:
-        return np.zeros((0, 0))
-    nats = np.zeros((len(given), len(candidates[0])))
+    nats = np.zeros((len(given), len(candidates[0]) if given else 0))
     scored = score_candidates(
         label_nll,
         model,
@@ -134,7 +132,7 @@ def score_candidates(
       function: function of a `LabelBatch`, whose result has the batch's rows first.
       model: as for `candidate_nats`, and so are the other arguments.
       parameters: all parameters by path.
-      given: token ids of each example's input, at least one.
+      given: token ids of each example's input.
       candidates: token ids of each example's candidates.
       batch_size: maximum number of examples of a batch.
       prompt_ids: prompt of each example, or None.
@@ -143,6 +141,8 @@ def score_candidates(
       the numbers of the examples of each batch, and the function's result for them.
     """
     check_prompt_ids(model, prompt_ids, len(given))
+    if not given:
+        return
     count = len(candidates[0])
     width = max(len(each) for row in candidates for each in row)
     lengths = [max(len(row), 1) for row in given]

@@ -92,11 +92,15 @@ def decoder(files, tmp_path_factory) -> Case:
     return read_case(files, "decoder", tmp_path_factory.mktemp("decoder"))
 
 
+def inputs(case: Case) -> list[list[int]]:
+    """Returns the tokens of each example that are given."""
+    examples = load_examples(case.evaluation().data, case.model.interface)
+    return [given_tokens(examples[i], case.model) for i in range(len(examples))]
+
+
 def completion_nats(case: Case) -> np.ndarray:
     """Returns the nats of each example's completion, including its end token."""
-    evaluation = case.evaluation()
-    examples = load_examples(evaluation.data, case.model.interface)
-    rows = [given_tokens(examples[i], case.model) for i in range(len(examples))]
+    evaluation, rows = case.evaluation(), inputs(case)
     labels = encode_labels(case.model, evaluation.data, LABELS)
     nats = label_nats(case.model, case.parameters, rows, labels, add_eos=True)
     return nats[np.arange(len(PAIRS)), [LABELS.index(c) for _, c in PAIRS]]
@@ -126,24 +130,20 @@ def test_rows_have_their_own_candidates_in_batches_of_bounded_size(case):
     assert sum(counts) == 5 * 3
 
 
-def continuations(
-    case: Case, model: PromptedModel, new_tokens: int
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the inputs of the examples, and what greedy decoding adds to them."""
-    examples = load_examples(case.evaluation().data, model.interface)
-    rows = [given_tokens(examples[i], model) for i in range(len(examples))]
-    settings = Sampling(new_tokens=new_tokens)
-    return rows, continue_all(model, case.parameters, rows, settings)
+def test_no_rows_are_checked_like_others(case):
+    with pytest.raises(InputError, match="the model has one prompt for all rows"):
+        candidate_nats(case.model, case.parameters, [], [], batch_size=4, prompt_ids=[])
 
 
 def test_exact_matches_are_the_completions_that_are_generated(case):
-    rows, endless = continuations(case, case.model, 6)
+    rows, settings = inputs(case), Sampling(new_tokens=6)
+    endless = continue_all(case.model, case.parameters, rows, settings)
     # A token that ends some rows and not others.
     counts = collections.Counter(token for row in endless for token in row[1:])
     end = counts.most_common()[-1][0]
     config = dataclasses.replace(case.model.config, stop_ids=(end,))
     model = dataclasses.replace(case.model, config=config)
-    generated = continuations(case, model, 6)[1]
+    generated = continue_all(model, case.parameters, rows, settings)
     assert 1 <= min(map(len, generated)) < max(map(len, generated)) == 6
     other = min(set(range(3, 30)) - set(counts) - {row[0] for row in endless})
     for name, changed in {
@@ -160,7 +160,8 @@ def test_exact_matches_are_the_completions_that_are_generated(case):
 
 
 def test_exact_match_is_the_same_where_texts_are_generated_too(case, monkeypatch):
-    rows, generated = continuations(case, case.model, 6)
+    rows, settings = inputs(case), Sampling(new_tokens=6)
+    generated = continue_all(case.model, case.parameters, rows, settings)
     cut = [row[: 3 + i] for i, row in enumerate(generated)]
     texts = decode_continuations(case.model, rows, cut)
     file = Path(case.run.directory).parent / "generated.jsonl"
