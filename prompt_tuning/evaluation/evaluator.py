@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -53,6 +53,23 @@ from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 Rows = list[list[int]]
+
+
+class _Rows(NamedTuple):
+    """Tokens of all examples.
+
+    Attributes:
+      given: input of each, which is continued.
+      completions: completion of each, without an end token.
+      prompt_ids: prompt of each; None if the data does not select one.
+      places: places of each completion among the learned tokens; None if the input was
+        cut, so that the losses are of another one.
+    """
+
+    given: Rows
+    completions: Rows
+    prompt_ids: list[int] | None
+    places: list[CompletionPlaces | None]
 
 
 class Evaluator:
@@ -226,8 +243,8 @@ class Evaluator:
             metrics["exact_match"] = mean_metric(matches)
         ranking = None
         if self._ranker is not None:
-            rows, _, prompt_ids = self._rows
-            ranking = self._ranker.rank(parameters, rows, prompt_ids)
+            rows = self._rows
+            ranking = self._ranker.rank(parameters, rows.given, rows.prompt_ids)
             metrics |= self._label_metrics(ranking)
         categories, by_category = self.categories, {}
         if categories is not None:
@@ -248,11 +265,10 @@ class Evaluator:
         Raises:
           InputError: if the model has no tokenizer to decode texts with.
         """
-        rows, completions, _ = self._rows
-        tokenizer = self._model.needed_tokenizer()
+        rows, tokenizer = self._rows, self._model.needed_tokenizer()
         answers = AnswerTexts(
-            [tokenizer.decode(self._words(row)) for row in rows],
-            self._texts(completions),
+            [tokenizer.decode(self._words(row)) for row in rows.given],
+            self._texts(rows.completions),
             None if result.generated is None else self._texts(result.generated),
         )
         return list(prediction_lines(system, result, answers, self.categories))
@@ -260,26 +276,28 @@ class Evaluator:
     @property
     def completion_lengths(self) -> list[int]:
         """Number of tokens of each example's completion."""
-        return [len(completion) for completion in self._rows[1]]
+        return [len(completion) for completion in self._rows.completions]
 
     @functools.cached_property
-    def _rows(self) -> tuple[Rows, Rows, list[int] | None]:
-        """Inputs, completions, and the prompt of each example if there are several."""
+    def _rows(self) -> _Rows:
+        """Rows of all examples, which are read once."""
         model, examples = self._model, self._examples
-        parts = [
-            (
-                self._with_room(given_tokens(example, model)),
-                completion_tokens(example, model),
-                example.prompt_id,
-            )
-            for example in (examples[index] for index in range(len(examples)))
-        ]
-        tasks = [prompt_id for _, _, prompt_id in parts]
-        return (
-            [row for row, _, _ in parts],
-            [row for _, row, _ in parts],
-            tasks if examples.has_prompt_ids else None,
-        )
+        rows = _Rows([], [], [] if examples.has_prompt_ids else None, [])
+        for index in range(len(examples)):
+            example = examples[index]
+            whole = given_tokens(example, model)
+            given = self._with_room(whole)
+            completion = completion_tokens(example, model)
+            places = None
+            if given == whole:
+                new_tokens = self._evaluation.new_tokens
+                places = CompletionPlaces.find(example, completion, new_tokens)
+            rows.given.append(given)
+            rows.completions.append(completion)
+            rows.places.append(places)
+            if rows.prompt_ids is not None:
+                rows.prompt_ids.append(example.prompt_id)
+        return rows
 
     def _with_room(self, row: list[int]) -> list[int]:
         """Cuts an input, if long ones are cut, so that every answer fits after it."""
@@ -305,11 +323,11 @@ class Evaluator:
             return None
         if self._evaluation.references_key is not None:
             return read_references(self._evaluation, self._examples)
-        return [[text] for text in self._texts(self._rows[1])]
+        return [[text] for text in self._texts(self._rows.completions)]
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions as continuations of their inputs."""
-        return decode_continuations(self._model, self._rows[0], completions)
+        return decode_continuations(self._model, self._rows.given, completions)
 
     def _words(self, row: Sequence[int]) -> list[int]:
         """Drops the ids that stand for prompt vectors of a template."""
@@ -318,58 +336,45 @@ class Evaluator:
     def _check_room(self) -> None:
         """Checks that every answer fits after its row, before anything runs."""
         if self._ranker is not None:
-            self._ranker.check_room(self._rows[0])
+            self._ranker.check_room(self._rows.given)
         if self._evaluation.generates:
-            check_rows(self._model, self._rows[0], self._evaluation.new_tokens)
+            check_rows(self._model, self._rows.given, self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:
-        rows, _, prompt_ids = self._rows
         return continue_all(
             self._model,
             parameters,
-            rows,
+            self._rows.given,
             Sampling(new_tokens=self._evaluation.new_tokens),
             batch_size=self._evaluation.data.batch_size,
-            prompt_ids=prompt_ids,
+            prompt_ids=self._rows.prompt_ids,
         )
 
     def _exact_matches(
         self, parameters: Parameters, outcomes: TokenOutcomes
     ) -> Bool[np.ndarray, "n"]:
         """Decides which completions would be generated, most of them by outcomes."""
-        rows, completions, prompt_ids = self._rows
-        stop_ids = self._model.stop_ids
-        matches = decide_by_tokens(outcomes, self._completion_places, stop_ids)
+        rows, prompt_ids = self._rows, self._rows.prompt_ids
+        matches = decide_by_tokens(outcomes, rows.places, self._model.stop_ids)
         undecided = [i for i, match in enumerate(matches) if match is None]
         decided = np.array(matches, bool)
         decided[undecided] = exact_matches(
             self._model,
             parameters,
-            [rows[i] for i in undecided],
-            [completions[i] for i in undecided],
+            [rows.given[i] for i in undecided],
+            [rows.completions[i] for i in undecided],
             new_tokens=self._evaluation.new_tokens,
             batch_size=self._evaluation.data.batch_size,
             prompt_ids=prompt_ids and [prompt_ids[i] for i in undecided],
         )
         return decided
 
-    @functools.cached_property
-    def _completion_places(self) -> list[CompletionPlaces | None]:
-        """Places of the completions that are learned after the rows generated from."""
-        rows, completions, _ = self._rows
-        new_tokens = self._evaluation.new_tokens
-        places: list[CompletionPlaces | None] = []
-        for index, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-            example = self._examples[index]
-            same = given_tokens(example, self._model) == row
-            found = CompletionPlaces.find(example, completion, new_tokens)
-            places.append(found if same else None)
-        return places
-
     def _text_metrics(self, generated: Rows) -> dict[str, MetricSums]:
         metrics = {}
         if self._evaluation.exact_match:
-            right = [a == b for a, b in zip(generated, self._rows[1], strict=True)]
+            right = [
+                a == b for a, b in zip(generated, self._rows.completions, strict=True)
+            ]
             metrics["exact_match"] = mean_metric(right)
         if self._references is not None:
             texts = self._texts(generated)
