@@ -39,7 +39,7 @@ RECORDED_PATHS = ("model", "data", "evaluation")
 """Fields of `Run` whose values have paths."""
 MODEL_OF_OPTIONS = "Run.model = @Pretrained()"
 """A binding that every run without a config has."""
-UNTRAINED = ("train", "prompt_id_key", "eval_every")
+UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
 """Options of `EVALUATES` that only training has a use for."""
 
 _TYPES: dict[type, Any] = {int: integer, float: number, str: str, list: str}

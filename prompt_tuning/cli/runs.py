@@ -8,6 +8,12 @@ from typing import Any
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.metric_directions import (
+    AUTO,
+    DIRECTIONS,
+    LOSS,
+    metric_and_direction,
+)
 
 HELP = "list runs with their steps and best metric"
 USES_JAX = False
@@ -15,7 +21,6 @@ SEVERAL_PROCESSES = False
 
 PATTERNS = (CONFIG_FILE, f"*/{CONFIG_FILE}", f"*/*/{CONFIG_FILE}")
 """Where runs are searched: a folder, its folders, and their folders, as in a sweep."""
-LOSS: tuple[str, str] = ("loss", "min")
 
 Log = Sequence[Mapping[str, int | float]]
 
@@ -29,6 +34,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[Path("runs")],
         metavar="FOLDER",
         help="run directories, or folders of them, such as a sweep (default: runs)",
+    )
+    parser.add_argument(
+        "--keep_best",
+        choices=DIRECTIONS,
+        metavar="METRIC",
+        help="show the best value of this metric (default: the metric that chose the "
+        "run's best checkpoint)",
     )
 
 
@@ -48,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     table = Table("run", "model", "trains", "steps", "best")
     for directory in directories:
         try:
-            cells = describe(directory)
+            cells = describe(directory, options.keep_best)
         except InputError as problem:
             cells = ("", "", "", f"cannot be read: {problem}")
         table.add_row(escape(str(directory)), *map(escape, cells))
@@ -71,8 +83,12 @@ def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
     yield from sorted(found)
 
 
-def describe(directory: Path) -> tuple[str, str, str, str]:
+def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str, str]:
     """Returns the model of a run, what it trains, its steps and its best metric.
+
+    Args:
+      directory: run directory.
+      metric: metric to show; that of the run if None.
 
     Raises:
       InputError: if the config or the log cannot be read.
@@ -82,6 +98,8 @@ def describe(directory: Path) -> tuple[str, str, str, str]:
 
     values = read_values([str(directory / CONFIG_FILE)])
     settings = values.get("Run", {})
+    chosen = metric or settings.get("keep_best", AUTO)
+    labels = values.get("Evaluation", {}).get("labels")
     file = directory / METRICS_FILE
     log = read_log(file) if file.is_file() else []
     done = max((line["step"] for line in log), default=0)
@@ -89,7 +107,7 @@ def describe(directory: Path) -> tuple[str, str, str, str]:
         str(values.get("Pretrained", {}).get("checkpoint", "")),
         _trained(settings),
         f"{done:,} of {settings.get('steps', 0):,}",
-        _best(log, settings.get("keep_best") or LOSS),
+        _best(log, metric_and_direction(chosen, labels) or (LOSS, "min"), metric),
     )
 
 
@@ -100,15 +118,19 @@ def _trained(settings: Mapping[str, Any]) -> str:
     return ", ".join(str(part).strip("@()") for part in parts if part is not None)
 
 
-def _best(log: Log, keep_best: Sequence[str]) -> str:
+def _best(log: Log, keep_best: Sequence[str], asked: str | None) -> str:
     """Returns the best value of a metric, or else the last loss, with its step."""
+    from prompt_tuning.training.metrics_log import EVALUATION
+
     metric, direction = keep_best
-    name = f"evaluation/{metric}"
+    name = f"{EVALUATION}{metric}"
     measured = [(line[name], line["step"]) for line in log if name in line]
     if measured:
         sign = 1 if direction == "min" else -1
         value, step = min(measured, key=lambda pair: (sign * pair[0], pair[1]))
         return f"{metric} {value:.4g} at step {step:,}"
+    if asked:
+        return f"{asked} was not measured"
     losses = [(line["loss"], line["step"]) for line in log if "loss" in line]
     if not losses:
         return ""

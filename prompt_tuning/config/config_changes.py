@@ -8,25 +8,30 @@ saves and measures.
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from prompt_tuning.config.config_values import (
     config_lines,
     config_values,
     factory_of,
+    literal,
     macros_in,
     resolved,
 )
 from prompt_tuning.config.configured import default_text
 from prompt_tuning.config.recorded_paths import is_path, locate_text
 from prompt_tuning.core.errors import MAXIMUM_LINES, shortened
+from prompt_tuning.core.metric_directions import AUTO, metric_and_direction
 
 MEASUREMENT = "Run.evaluation"
 CHOSEN_BY = "Run.keep_best"
+STOPPED_BY = "Run.early_stopping_metric"
+LABELS = "Evaluation.labels"
 STEPS = "Run.steps"
 _FREE = re.compile(
     r"Run\.(steps|log_every|save_every|keep_last|keep_best|keep_prompts"
     r"|save_paths|evaluate_every"
-    r"|early_stopping|evaluation)"
+    r"|early_stopping|early_stopping_metric|evaluation)"
 )
 """Settings of a run that change nothing that it learns."""
 _COMPUTATION = re.compile(
@@ -51,18 +56,21 @@ class ConfigChanges:
         value before and now.
       steps: whether the number of steps differs.
       measurement: whether the run is measured in another way.
+      selection: whether the best checkpoint or the end of the run is chosen by another
+        metric.
       others: whether any other setting differs that the run may change.
     """
 
     learning: tuple[str, ...] = ()
     steps: bool = False
     measurement: bool = False
+    selection: bool = False
     others: bool = False
 
     @property
     def any_allowed(self) -> bool:
         """Whether the run's config is to be replaced."""
-        return self.steps or self.measurement or self.others
+        return self.steps or self.measurement or self.selection or self.others
 
 
 def compare_configs(
@@ -107,6 +115,7 @@ def compare_configs(
             _differ(measures[0].get(name), measures[1].get(name), is_path(name), locate)
             for name in {**measures[0], **measures[1]}
         ),
+        selection=old.selection() != new.selection(),
         others=old.free() != new.free(),
     )
 
@@ -179,7 +188,7 @@ class _Config:
         return {name: value for name, value in chosen.items() if name not in unused}
 
     def measuring(self, factories: Collection[str]) -> dict[str, str]:
-        """Returns the settings of the evaluation and of the best checkpoint.
+        """Returns the settings of the evaluation.
 
         Args:
           factories: factories that only evaluations use.
@@ -187,8 +196,20 @@ class _Config:
         return {
             name: self.resolved(name)
             for name in self.values
-            if factory_of(name) in factories or name in (MEASUREMENT, CHOSEN_BY)
+            if factory_of(name) in factories or name == MEASUREMENT
         }
+
+    def selection(self) -> list[Any]:
+        """Returns the metrics of the best checkpoint and of early stopping."""
+        return [
+            metric_and_direction(literal(self.resolved(name), AUTO), self._labels)
+            for name in (CHOSEN_BY, STOPPED_BY)
+            if name in self.values
+        ]
+
+    @property
+    def _labels(self) -> Any:
+        return literal(self.resolved(LABELS)) if LABELS in self.values else None
 
     def free(self) -> dict[str, str]:
         """Returns the settings of the run that change nothing that it learns."""

@@ -71,6 +71,7 @@ def check_training(choices: Choices) -> None:
             {
                 "eval_every": "there is no --eval",
                 "exact_match": "there is no --eval",
+                "keep_best": "there is no --eval",
                 **_unused_labels(choices),
             },
             choices,

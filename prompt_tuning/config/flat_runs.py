@@ -183,9 +183,7 @@ def _objective(choices: Choices) -> tuple[Configured | None, dict[str, Any]]:
             "ClassObjective",
             {"labels": choices["labels"], "loss": kind, "length_normalize": True},
         )
-        return objective, (
-            {"keep_best": ("label_accuracy", "max")} if "eval" in choices else {}
-        )
+        return objective, {}
     if loss == "policy_gradient":
         return Configured("PolicyGradient"), {"advantages_key": "advantages"}
     if loss == "context_distillation":

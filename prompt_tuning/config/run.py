@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS
+from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.metric_directions import AUTO, metric_and_direction
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
@@ -66,14 +67,18 @@ class Run:
         is deleted, or "all". They are in the folder `kept_prompts` of the run.
       save_paths: expressions that match whole paths of further trained parameters that
         are kept with the prompts.
-      keep_best: metric of the evaluation and "min" or "max". Its best checkpoint is
-        also kept, and is the one that evaluation and generation use.
+      keep_best: metric of the evaluation, alone or with "min" or "max". The checkpoint
+        with its best value is also kept, and is the one that evaluation and generation
+        use. "auto" is `label_accuracy` if the evaluation has labels, and `loss`
+        otherwise; None selects no checkpoint.
       checkpoint_form: "numpy" gathers each trained leaf to a file that process 0
         writes; "orbax" lets each process write its own shards while training continues;
         "auto" chooses orbax if trained parameters and optimizer state take 256 MiB
         (`checkpoint_files.LARGE`) or more. All readers of checkpoints read both.
-      early_stopping: consecutive evaluations without an improvement of `keep_best`
-        after which the run stops; 0 to take all steps.
+      early_stopping: consecutive evaluations without an improvement after which the
+        run stops; 0 to take all steps.
+      early_stopping_metric: metric whose improvement counts, in the forms of
+        `keep_best`; None for that of `keep_best`.
       seed: seed of the prompt's initial values, the order of rows, and dropout.
       data_seed: seed of the order of rows; `seed` if None. Members of a sweep with the
         same value share each batch.
@@ -102,9 +107,10 @@ class Run:
     keep_last: int = 2
     keep_prompts: int | Literal["all"] = "all"
     save_paths: Sequence[str] = ()
-    keep_best: tuple[str, str] | None = ("loss", "min")
-    checkpoint_form: str = AUTO
+    keep_best: tuple[str, str] | str | None = AUTO
+    checkpoint_form: str = checkpoint_files.AUTO
     early_stopping: int = 0
+    early_stopping_metric: tuple[str, str] | str | None = None
     seed: int = 0
     data_seed: int | None = None
 
@@ -131,6 +137,21 @@ class Run:
         return DataSource(files=()) if self.evaluation is None else self.evaluation.data
 
     @property
+    def best_by(self) -> tuple[str, str] | None:
+        """The metric that selects the best checkpoint, with "min" or "max"."""
+        return metric_and_direction(self.keep_best, self._labels)
+
+    @property
+    def stops_by(self) -> tuple[str, str] | None:
+        """The metric of early stopping, with "min" or "max"."""
+        given = self.early_stopping_metric
+        return self.best_by if given is None else metric_and_direction(given)
+
+    @property
+    def _labels(self) -> Sequence[str] | None:
+        return None if self.evaluation is None else self.evaluation.labels
+
+    @property
     def order_seed(self) -> int:
         """Seed of the order of rows."""
         return self.seed if self.data_seed is None else self.data_seed
@@ -155,20 +176,19 @@ class Run:
             raise InputError(
                 f"Run.keep_prompts is {self.keep_prompts}, expected at least 0 or 'all'"
             )
-        if self.checkpoint_form not in FORMS:
+        if self.checkpoint_form not in checkpoint_files.FORMS:
             raise InputError(
                 f"Run.checkpoint_form is {shown(self.checkpoint_form)}, expected one "
-                f"of {', '.join(map(repr, FORMS))}"
+                f"of {', '.join(map(repr, checkpoint_files.FORMS))}"
             )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
         self._check_objective()
         self._check_pipeline()
-        best = self.keep_best
-        if best is not None and (len(best) != 2 or best[1] not in ("min", "max")):
-            raise InputError(
-                f"Run.keep_best is {best}, expected a metric and 'min' or 'max'"
-            )
+        metric_and_direction(self.keep_best)
+        metric_and_direction(
+            self.early_stopping_metric, setting="Run.early_stopping_metric"
+        )
         if self.early_stopping:
             self._check_early_stopping()
 
@@ -235,7 +255,9 @@ class Run:
         Raises:
           InputError: with what is missing.
         """
-        needed = {"keep_best": "a metric and 'min' or 'max'"}
+        needed = {}
+        if self.early_stopping_metric is None:
+            needed = {"keep_best": "a metric"}
         needed |= {"evaluation": "held-out data", "evaluate_every": "a number of steps"}
         for name, expected in needed.items():
             if not getattr(self, name):

@@ -16,6 +16,7 @@ from prompt_tuning.core.flat_option import (
     TRAINING,
     FlatOption,
 )
+from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {
@@ -242,6 +243,16 @@ TABLE = (
         "Evaluation.exact_match",
         kind=bool,
         default=False,
+    ),
+    FlatOption(
+        "keep_best",
+        EVALUATION,
+        "metric of the held-out data that chooses the best checkpoint; auto is "
+        "label_accuracy with --labels, and loss without",
+        "Run.keep_best",
+        default=AUTO,
+        choices=(AUTO, *DIRECTIONS),
+        metavar="METRIC",
     ),
     FlatOption(
         "eval_every",

@@ -182,15 +182,19 @@ class Evaluator:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def check_metric(self, name: str) -> None:
+    def check_metric(self, name: str, setting: str) -> None:
         """Checks that a metric, by which the best checkpoint is chosen, is measured.
+
+        Args:
+          name: name of the metric.
+          setting: setting that names it, for the message.
 
         Raises:
           InputError: if it is not, with the metrics that are.
         """
         if name not in self.metric_names:
             raise InputError(
-                f"Run.keep_best names the metric {name!r}, but the evaluation measures "
+                f"{setting} names the metric {name!r}, but the evaluation measures "
                 f"{', '.join(self.metric_names)}; ask for it, by --exact_match, "
                 "--labels or --gin.Evaluation.metrics='[METRIC]', or choose another"
             )

@@ -87,7 +87,7 @@ def train_sweep(
         CheckpointStore(
             member.directory,
             sweep.run.keep_last + 1,
-            sweep.run.keep_best,
+            sweep.run.best_by,
             form=sweep.run.checkpoint_form,
             kept_prompts=KeptPrompts(sweep.run.keep_prompts, sweep.run.save_paths),
         )
@@ -318,9 +318,9 @@ class _SweepLoop:
             for k in list(self._live):
                 with self._dropping(k, done):
                     measured[k] = self._recorders[k].measure_and_save(done, states[k])
-        if self._run.keep_best is None or not any(measured.values()):
+        if self._run.best_by is None or not any(measured.values()):
             return
-        metric, direction = self._run.keep_best
+        metric, direction = self._run.best_by
         choose = min if direction == "min" else max
         best = choose(measured, key=lambda k: measured[k][metric])
         values = [metrics[metric] for metrics in measured.values()]

@@ -16,9 +16,8 @@ from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.sweep.best_member import BEST_FILE
 from prompt_tuning.sweep.sweep_loop import SWEEP_FILE, read_diverged
 from prompt_tuning.sweep.sweep_run import Sweep
-from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
+from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
 
-EVALUATION = "evaluation/"
 TRAINING_LOSS: KeepBest = ("train loss", "min")
 
 
@@ -83,8 +82,8 @@ def summarize(sweep: Sweep) -> SweepSummary:
     """Reads the results of the members from their directories."""
     run = sweep.run
     by = TRAINING_LOSS
-    if run.evaluation is not None and run.keep_best is not None:
-        by = (run.keep_best[0], run.keep_best[1])
+    if run.evaluation is not None and run.best_by is not None:
+        by = run.best_by
     results = [
         _read_result(member.directory, member.name, member.varies, by)
         for member in sweep.members

@@ -96,9 +96,9 @@ def adopt_changes(
 ) -> None:
     """Applies changed settings of a run to its directory, which the caller holds.
 
-    If the evaluation differs, all checkpoints are measured again, so that the best one
-    is chosen among comparable values; early stopping counts from there. The config is
-    replaced last: after a kill, the same command repeats the rest.
+    If the evaluation or the metric differs, all checkpoints are measured again, so that
+    the best one is chosen among comparable values; early stopping counts from there.
+    The config is replaced last: after a kill, the same command repeats the rest.
 
     Args:
       training: the opened run, with the new settings.
@@ -108,11 +108,15 @@ def adopt_changes(
       recorder: measures the checkpoints.
       reporter: shows the new metrics.
     """
-    if changes.measurement and training.evaluator is not None:
+    measures = training.evaluator is not None
+    if changes.measurement and measures:
+        recorder.forget_measurements()
+    if (changes.measurement or changes.selection) and measures:
         steps = processes.run_on_first(lambda: store.intact(reporter.say))
         if steps:
             reporter.say(
-                "the evaluation has changed: measuring the checkpoints again "
+                "the evaluation or its metric has changed: measuring the checkpoints "
+                "again "
                 "(prompt-tuning evaluate --run measures without changing the run)"
             )
         for step in steps:

@@ -98,8 +98,8 @@ def open_patience(run: Run, folder: Path, step: int) -> Patience | None:
     """
     if not run.early_stopping:
         return None
-    assert run.keep_best is not None
-    patience = Patience(*run.keep_best, run.early_stopping)
+    assert run.stops_by is not None
+    patience = Patience(*run.stops_by, run.early_stopping)
     if not step:
         return patience
     state = checkpoint_files.read_state(folder / f"checkpoint_{step}")

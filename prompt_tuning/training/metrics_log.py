@@ -18,6 +18,10 @@ from prompt_tuning.processes.group import is_first
 METRICS_FILE = "metrics.jsonl"
 MAXIMUM_LOG = 2**30
 """Maximum size of a log in bytes."""
+EVALUATION = "evaluation/"
+"""Beginning of the names of metrics on held-out data."""
+CHANGED = "evaluation_changed"
+"""Field of a line after which the run was measured in another way."""
 
 
 class MetricsLog:
@@ -48,6 +52,12 @@ class MetricsLog:
                 for name, value in metrics.items():
                     self._tensorboard.add_scalar(name, value, step)
 
+    def forget_evaluations(self) -> None:
+        """Marks that values of earlier lines were measured in another way."""
+        with reporting_disk_errors(self._path):
+            self._lines.write(json.dumps({"step": 0, CHANGED: 1}) + "\n")
+            self._lines.flush()
+
     def sync(self) -> None:
         """Flushes the lines to the disk.
 
@@ -71,6 +81,9 @@ class NoLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes nothing."""
 
+    def forget_evaluations(self) -> None:
+        """Does nothing."""
+
     def sync(self) -> None:
         """Does nothing."""
 
@@ -84,13 +97,30 @@ def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
 
 
 def read_log(file: Path) -> list[dict[str, int | float]]:
-    """Reads the lines of a log, without a line that a kill truncated.
+    """Reads a log, without a line that a kill truncated.
+
+    A run that is continued with another metric or evaluation measures its checkpoints
+    again, so a step may have several lines.
+
+    Returns:
+      one mapping for each step, in their order, with the newest value of each metric.
+      Values of an evaluation that has changed since are left out.
 
     Raises:
       InputError: if the file cannot be read, and for a line that is JSON, but not an
         object of numbers with a step.
     """
-    return [values for _, values in _parsed_lines(file)]
+    by_step: dict[int | float, dict[str, int | float]] = {}
+    for _, values in _parsed_lines(file):
+        if CHANGED in values:
+            by_step = {step: _without_evaluation(x) for step, x in by_step.items()}
+        else:
+            by_step.setdefault(values["step"], {}).update(values)
+    return [values for _, values in sorted(by_step.items())]
+
+
+def _without_evaluation(values: Mapping[str, int | float]) -> dict[str, int | float]:
+    return {k: value for k, value in values.items() if not k.startswith(EVALUATION)}
 
 
 def _parsed_lines(file: Path) -> Iterator[tuple[bytes, dict[str, int | float]]]:

@@ -14,6 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from prompt_tuning.training.metrics_log import EVALUATION
+
 TRAINING = "training"
 REFRESHES = 2
 """Refreshes of a bar in each second; each takes milliseconds of a processor."""
@@ -252,7 +254,7 @@ class CallbackReporter(ForwardingReporter):
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Calls the functions with the metrics as `evaluation/NAME`."""
         super().evaluated(step, metrics)
-        self._call(step, {f"evaluation/{name}": x for name, x in metrics.items()})
+        self._call(step, {f"{EVALUATION}{name}": x for name, x in metrics.items()})
 
     def _call(self, step: int, metrics: Mapping[str, float]) -> None:
         for callback in self._callbacks:

@@ -17,7 +17,7 @@ from prompt_tuning.training.finite_checks import (
     largest_on_host,
     refuse_not_finite,
 )
-from prompt_tuning.training.metrics_log import MetricsLog, NoLog
+from prompt_tuning.training.metrics_log import EVALUATION, MetricsLog, NoLog
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer
@@ -104,6 +104,10 @@ class Recorder:
             store.save(*saved, extra, metrics=measured)
         return measured
 
+    def forget_measurements(self) -> None:
+        """Separates what was measured in another way from what follows in the log."""
+        self._log.forget_evaluations()
+
     def measure_again(self, step: int, state: TrainState) -> dict[str, float]:
         """Evaluates a checkpoint with other settings than before.
 
@@ -143,7 +147,7 @@ class Recorder:
         parameters = self._training.parameters(state.trained)
         self.measured = self._training.evaluator(parameters)
         self._refuse_not_finite(f"of the evaluation after step {done}", self.measured)
-        named = {f"evaluation/{name}": x for name, x in self.measured.items()}
+        named = {f"{EVALUATION}{name}": x for name, x in self.measured.items()}
         self._log.write(done, named)
         return self.measured
 

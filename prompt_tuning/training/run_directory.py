@@ -159,7 +159,7 @@ def open_store(run: Run) -> CheckpointStore:
     store = CheckpointStore(
         run.directory,
         run.keep_last,
-        run.keep_best,
+        run.best_by,
         form=run.checkpoint_form,
         kept_prompts=KeptPrompts(run.keep_prompts, run.save_paths),
         read_only=not writes,

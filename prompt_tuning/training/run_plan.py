@@ -234,14 +234,16 @@ class RunPlan:
         """Opens the held-out data, if the run names any.
 
         Raises:
-          InputError: if the data cannot be used, or `Run.keep_best` names a metric
-            that is not measured.
+          InputError: if the data cannot be used, or `Run.keep_best` or
+            `Run.early_stopping_metric` names a metric that is not measured.
         """
         if self.run.evaluation is None:
             return None
         evaluator = open_evaluator(self.run.objective, self.model, self.run.evaluation)
-        if self.run.keep_best is not None:
-            evaluator.check_metric(self.run.keep_best[0])
+        if self.run.best_by is not None:
+            evaluator.check_metric(self.run.best_by[0], "Run.keep_best")
+        if self.run.early_stopping and self.run.stops_by is not None:
+            evaluator.check_metric(self.run.stops_by[0], "Run.early_stopping_metric")
         return evaluator
 
     def transfer(self) -> Transfer | None:

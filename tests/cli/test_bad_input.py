@@ -264,6 +264,9 @@ def test_a_fresh_adapter_without_a_group(refused):
         ("PROMPT_LENGTH=0", "the prompt's length is 0", "expected at least 1"),
         ("Run.model=%MODLE", "it needs MODLE", "set --gin.MODLE=..."),
         ("Run.keep_best=('f1', 'max')", "'f1'", "measures loss, accuracy"),
+        ("Run.keep_best='label_accuracy'", "'label_accuracy'", "ask for it"),
+        ("Run.keep_best='f1'", "'f1'", "one of the metrics loss, cross_entropy"),
+        ("Run.early_stopping_metric='f1'", "'f1'", "one of the metrics loss"),
         ("Prompting.placement='middle'", "'middle'", "expected one of prefix"),
     ],
 )

@@ -49,6 +49,39 @@ def test_a_run_is_described_by_its_config_and_log(folder):
     assert best == "training loss 2 at step 10"
 
 
+def test_a_repeated_step_has_its_newest_value(folder):
+    """A run that continues with another metric measures its checkpoints again."""
+    again = {"step": 10, "evaluation/label_accuracy": 0.25}
+    with (folder / "prompt" / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps(again) + "\n")
+    *_, best = runs.describe(folder / "prompt")
+    assert best == "label_accuracy 0.5 at step 20"
+
+
+@pytest.mark.parametrize(
+    ("lines", "metric", "best"),
+    [
+        ("", None, "loss 1 at step 20"),
+        ("Evaluation.labels = ['a', 'b']", None, "label_accuracy 0.5 at step 20"),
+        ("Run.keep_best = 'label_accuracy'", None, "label_accuracy 0.5 at step 20"),
+        ("Run.keep_best = ('loss', 'min')", None, "loss 1 at step 20"),
+        ("Evaluation.labels = ['a', 'b']", "loss", "loss 1 at step 20"),
+        ("", "bleu", "bleu was not measured"),
+    ],
+)
+def test_the_metric_is_the_runs_or_the_one_asked_for(lines, metric, best, tmp_path):
+    log = [
+        {"step": 10, "evaluation/loss": 2.0, "evaluation/label_accuracy": 0.25},
+        {"step": 20, "evaluation/loss": 1.0, "evaluation/label_accuracy": 0.5},
+        {"step": 30, "evaluation/loss": 1.5, "evaluation/label_accuracy": 0.5},
+    ]
+    (tmp_path / "config.gin").write_text(
+        f"{CONFIG}Run.keep_best = 'auto'\nRun.evaluation = @Evaluation()\n{lines}\n"
+    )
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, log)))
+    assert runs.describe(tmp_path, metric)[-1] == best
+
+
 def test_members_of_sweeps_and_damaged_runs_are_listed(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder.parent)
     assert main(["runs"]) == 0

@@ -14,7 +14,8 @@ from prompt_tuning.cli.variations import parse_variations
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep import sweep_run as sweeps
 from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, SWEEP_FILE
-from tests.support.small_runs import logged
+from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
+from tests.support.small_runs import logged, write_pairs
 
 GRID = ["--vary", "Run.seed=0,1", "--vary", "warmup_linear_decay.peak=0.3,1e38"]
 
@@ -255,6 +256,39 @@ def test_the_training_loss_decides_without_held_out_data(files, tmp_path, capsys
     values = {n: member["best"]["value"] for n, member in content["members"].items()}
     assert content["best"] == min(values, key=lambda name: values[name])
     assert "* best" in printed
+
+
+def test_labels_decide_by_their_accuracy_until_another_metric_is_given(
+    files, tmp_path, capsys
+):
+    directory = tmp_path / "sweep"
+    pairs = [
+        (f"{word}=", label) for word, label in zip("abcdef", "yynnnn", strict=True)
+    ]
+    data = write_pairs(tmp_path / "labels.jsonl", pairs)
+    words = ["sweep", "--model", files.decoder, "--train", data, "--eval", data]
+    words += ["--labels", "y", "n", "--steps", 6, "--eval_every", 2, "--log_every", 2]
+    words += ["--prompt_length", 2, "--batch_size", 4, "--out", directory]
+    words += ["--vary", "learning_rate=0.01,3.0", "--gin.Run.data_seed=0"]
+    output(capsys, *words)
+    content = json.loads((directory / SWEEP_FILE).read_text())
+    assert content["by"] == ["label_accuracy", "max"]
+    logs = {
+        name: read_log(directory / name / METRICS_FILE) for name in content["members"]
+    }
+    metric = "evaluation/label_accuracy"
+    best = {name: max(x[metric] for x in log) for name, log in logs.items()}
+    assert content["best"] == max(best, key=lambda name: best[name])
+    for name, member in content["members"].items():
+        assert member["best"]["value"] == best[name]
+    # Its checkpoints are measured again, and each step keeps one point.
+    output(capsys, *words, "--keep_best", "loss")
+    content = json.loads((directory / SWEEP_FILE).read_text())
+    assert content["by"] == ["loss", "min"]
+    for name, log in logs.items():
+        again = read_log(directory / name / METRICS_FILE)
+        assert [x["step"] for x in again] == [2, 4, 6]
+        assert again == log
 
 
 def test_help_explains_how_members_vary():

@@ -83,7 +83,6 @@ def test_options_and_python_configure_the_same_bytes():
             "seed": 3,
             "on_too_long": "skip",
             "maximum_examples": 9,
-            "keep_best": ("label_accuracy", "max"),
         },
     )
     assert flat == python
@@ -163,7 +162,7 @@ def test_a_loss_is_its_shipped_config(loss):
         + ["RUN_DIRECTORY = 'run'"],
     )
     assert flat.objective == shipped.objective
-    assert flat.keep_best == shipped.keep_best
+    assert flat.best_by == shipped.best_by
     assert flat.data is not None and shipped.data is not None
     assert flat.data.advantages_key == shipped.data.advantages_key
     assert flat.evaluation is not None and shipped.evaluation is not None

@@ -128,21 +128,31 @@ SCHEDULE = CONFIG.replace("rate = 0.1", "rate = @warmup_linear_decay()") + (
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "steps", "measurement"),
+    ("old", "new", "steps", "measurement", "selection"),
     [
-        ("STEPS = 60", "STEPS = 90", True, False),
-        ("every = 10", "every = 5", False, False),
-        ("'dev.jsonl'", "'other.jsonl'", False, True),
-        ("labels = None", "labels = ['a', 'b']", False, True),
-        ("('loss', 'min')", "('accuracy', 'max')", False, True),
-        ("@Evaluation()", "None", False, True),
+        ("STEPS = 60", "STEPS = 90", True, False, False),
+        ("every = 10", "every = 5", False, False, False),
+        ("'dev.jsonl'", "'other.jsonl'", False, True, False),
+        ("labels = None", "labels = ['a', 'b']", False, True, False),
+        ("('loss', 'min')", "('accuracy', 'max')", False, False, True),
+        ("('loss', 'min')", "'accuracy'", False, False, True),
+        ("('loss', 'min')", "'auto'", False, False, False),
+        ("@Evaluation()", "None", False, True, False),
     ],
 )
-def test_settings_that_may_change(old, new, steps, measurement):
+def test_settings_that_may_change(old, new, steps, measurement, selection):
     changes = compare_configs(CONFIG, CONFIG.replace(old, new))
     assert changes.learning == ()
     assert (changes.steps, changes.measurement) == (steps, measurement)
+    assert changes.selection == selection
     assert changes.any_allowed
+
+
+def test_labels_change_the_metric_of_an_automatic_choice():
+    config = CONFIG.replace("('loss', 'min')", "'auto'")
+    labels = config.replace("labels = None", "labels = ['a', 'b']")
+    assert compare_configs(config, labels).selection
+    assert not compare_configs(config, config).selection
 
 
 def test_settings_of_a_later_version_have_their_defaults():

@@ -89,8 +89,9 @@ def test_a_run_that_stopped_early_stays_stopped(files, tmp_path, capsys):
     assert logged(tmp_path / "run") == before
 
 
-def test_a_rising_metric_to_maximize_does_not_stop_the_run(files, tmp_path):
-    rising: dict[str, Any] = CHOICES | {"Run.keep_best": ("accuracy", "max")}
+@pytest.mark.parametrize("setting", ["Run.keep_best", "Run.early_stopping_metric"])
+def test_a_rising_metric_to_maximize_does_not_stop_the_run(setting, files, tmp_path):
+    rising: dict[str, Any] = CHOICES | {setting: "accuracy"}
     assert tune(files, tmp_path / "run", **rising) == 0
     assert not (tmp_path / "run" / STOPPED_FILE).exists()
     assert logged(tmp_path / "run")[-1]["step"] == 12

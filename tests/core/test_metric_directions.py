@@ -1,0 +1,53 @@
+"""Every metric that an evaluation measures can choose the best checkpoint."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.metric_directions import DIRECTIONS, metric_and_direction
+from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.text_metrics import TEXT_METRICS
+
+
+def test_the_table_has_the_metrics_of_an_evaluation():
+    evaluation = SimpleNamespace(
+        metrics=[PERPLEXITY, *TEXT_METRICS],
+        text_metrics=list(TEXT_METRICS),
+        exact_match=True,
+        calibrate=["N/A"],
+    )
+    evaluator: Any = object.__new__(Evaluator)
+    evaluator._evaluation, evaluator._objective = evaluation, object()
+    evaluator._ranker = object()
+    assert sorted(evaluator.metric_names) == sorted(DIRECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "labels", "expected"),
+    [
+        ("auto", None, ("loss", "min")),
+        ("auto", ["a", "b"], ("label_accuracy", "max")),
+        ("perplexity", ["a", "b"], ("perplexity", "min")),
+        ("rougeL", None, ("rougeL", "max")),
+        (("accuracy", "min"), None, ("accuracy", "min")),
+        (None, ["a", "b"], None),
+    ],
+)
+def test_the_metric_and_its_direction(keep_best, labels, expected):
+    assert metric_and_direction(keep_best, labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("f1", "'f1', expected one of the metrics loss, .*bleu"),
+        (("loss", "low"), "a metric and 'min' or 'max'"),
+        (("loss",), "a metric and 'min' or 'max'"),
+    ],
+)
+def test_other_values_are_refused(given, message):
+    with pytest.raises(InputError, match=message):
+        metric_and_direction(given)
