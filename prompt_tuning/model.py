@@ -17,7 +17,13 @@ from prompt_tuning.config.python_runs import attachments
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    RowCount,
+)
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import stream_batches
@@ -168,7 +174,12 @@ class Model(TextModel):
           steps: number of batches; None for one pass.
           seed: seed of the order.
           settings: further fields of `DataSource`.
+
+        Raises:
+          InputError: if a number is out of range, or the data cannot be used.
         """
+        check_value("steps", steps, PositiveInteger | None)
+        check_value("seed", seed, NonnegativeInteger)
         source = DataSource(files=(), batch_size=batch_size, **settings)
         with data_files(data, source) as files:
             source = dataclasses.replace(source, files=files)
@@ -199,7 +210,11 @@ class Model(TextModel):
 
         Returns:
           `Prediction(label, probabilities)` of one input, or a list of them.
+
+        Raises:
+          InputError: if an argument cannot be used.
         """
+        check_value("batch_size", batch_size, RowCount | None)
         single = isinstance(inputs, str | Mapping)
         several = [inputs] if single else list(inputs)
         choices = {"labels": labels, "batch_size": batch_size, "prompt_id": prompt_id}

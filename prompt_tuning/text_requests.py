@@ -8,6 +8,8 @@ from typing import Any
 
 from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -48,13 +50,16 @@ class TextSettings:
 
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     beams: BeamSearch | None = None
-    new_tokens: int | None = None
+    new_tokens: PositiveInteger | None = None
     chat: bool = False
     system: str | None = None
     adapter: str | None = None
-    prompt_id: int | None = None
-    slots: int = 32
+    prompt_id: NonnegativeInteger | None = None
+    slots: PositiveInteger = 32
     day: str | None = None
+
+    def __post_init__(self):
+        check_fields(self, prefix="")
 
 
 def default_new_tokens(model: PromptedModel, chat: bool) -> int:

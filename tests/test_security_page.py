@@ -23,7 +23,7 @@ LIMITS = {
         "MAXIMUM_REFERENCES": (10_000, "10,000 references"),
         "MAXIMUM_REFERENCE_DEPTH": (40, "references, 40 levels deep"),
     },
-    "config.parameter_checks": {
+    "core.number_ranges": {
         "MAXIMUM_LENGTH": (100_000, "prompts and adapters up to 100,000"),
         "MAXIMUM_ROWS": (1_000_000, "batches of 1,000,000 rows"),
         "MAXIMUM_LAYERS": (10_000, "rows; 10,000 layers"),
@@ -84,7 +84,7 @@ LIMITS = {
         "ROWS": (256, "each 256 rows"),
     },
     "data.rows.record_spans": {"MAXIMUM_RECORD": (2**26, "records of 64 MiB")},
-    "cli.prepare": {
+    "data.preparation.preparation_settings": {
         "MAXIMUM_FILES": (10_000, "10,000 output files for each split"),
         "MAXIMUM_WORKERS": (1000, "1,000 workers"),
     },

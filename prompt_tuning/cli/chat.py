@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
 from prompt_tuning.cli.shared_options import (
@@ -12,6 +12,7 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
+from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
     from prompt_tuning.chat_session import AdapterChat
@@ -38,14 +39,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--new_tokens",
-        type=integer,
+        type=numeric(PositiveInteger),
         metavar="N",
         help=f"maximum number of new tokens of an answer (default: {NEW_TOKENS}, or "
         "half of the model's positions)",
     )
     parser.add_argument(
         "--length",
-        type=integer,
+        type=numeric(PositiveInteger),
         default=LENGTH,
         metavar="N",
         help="maximum number of tokens of a conversation, up to the model's positions",

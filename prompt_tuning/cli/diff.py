@@ -1,14 +1,13 @@
 """`prompt-tuning diff`: compares two checkpoints parameter by parameter."""
 
 import argparse
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import number
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import refuse_bindings
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import NonnegativeNumber
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("second", metavar="B", help="the checkpoint to compare it with")
     parser.add_argument(
         "--tolerance",
-        type=number,
+        type=numeric(NonnegativeNumber),
         default=0.0,
         metavar="X",
         help="absolute difference of elements up to which parameters agree",
@@ -53,8 +52,6 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.core.atomic_files import check_replaceable, write_file
 
     refuse_bindings(options)
-    if not 0 <= options.tolerance < math.inf:
-        raise InputError(f"--tolerance is {options.tolerance}, expected at least 0")
     if options.report is not None:
         check_replaceable(options.report, force=options.force)
     first, second = map(find_arrays, (options.first, options.second))

@@ -16,7 +16,7 @@ from prompt_tuning.cli.generation_options import (
     engine_options,
     text_settings,
 )
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
@@ -28,6 +28,11 @@ from prompt_tuning.cli.shared_options import (
 )
 from prompt_tuning.core.activity import activity, clear
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    RowCount,
+)
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -78,21 +83,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_line_options(parser)
     parser.add_argument(
         "--new_tokens",
-        type=integer,
+        type=numeric(PositiveInteger),
         metavar="N",
         help="maximum number of new tokens (default: 64; of an answer 256, or half of "
         "the model's positions)",
     )
     parser.add_argument(
         "--batch_size",
-        type=integer,
+        type=numeric(RowCount),
         default=32,
         metavar="N",
         help="texts continued at once",
     )
     parser.add_argument(
         "--prompt_id",
-        type=integer,
+        type=numeric(NonnegativeInteger),
         metavar="N",
         help="number of the prompt, from 0, of a run with several prompts",
     )

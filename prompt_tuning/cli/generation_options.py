@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
-from prompt_tuning.cli.option_types import integer, number
 from prompt_tuning.cli.sampling_options import VALUES, add_values, read_sampling
 from prompt_tuning.core.adapter_names import BASE, TRAINED
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
+from prompt_tuning.core.number_ranges import (
+    BeamCount,
+    LengthPenalty,
+    LogprobCount,
+    SampleCount,
+)
 from prompt_tuning.core.resumable_lines import check_startable
 
 if TYPE_CHECKING:
@@ -61,15 +66,23 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("results")
     numbers = {
-        "n": (integer, "N", "number of samples of a text, or of beams returned"),
+        "n": (
+            SampleCount,
+            "N",
+            "number of samples of a text, or of beams returned",
+        ),
         "logprobs": (
-            integer,
+            LogprobCount,
             "N",
             "log-probability of each token, and of the N most probable ones (in JSON)",
         ),
-        "beams": (integer, "N", "search the most probable text with N beams"),
+        "beams": (
+            BeamCount,
+            "N",
+            "search the most probable text with N beams",
+        ),
         "length_penalty": (
-            number,
+            LengthPenalty,
             "X",
             "divide the log-probability of beams by their length to the power X",
         ),
@@ -83,8 +96,6 @@ def check_generation(options: argparse.Namespace) -> None:
     Raises:
       InputError: with what to change.
     """
-    if options.batch_size < 1:
-        raise InputError(f"batch_size is {options.batch_size}, expected at least 1")
     if options.system is not None and not options.chat:
         raise InputError("--system is the first message of a conversation: add --chat")
     _check_files(options)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -12,6 +12,7 @@ from prompt_tuning.cli.shared_options import (
     add_run_option,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
     from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -28,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_prompt_option(parser)
     parser.add_argument(
         "--nearest",
-        type=integer,
+        type=numeric(PositiveInteger),
         default=5,
         metavar="N",
         help="tokens shown for each vector",

@@ -3,8 +3,13 @@
 import argparse
 from collections.abc import Callable
 
-from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    Silence,
+)
 
 FLAGS = ("coordinator", "processes", "process")
 
@@ -18,10 +23,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--coordinator", metavar="HOST:PORT", help="address of process 0"
     )
     group.add_argument(
-        "--processes", type=integer, metavar="N", help="number of processes"
+        "--processes",
+        type=numeric(PositiveInteger),
+        metavar="N",
+        help="number of processes",
     )
     group.add_argument(
-        "--process", type=integer, metavar="I", help="number of this process, from 0"
+        "--process",
+        type=numeric(NonnegativeInteger),
+        metavar="I",
+        help="number of this process, from 0",
     )
     group.add_argument(
         "--distributed",
@@ -30,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--silence",
-        type=number,
+        type=numeric(Silence),
         default=25.0,
         metavar="SECONDS",
         help="time without a heartbeat after which a process counts as dead",

@@ -4,9 +4,17 @@ import argparse
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn, get_args
 
 from prompt_tuning.core.errors import shortened, shown
+from prompt_tuning.core.number_ranges import (
+    AnyInteger,
+    AnyNumber,
+    NonnegativeInteger,
+    NumberRange,
+    Penalty,
+    range_of,
+)
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 MAXIMUM_MESSAGE = 1000
@@ -14,52 +22,57 @@ MAXIMUM_MESSAGE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Integer:
-    """Type of an option that is an integer.
+class Number:
+    """Type of an option that is a number in a range.
 
     Attributes:
-      maximum: largest value; negative values have the same limit. Commands check what
-        is too small for them.
+      bounds: the range.
+      whole: whether the number is an integer, of at most 32 bits.
     """
 
-    maximum: int = MAXIMUM_INTEGER
+    bounds: NumberRange
+    whole: bool = False
 
-    def __call__(self, text: str) -> int:
-        """Parses an integer.
+    def __call__(self, text: str) -> Any:
+        """Parses a number.
 
         Raises:
-          ArgumentTypeError: for anything else, and beyond the limit.
+          ArgumentTypeError: for anything else, and outside of the range.
         """
         try:
-            value = int(text)
+            value = int(text) if self.whole else float(text)
         except ValueError:
-            value = None
-        if value is None or abs(value) > self.maximum:
+            value = math.nan
+        if value not in self.limits:
             raise argparse.ArgumentTypeError(
-                f"found {shown(text)}, expected an integer from {-self.maximum:,} to "
-                f"{self.maximum:,}"
+                f"found {shown(text)}, expected {self._expected}"
             )
         return value
 
-
-integer = Integer()
-
-
-def number(text: str) -> float:
-    """Parses a finite number.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(
-            f"found {shown(text)}, expected a finite number"
+    @property
+    def limits(self) -> NumberRange:
+        """The range, within that of integers of 32 bits."""
+        if not self.whole:
+            return self.bounds
+        return dataclasses.replace(
+            self.bounds,
+            minimum=max(self.bounds.minimum, -MAXIMUM_INTEGER),
+            maximum=min(self.bounds.maximum, MAXIMUM_INTEGER),
         )
-    return value
+
+    @property
+    def _expected(self) -> str:
+        expected = str(self.limits)
+        return expected.replace("a number", "an integer") if self.whole else expected
+
+
+def numeric(hint: Any) -> Number:
+    """Returns the type of an option for a type such as `PositiveInteger`."""
+    return Number(range_of(hint), whole=get_args(hint)[0] is int)
+
+
+integer, number = numeric(AnyInteger), numeric(AnyNumber)
+_token, _bias = numeric(NonnegativeInteger), numeric(Penalty)
 
 
 def token_ids(text: str) -> tuple[int, ...]:
@@ -68,7 +81,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     Raises:
       ArgumentTypeError: for anything else.
     """
-    return tuple(integer(part) for part in text.split(","))
+    return tuple(_token(part) for part in text.split(","))
 
 
 def token_biases(text: str) -> dict[int, float]:
@@ -84,7 +97,7 @@ def token_biases(text: str) -> dict[int, float]:
             raise argparse.ArgumentTypeError(
                 f"found {shown(part)}, expected ID=NUMBER, as in 5=-1.5,17=2"
             )
-        biases[integer(token)] = number(value)
+        biases[_token(token)] = _bias(value)
     return biases
 
 

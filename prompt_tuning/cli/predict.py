@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
@@ -19,6 +19,11 @@ from prompt_tuning.cli.shared_options import (
 from prompt_tuning.core.activity import clear
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    RowCount,
+)
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -70,20 +75,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--new_tokens",
-        type=integer,
+        type=numeric(PositiveInteger),
         metavar="N",
         help=f"maximum number of new tokens of generated text (default: {NEW_TOKENS})",
     )
     parser.add_argument(
         "--batch_size",
-        type=integer,
+        type=numeric(RowCount),
         metavar="N",
         help="rows computed at once; there is a row for each input and label "
         "(default: the batch size of the run's data)",
     )
     parser.add_argument(
         "--prompt_id",
-        type=integer,
+        type=numeric(NonnegativeInteger),
         metavar="N",
         help="number of the prompt for all inputs, from 0, of a run with several "
         "prompts (default: each line selects its own)",
@@ -147,8 +152,6 @@ def _check_options(options: argparse.Namespace) -> None:
             f"--labels takes all that follows, and {files[0]} is a file: name files "
             "and texts before --labels"
         )
-    if options.batch_size is not None and options.batch_size < 1:
-        raise InputError(f"--batch_size is {options.batch_size}, expected at least 1")
     if options.output is not None:
         check_replaceable(options.output, force=options.force)
 

@@ -10,17 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prompt_tuning.cli.option_types import Integer, integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.number_ranges import NonnegativeInteger
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, parse_json, read_limited
 from prompt_tuning.data.preparation.preparation_settings import (
     PACKINGS,
+    FileCount,
     Preparation,
     RecordFormat,
+    SequenceLength,
     Splits,
     TextFormat,
     TokenizerChoice,
+    WorkerCount,
     parse_share,
 )
 
@@ -28,11 +32,6 @@ Settings = TypeVar("Settings", Preparation, RecordFormat, TextFormat, Splits)
 
 INTERRUPTED = 130
 """Exit code that shells use for an interrupted command."""
-
-MAXIMUM_WORKERS = 1000
-MAXIMUM_LENGTH = 1_000_000
-MAXIMUM_FILES = 10_000
-"""Maximum number of files of a split."""
 
 HELP = "convert JSON, text or tables to HDF5 files of token ids"
 USES_JAX = False
@@ -73,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=Integer(MAXIMUM_WORKERS),
+        type=numeric(WorkerCount),
         metavar="N",
         help="number of processes (default: one per core)",
     )
@@ -86,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_packing_options(group) -> None:
     group.add_argument(
         "--length",
-        type=Integer(MAXIMUM_LENGTH),
+        type=numeric(SequenceLength),
         default=Preparation.length,
         help="tokens per sequence",
     )
@@ -236,7 +235,7 @@ def _add_split_options(group) -> None:
     for name in ("train", "dev", "test"):
         group.add_argument(
             f"--{name}_files",
-            type=Integer(MAXIMUM_FILES),
+            type=numeric(FileCount),
             default=1,
             metavar="N",
             help=f"number of files that the {name} sequences are distributed over",
@@ -246,7 +245,7 @@ def _add_split_options(group) -> None:
     )
     group.add_argument(
         "--seed",
-        type=integer,
+        type=numeric(NonnegativeInteger),
         default=Splits.seed,
         help="seed of the shuffle and the splits",
     )

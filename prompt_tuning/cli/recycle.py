@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,14 +60,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--skip_first",
-        type=integer,
+        type=numeric(NonnegativeInteger),
         default=1000,
         metavar="N",
         help="shared tokens to skip at the start of the vocabulary",
     )
     parser.add_argument(
         "--words",
-        type=integer,
+        type=numeric(PositiveInteger),
         default=4000,
         metavar="N",
         help="shared tokens to use after the skipped ones",

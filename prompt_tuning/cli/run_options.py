@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.cli import launch
-from prompt_tuning.cli.option_types import integer, number
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
     check_frozen,
-    check_sizes,
+    check_numbers,
     check_training,
     choices_in,
 )
@@ -41,8 +41,6 @@ MODEL_OF_OPTIONS = "Run.model = @Pretrained()"
 """A binding that every run without a config has."""
 UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
 """Options of `EVALUATES` that only training has a use for."""
-
-_TYPES: dict[type, Any] = {int: integer, float: number, str: str, list: str}
 
 
 def add_run_options(
@@ -94,8 +92,8 @@ def _arguments(option: FlatOption) -> dict[str, Any]:
     if option.choices:
         arguments["choices"] = option.choices
     if option.metavar or not option.choices:
-        arguments["metavar"] = option.metavar or ("N" if option.kind is int else "TEXT")
-    return {**arguments, "type": _TYPES[option.kind]}
+        arguments["metavar"] = option.metavar or ("N" if option.is_number else "TEXT")
+    return {**arguments, "type": numeric(option.kind) if option.is_number else str}
 
 
 def _help(option: FlatOption) -> str:
@@ -160,7 +158,7 @@ def _check_config(
     alone = directory is None and not files
     named, bindings = choices_in(bindings, macros=alone)
     choices = given_choices(options) | named
-    check_sizes(choices)
+    check_numbers(choices)
     if getattr(options, "print_config", False):
         unread = RECORDED_PATHS  # a config is printed before its files exist
     else:

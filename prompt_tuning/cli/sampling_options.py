@@ -2,42 +2,63 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
-from prompt_tuning.cli.option_types import integer, number, token_biases, token_ids
+from prompt_tuning.cli.option_types import numeric, token_biases, token_ids
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    Penalty,
+    PositiveFactor,
+    PositiveInteger,
+    PositiveShare,
+    Share,
+    Temperature,
+)
 from prompt_tuning.core.typed_json import read_json
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.sampling_settings import Sampling
 
 VALUES = {
-    "temperature": (number, "T", "temperature of sampling; 0 is greedy (default: 0.0)"),
-    "top_k": (integer, "K", "draw from the K most probable tokens only"),
+    "temperature": (
+        Temperature,
+        "T",
+        "temperature of sampling; 0 is greedy (default: 0.0)",
+    ),
+    "top_k": (
+        PositiveInteger,
+        "K",
+        "draw from the K most probable tokens only",
+    ),
     "top_p": (
-        number,
+        PositiveShare,
         "P",
         "draw only from the most probable tokens that together have probability P",
     ),
     "min_p": (
-        number,
+        Share,
         "P",
         "draw only tokens at least P times as probable as the most probable one",
     ),
     "repetition_penalty": (
-        number,
+        PositiveFactor,
         "X",
         "divide the positive scores of tokens that occurred by X, and multiply the "
         "negative ones",
     ),
-    "presence_penalty": (number, "X", "subtract X from scores of generated tokens"),
+    "presence_penalty": (
+        Penalty,
+        "X",
+        "subtract X from scores of generated tokens",
+    ),
     "frequency_penalty": (
-        number,
+        Penalty,
         "X",
         "subtract X for each time a token was generated",
     ),
-    "seed": (integer, "N", "seed of sampling (default: 0)"),
+    "seed": (NonnegativeInteger, "N", "seed of sampling (default: 0)"),
     "logit_bias": (
         token_biases,
         "ID=X,...",
@@ -46,7 +67,7 @@ VALUES = {
     "forbidden": (token_ids, "ID,...", "never choose tokens with these ids"),
     "forced": (token_ids, "ID,...", "begin with the tokens of these ids"),
     "minimum_new_tokens": (
-        integer,
+        NonnegativeInteger,
         "N",
         "choose no end before N new tokens (default: 0)",
     ),
@@ -59,16 +80,18 @@ VALUES = {
 
 def add_values(
     group: argparse._ArgumentGroup,
-    values: Mapping[str, tuple[Callable[[str], Any], str, str]],
+    values: Mapping[str, tuple[Any, str, str]],
 ) -> None:
     """Adds options that have a value.
 
     Args:
       group: group of options.
-      values: type, placeholder and help of each option, by name.
+      values: type, placeholder and help of each option, by name; the type of a number
+        states its range.
     """
     for name, (kind, metavar, text) in values.items():
-        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+        parse = numeric(kind) if get_origin(kind) is Annotated else kind
+        group.add_argument(f"--{name}", type=parse, metavar=metavar, help=text)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

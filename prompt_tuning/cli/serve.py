@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    Port,
+    PositiveInteger,
+    RowCount,
+    SampleCount,
+)
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -22,7 +29,6 @@ SEVERAL_PROCESSES = False
 USAGE = """
   prompt-tuning serve --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
-MAXIMUM_PORT = 65535
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,15 +61,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     """Adds the options that are numbers."""
     numbers = {
-        "port": (8000, "port to listen on; 0 for any that is free"),
-        "slots": (16, "rows that are continued together"),
-        "length": (1024, "maximum number of tokens of a row, given and new"),
-        "queue": (64, "rows that may wait for a slot; others are refused (429)"),
-        "samples": (16, "maximum of n, the samples of a request"),
+        "port": (Port, 8000, "port to listen on; 0 for any that is free"),
+        "slots": (RowCount, 16, "rows that are continued together"),
+        "length": (
+            PositiveInteger,
+            1024,
+            "maximum number of tokens of a row, given and new",
+        ),
+        "queue": (
+            NonnegativeInteger,
+            64,
+            "rows that may wait for a slot; others are refused (429)",
+        ),
+        "samples": (SampleCount, 16, "maximum of n, the samples of a request"),
     }
-    for name, (default, text) in numbers.items():
+    for name, (hint, default, text) in numbers.items():
         parser.add_argument(
-            f"--{name}", type=integer, default=default, metavar="N", help=text
+            f"--{name}", type=numeric(hint), default=default, metavar="N", help=text
         )
 
 
@@ -76,15 +90,6 @@ def check(options: argparse.Namespace) -> None:
             f"{' and '.join(missing)} cannot be imported, which serve needs: install "
             "prompt-tuning[serve]"
         )
-    for name in ("slots", "length", "samples"):
-        if getattr(options, name) < 1:
-            raise InputError(
-                f"--{name} is {getattr(options, name)}, expected 1 or more"
-            )
-    if options.queue < 0:
-        raise InputError(f"--queue is {options.queue}, expected 0 or more")
-    if not 0 <= options.port <= MAXIMUM_PORT:
-        raise InputError(f"--port is {options.port}, expected 0 to {MAXIMUM_PORT}")
     if options.allow_loading is not None and not options.allow_loading.is_dir():
         raise InputError(f"--allow_loading: {options.allow_loading} is not a directory")
     if options.api_key == "":

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import number
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import add_table_options
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.number_ranges import NonnegativeNumber
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--prompt_loss_weight",
-        type=number,
+        type=numeric(NonnegativeNumber),
         default=0.0,
         metavar="W",
         help="loss weight of prompt tokens",

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import refuse_bindings
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--nearest",
-        type=integer,
+        type=numeric(PositiveInteger),
         default=5,
         metavar="N",
         help="prompts shown for each, without --query",
@@ -96,8 +97,6 @@ def _check_options(options: argparse.Namespace) -> None:
     import importlib.util
 
     refuse_bindings(options)
-    if options.nearest < 1:
-        raise InputError(f"--nearest is {options.nearest}, expected at least 1")
     if options.picture is None:
         return
     if importlib.util.find_spec("matplotlib") is None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.option_types import integer
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -15,6 +15,7 @@ from prompt_tuning.cli.shared_options import (
 )
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
 from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_dry_run_option(parser)
     parser.add_argument(
         "--at_once",
-        type=integer,
+        type=numeric(PositiveInteger),
         metavar="N",
         help="members whose gradients are computed at once, group after group "
         "(default: all on an accelerator, and on a CPU as many as its caches hold)",
@@ -158,8 +159,6 @@ def prepare(options: argparse.Namespace) -> "Sweep":
 def _variations(options: argparse.Namespace) -> Sequence[Variation]:
     if not options.vary:
         raise InputError(f"nothing varies; give what differs: {SHAPE}")
-    if options.at_once is not None and options.at_once < 1:
-        raise InputError(f"--at_once is {options.at_once}, expected at least 1")
     return parse_variations(options.vary)
 
 

@@ -196,12 +196,12 @@ def _number(text: str, name: str) -> int:
     """Returns the value of decimal digits.
 
     Raises:
-      InputError: for more than 32 bits.
+      InputError: if it is negative, or has more than 32 bits.
     """
     # Python does not convert thousands of digits.
     value = int(text) if len(text) < 20 else None
-    if value is None or value > MAXIMUM_INTEGER:
+    if value is None or not 0 <= value <= MAXIMUM_INTEGER:
         raise InputError(
-            f"{name} is {shown(text)}, expected at most {MAXIMUM_INTEGER:,}"
+            f"{name} is {shown(text)}, expected a number from 0 to {MAXIMUM_INTEGER:,}"
         )
     return value

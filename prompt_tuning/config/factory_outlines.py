@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union
 
 from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.core.number_ranges import ALIASES
 
 ROOT = Path(__file__).parents[2]
 PREFIX = "prompt_tuning."
-PLAIN: dict[str, Any] = {kind.__name__: kind for kind in (bool, int, float, str)}
+PLAIN: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (bool, int, float, str)},
+    **ALIASES,
+}
 GENERIC: dict[str, Any] = {
     "tuple": tuple,
     **{n: getattr(collections.abc, n) for n in ("Callable", "Mapping", "Sequence")},

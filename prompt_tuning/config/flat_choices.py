@@ -8,8 +8,10 @@ from typing import Any
 from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
+from prompt_tuning.core.field_checks import check_range
 from prompt_tuning.core.flat_option import METHOD
 from prompt_tuning.core.flat_options import OPTIONS, SCHEDULES, TABLE
+from prompt_tuning.core.number_ranges import as_number, range_of
 
 Choices = Mapping[str, Any]
 """Values of the options that were given, by name."""
@@ -28,18 +30,17 @@ NO_MODEL = (
 )
 
 
-def check_sizes(choices: Choices) -> None:
-    """Checks that no number is too small.
+def check_numbers(choices: Choices) -> None:
+    """Checks that numbers are in the ranges of their options.
 
     Raises:
-      InputError: for the first one that is.
+      InputError: for the first one that is not.
     """
     for name, value in choices.items():
         option = OPTIONS[name]
-        if option.kind is int and isinstance(value, int) and value < option.minimum:
-            raise InputError(
-                f"{option.flag} is {value}, expected at least {option.minimum}"
-            )
+        number = as_number(value)
+        if option.is_number and number is not None:
+            check_range(option.flag, number, range_of(option.kind))
 
 
 def check_training(choices: Choices) -> None:

@@ -8,6 +8,11 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.metric_directions import AUTO, metric_and_direction
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    RowCount,
+)
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
@@ -99,20 +104,20 @@ class Run:
     data: DataSource | None = None
     objective: GivenObjective | None = None
     evaluation: Evaluation | None = None
-    steps: int = 1000
-    accumulate: int = 1
-    evaluate_every: int = 0
-    save_every: int = 100
-    log_every: int = 10
-    keep_last: int = 2
-    keep_prompts: int | Literal["all"] = "all"
+    steps: PositiveInteger = 1000
+    accumulate: RowCount = 1
+    evaluate_every: NonnegativeInteger = 0
+    save_every: NonnegativeInteger = 100
+    log_every: PositiveInteger = 10
+    keep_last: PositiveInteger = 2
+    keep_prompts: NonnegativeInteger | Literal["all"] = "all"
     save_paths: Sequence[str] = ()
     keep_best: tuple[str, str] | str | None = AUTO
     checkpoint_form: str = checkpoint_files.AUTO
-    early_stopping: int = 0
+    early_stopping: NonnegativeInteger = 0
     early_stopping_metric: tuple[str, str] | str | None = None
-    seed: int = 0
-    data_seed: int | None = None
+    seed: NonnegativeInteger = 0
+    data_seed: NonnegativeInteger | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -158,24 +163,6 @@ class Run:
 
     def __post_init__(self):
         check_fields(self)
-        for name, minimum in (
-            ("steps", 1),
-            ("seed", 0),
-            ("data_seed", 0),
-            ("accumulate", 1),
-            ("evaluate_every", 0),
-            ("save_every", 0),
-            ("log_every", 1),
-            ("keep_last", 1),
-            ("early_stopping", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise InputError(f"Run.{name} is {value}, expected at least {minimum}")
-        if self.keep_prompts != "all" and self.keep_prompts < 0:
-            raise InputError(
-                f"Run.keep_prompts is {self.keep_prompts}, expected at least 0 or 'all'"
-            )
         if self.checkpoint_form not in checkpoint_files.FORMS:
             raise InputError(
                 f"Run.checkpoint_form is {shown(self.checkpoint_form)}, expected one "
@@ -183,6 +170,9 @@ class Run:
             )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
+        if self.groups:
+            for adapter in self.adapters:
+                adapter.check_trained()
         self._check_objective()
         self._check_pipeline()
         metric_and_direction(self.keep_best)

@@ -1,6 +1,7 @@
 """Options of the command line about data: files, their form, and what is learned."""
 
 from prompt_tuning.core.flat_option import DATA, FlatOption
+from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
 
 DATA_OPTIONS = (
     FlatOption(
@@ -113,7 +114,7 @@ DATA_OPTIONS = (
         DATA,
         "loss weight of prompt tokens (type 0), relative to those of completions",
         "DataSource.prompt_loss_weight",
-        kind=float,
+        kind=NonnegativeNumber,
         default=0.0,
         metavar="WEIGHT",
     ),
@@ -130,7 +131,7 @@ DATA_OPTIONS = (
         DATA,
         "use the first N examples of each data set",
         "DataSource.maximum_examples",
-        kind=int,
+        kind=PositiveInteger,
         default="all",
     ),
 )

@@ -1,38 +1,75 @@
-"""Type checks of settings that come from users."""
+"""Checks of types and ranges of settings that come from users.
+
+A type such as `PositiveInteger` of `core.number_ranges` states the range of a number.
+"""
 
 import collections.abc
 import dataclasses
+import functools
+import inspect
 import math
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.core.number_ranges import NumberRange, as_number
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 PLAIN = (bool, int, float, str, types.NoneType)
 CONTAINERS = (list, tuple, collections.abc.Sequence)
 _FUNCTION = collections.abc.Callable
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def check_fields(settings: Any) -> None:
+def check_fields(settings: Any, prefix: str | None = None) -> None:
     """Checks the fields of a dataclass against their types; see `check_value`.
 
+    Args:
+      settings: the dataclass.
+      prefix: what a message writes before the name of a field; the name of the class
+        and a dot if None.
+
     Raises:
-      InputError: for the first value of a wrong type or size.
+      InputError: for the first value of a wrong type, or out of range.
     """
-    name = type(settings).__name__
-    for field, hint in get_type_hints(type(settings)).items():
-        check_value(f"{name}.{field}", getattr(settings, field), hint)
+    prefix = f"{type(settings).__name__}." if prefix is None else prefix
+    for field, hint in get_type_hints(type(settings), include_extras=True).items():
+        check_value(f"{prefix}{field}", getattr(settings, field), hint)
+
+
+def checks_arguments(function: Function) -> Function:
+    """Makes a function check its arguments against their types; see `check_value`."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **parameters: Any) -> Any:
+        given = signature.bind(*arguments, **parameters).arguments
+        hints = get_type_hints(function, include_extras=True)
+        for name, value in given.items():
+            check_value(f"{function.__name__}.{name}", value, hints[name])
+        return function(*arguments, **parameters)
+
+    signature = inspect.signature(function)
+    return checked  # pyright: ignore[reportReturnType]
 
 
 def check_value(label: str, value: Any, hint: Any) -> None:
     """Checks a value against the type that its parameter is annotated with.
 
     Integers are accepted as floats, and lists as tuples. Integers must be in the range
-    of 32 bits, and floats finite. Values are not checked where the type is neither
-    plain, nor a dataclass or function, nor a container.
+    of 32 bits, and floats finite, and both in the range that the type states. Values
+    are not checked where the type is neither plain, nor a dataclass or function, nor a
+    container.
 
     Args:
       label: name of the parameter, for the message.
@@ -40,8 +77,8 @@ def check_value(label: str, value: Any, hint: Any) -> None:
       hint: annotated type.
 
     Raises:
-      InputError: if the value is of another type, too large, or none of the texts that
-        the parameter allows.
+      InputError: if the value is of another type, out of range, or none of the texts
+        that the parameter allows.
     """
     _check_numbers(label, value)
     choices = _choices(hint)
@@ -49,6 +86,7 @@ def check_value(label: str, value: Any, hint: Any) -> None:
         names = ", ".join(map(repr, choices))
         raise InputError(f"{label} is {shown(value)}, expected one of {names}")
     if _accepts(hint, value):
+        _check_ranges(label, value, hint)
         return
     expected = _name(hint)
     if type(value) in PLAIN or isinstance(value, list | tuple | dict):
@@ -57,6 +95,40 @@ def check_value(label: str, value: Any, hint: Any) -> None:
         a_list = "not a list but " if expected.startswith("a list") else ""
         text = f"is {a_list}{kind_of(value)}"
     raise InputError(f"{label} {text}; expected {expected}")
+
+
+def _check_ranges(label: str, value: Any, hint: Any) -> None:
+    """Checks the numbers in a value of the right type against their ranges."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for part in inner:
+            if as_number(value) is not None or _accepts(part, value):
+                _check_ranges(label, value, part)
+    elif origin is Annotated:
+        number = as_number(value)
+        for bounds in inner[1:]:
+            if isinstance(bounds, NumberRange) and number is not None:
+                check_range(label, number, bounds)
+    elif origin is collections.abc.Mapping and isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_ranges(f"a key of {label}", key, inner[0])
+            _check_ranges(f"{label} of {shown(key)}", item, inner[1])
+    elif origin in CONTAINERS and isinstance(value, list | tuple):
+        repeated = len(inner) == 1 or inner[1:] == (...,)
+        hints = (inner[0],) * len(value) if repeated else inner
+        for item, item_hint in zip(value, hints, strict=True):
+            _check_ranges(f"a number of {label}", item, item_hint)
+
+
+def check_range(label: str, number: float, bounds: NumberRange) -> None:
+    """Checks that a number is in a range.
+
+    Raises:
+      InputError: if it is not.
+    """
+    if number not in bounds:
+        found = f"{number:,}" if type(number) is int else shown(number)
+        raise InputError(f"{label} is {found}, expected {bounds}")
 
 
 def _accepts(hint: Any, value: Any) -> bool:
@@ -127,8 +199,8 @@ def _numbers(value: Any) -> Iterator[int | float]:
     """Yields the numbers in a plain value."""
     if type(value) in (int, float):
         yield value
-    elif type(value) in (list, tuple):
-        for item in value:
+    elif type(value) in (list, tuple, dict):
+        for item in value.values() if type(value) is dict else value:
             yield from _numbers(item)
 
 
@@ -181,6 +253,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return tuple(kind for part in get_args(hint) for kind in _members(part))
+    if origin is Annotated:
+        return _members(get_args(hint)[0])
     if origin is Literal:
         return tuple({type(value) for value in get_args(hint)})
     return (hint,)

@@ -19,25 +19,29 @@ class FlatOption:
       help: description, without the default.
       setting: parameter that it sets, as configs write it; empty if it depends on the
         method.
-      kind: `str`, `int`, `float`, `list` for several texts, or `bool` for a flag.
+      kind: `str`, `list` for several texts, `bool` for a flag, or for a number the type
+        with the range of its setting, such as `PositiveInteger`.
       macro: name that shipped configs use for the value, if any.
       default: default that help shows; None if there is none, and a text where the
         default depends on other options.
       choices: values that are accepted; empty for all.
       metavar: name of the value in help.
-      minimum: smallest value of an integer.
     """
 
     name: str
     group: str
     help: str
     setting: str = ""
-    kind: type = str
+    kind: Any = str
     macro: str = ""
     default: Any = None
     choices: tuple[str, ...] = ()
     metavar: str | None = None
-    minimum: int = 1
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the value is a number."""
+        return self.kind not in (str, list, bool)
 
     @property
     def flag(self) -> str:

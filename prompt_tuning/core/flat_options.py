@@ -17,6 +17,13 @@ from prompt_tuning.core.flat_option import (
     FlatOption,
 )
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
+from prompt_tuning.core.number_ranges import (
+    AxisLength,
+    NonnegativeInteger,
+    PositiveInteger,
+    PositiveNumber,
+    RowCount,
+)
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {
@@ -95,7 +102,7 @@ TABLE = (
         "prompt_length",
         METHOD,
         "number of prompt vectors, or of keys and values",
-        kind=int,
+        kind=AxisLength,
         macro="PROMPT_LENGTH",
         default=20,
     ),
@@ -105,7 +112,7 @@ TABLE = (
         "rank of LoRA (its alpha is 16; --gin.LoRA.alpha=N), or of "
         "multitask_factorized",
         "LoRA.rank",
-        kind=int,
+        kind=AxisLength,
         macro="RANK",
         default="8 for lora, 1 for multitask_factorized",
     ),
@@ -127,28 +134,28 @@ TABLE = (
         "tasks",
         METHOD,
         "number of tasks of a multitask method",
-        kind=int,
+        kind=AxisLength,
         macro="TASKS",
     ),
     FlatOption(
         "shared_features",
         METHOD,
         "shared columns of multitask_concat_features and multitask_project",
-        kind=int,
+        kind=AxisLength,
         macro="SHARED_FEATURES",
     ),
     FlatOption(
         "task_features",
         METHOD,
         "columns of each task of multitask_concat_features",
-        kind=int,
+        kind=AxisLength,
         macro="TASK_FEATURES",
     ),
     FlatOption(
         "learning_rate",
         TRAINING,
         "learning rate",
-        kind=float,
+        kind=PositiveNumber,
         macro="LEARNING_RATE",
         default="the method's",
         metavar="RATE",
@@ -173,7 +180,7 @@ TABLE = (
         TRAINING,
         "optimizer steps of the whole run",
         "Run.steps",
-        kind=int,
+        kind=PositiveInteger,
         macro="STEPS",
         default=1000,
     ),
@@ -182,7 +189,7 @@ TABLE = (
         TRAINING,
         "examples of a batch",
         "DataSource.batch_size",
-        kind=int,
+        kind=RowCount,
         macro="BATCH_SIZE",
         default=32,
     ),
@@ -191,7 +198,7 @@ TABLE = (
         TRAINING,
         "batches whose gradients are summed for a step",
         "Run.accumulate",
-        kind=int,
+        kind=RowCount,
         default=1,
     ),
     FlatOption(
@@ -222,9 +229,8 @@ TABLE = (
         TRAINING,
         "seed of initial values, the order of examples, and dropout",
         "Run.seed",
-        kind=int,
+        kind=NonnegativeInteger,
         default=0,
-        minimum=0,
     ),
     FlatOption(
         "labels",
@@ -259,9 +265,8 @@ TABLE = (
         EVALUATION,
         "steps between evaluations; 0 for only one at the end",
         "Run.evaluate_every",
-        kind=int,
+        kind=NonnegativeInteger,
         default=0,
-        minimum=0,
     ),
     FlatOption(
         "out",
@@ -277,16 +282,15 @@ TABLE = (
         OUTPUT,
         "steps between checkpoints; 0 for only those of evaluations and the end",
         "Run.save_every",
-        kind=int,
+        kind=NonnegativeInteger,
         default=100,
-        minimum=0,
     ),
     FlatOption(
         "log_every",
         OUTPUT,
         "steps between lines of the log",
         "Run.log_every",
-        kind=int,
+        kind=PositiveInteger,
         default=10,
     ),
 )

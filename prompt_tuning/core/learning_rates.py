@@ -9,10 +9,19 @@ import warnings
 import jax.numpy as jnp
 import optax
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import checks_arguments
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    PositiveNumber,
+    Share,
+)
 
 
-def warmup_constant(peak: float, *, warmup_steps: int = 10) -> optax.Schedule:
+@checks_arguments
+def warmup_constant(
+    peak: PositiveNumber, *, warmup_steps: NonnegativeInteger = 10
+) -> optax.Schedule:
     """Linear warm-up to `peak`, then `peak`.
 
     Args:
@@ -20,14 +29,18 @@ def warmup_constant(peak: float, *, warmup_steps: int = 10) -> optax.Schedule:
       warmup_steps: number of steps of the warm-up; 0 for none.
 
     Raises:
-      InputError: if `warmup_steps` is negative.
+      InputError: if a number is out of range, which its type states.
     """
-    _check_warmup(warmup_steps)
     return _after_warmup(optax.constant_schedule(peak), peak, warmup_steps)
 
 
+@checks_arguments
 def warmup_linear_decay(
-    peak: float, steps: int, *, warmup_steps: int = 10, final_fraction: float = 0.05
+    peak: PositiveNumber,
+    steps: PositiveInteger,
+    *,
+    warmup_steps: NonnegativeInteger = 10,
+    final_fraction: Share = 0.05,
 ) -> optax.Schedule:
     """Linear warm-up to `peak`, then linear decay to `final_fraction` of it.
 
@@ -39,15 +52,20 @@ def warmup_linear_decay(
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if `warmup_steps` is negative.
+      InputError: if a number is out of range, which its type states.
     """
     warmup_steps = _shortened_warmup(warmup_steps, steps)
     fall = optax.linear_schedule(peak, peak * final_fraction, steps - warmup_steps)
     return _after_warmup(fall, peak, warmup_steps)
 
 
+@checks_arguments
 def warmup_cosine_decay(
-    peak: float, steps: int, *, warmup_steps: int = 10, final_fraction: float = 0.05
+    peak: PositiveNumber,
+    steps: PositiveInteger,
+    *,
+    warmup_steps: NonnegativeInteger = 10,
+    final_fraction: Share = 0.05,
 ) -> optax.Schedule:
     """Linear warm-up to `peak`, then half a cosine down to `final_fraction` of it.
 
@@ -60,7 +78,7 @@ def warmup_cosine_decay(
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if `warmup_steps` is negative.
+      InputError: if a number is out of range, which its type states.
     """
     warmup_steps = _shortened_warmup(warmup_steps, steps)
     fall = optax.cosine_decay_schedule(
@@ -69,7 +87,10 @@ def warmup_cosine_decay(
     return _after_warmup(fall, peak, warmup_steps)
 
 
-def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> optax.Schedule:
+@checks_arguments
+def warmup_rsqrt_decay(
+    peak: PositiveNumber, *, warmup_steps: PositiveInteger = 10
+) -> optax.Schedule:
     """Linear warm-up to `peak`, then `peak * sqrt(warmup_steps / step)`.
 
     The schedule with which T5 was trained (Raffel et al. 2020, section 3.1.2), apart
@@ -80,10 +101,8 @@ def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> optax.Schedule
       warmup_steps: number of steps of the warm-up, at least 1.
 
     Raises:
-      InputError: if `warmup_steps` is below 1.
+      InputError: if a number is out of range, which its type states.
     """
-    if warmup_steps < 1:
-        raise InputError(f"warmup_steps is {warmup_steps}, expected at least 1")
 
     def fall(step):
         return peak * jnp.sqrt(warmup_steps / (warmup_steps + step))
@@ -92,7 +111,7 @@ def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> optax.Schedule
 
 
 def _after_warmup(
-    schedule: optax.Schedule, peak: float, warmup_steps: int
+    schedule: optax.Schedule, peak: PositiveNumber, warmup_steps: int
 ) -> optax.Schedule:
     """Puts a linear warm-up before a schedule."""
     rise = optax.linear_schedule(peak / max(warmup_steps, 1), peak, warmup_steps)
@@ -101,17 +120,11 @@ def _after_warmup(
 
 def _shortened_warmup(warmup_steps: int, steps: int) -> int:
     """Returns the steps of the warm-up, at most half of a run that is shorter."""
-    _check_warmup(warmup_steps)
     if warmup_steps < steps:
         return warmup_steps
     warnings.warn(
         f"the run has {steps} steps, so its warm-up takes {steps // 2} instead of "
         f"{warmup_steps}",
-        stacklevel=3,
+        stacklevel=4,
     )
     return steps // 2
-
-
-def _check_warmup(warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise InputError(f"warmup_steps is {warmup_steps}, expected at least 0")

@@ -26,6 +26,12 @@ from prompt_tuning.core.model_choices import (
     check_combinations,
 )
 from prompt_tuning.core.model_sizes import check_products, check_sizes
+from prompt_tuning.core.number_ranges import (
+    AxisLength,
+    BlockCount,
+    RowCount,
+    VocabularySize,
+)
 from prompt_tuning.core.quantization import QUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
@@ -304,13 +310,13 @@ def check_dtype(name: str, value: str) -> None:
 
 def t5_config(
     *,
-    width: int,
-    feed_forward_width: int,
-    layers: int,
-    heads: int,
-    head_width: int = 64,
-    encoder_layers: int | None = None,
-    vocabulary_size: int = 32_128,
+    width: RowCount,
+    feed_forward_width: RowCount,
+    layers: BlockCount,
+    heads: BlockCount,
+    head_width: AxisLength = 64,
+    encoder_layers: BlockCount | None = None,
+    vocabulary_size: VocabularySize = 32_128,
     version: Literal["1.0", "1.1"] = "1.1",
     **choices,
 ) -> ModelConfig:

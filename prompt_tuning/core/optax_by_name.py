@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
-from prompt_tuning.core.parameter_groups import LearningRate, check_rate
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import AnyInteger, AnyNumber
+from prompt_tuning.core.parameter_groups import LearningRate
 
-Argument = float | int | bool | str | None
+Argument = AnyNumber | AnyInteger | bool | str | None
 
 
 def optax_transformation(
@@ -33,10 +35,12 @@ def optax_transformation(
     function = _function(name)
     given: dict[str, Any] = dict(arguments or {})
     if learning_rate is not None:
-        check_rate(learning_rate)
         if "learning_rate" in given:
             raise InputError(f"the learning rate of optax.{name} is given twice")
         given["learning_rate"] = learning_rate
+    if "learning_rate" in given:
+        rate = given["learning_rate"]
+        check_value(f"the learning rate of optax.{name}", rate, LearningRate)
     _check_names(name, function, given)
     try:
         made = function(**given)

@@ -15,11 +15,19 @@ import numpy as np
 import optax
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import checks_arguments
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    NonnegativeNumber,
+    PositiveInteger,
+    PositiveNumber,
+    ShareBelowOne,
+)
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.setting_hints import how_to_set
 
 Leaf = TypeVar("Leaf")
-LearningRate = float | optax.Schedule
+LearningRate = PositiveNumber | optax.Schedule
 StateType = Literal["float32", "bfloat16"]
 
 
@@ -150,19 +158,20 @@ def group_optimizer(
     return optax.multi_transform(transforms, dict(labels))
 
 
+@checks_arguments
 def adafactor(
     learning_rate: LearningRate = 0.3,
     *,
-    decay_rate: float = 0.8,
-    decay_offset: int = 0,
+    decay_rate: PositiveNumber = 0.8,
+    decay_offset: NonnegativeInteger = 0,
     multiply_by_parameter_scale: bool = False,
-    clipping_threshold: float | None = 1.0,
-    momentum: float | None = None,
+    clipping_threshold: PositiveNumber | None = 1.0,
+    momentum: ShareBelowOne | None = None,
     dtype_momentum: StateType = "float32",
-    weight_decay_rate: float | None = 1e-5,
-    eps: float = 1e-30,
+    weight_decay_rate: ShareBelowOne | None = 1e-5,
+    eps: NonnegativeNumber = 1e-30,
     factored: bool = True,
-    min_dim_size_to_factor: int = 128,
+    min_dim_size_to_factor: PositiveInteger = 128,
 ) -> optax.GradientTransformation:
     """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester 2021.
 
@@ -180,8 +189,10 @@ def adafactor(
       eps: added to squared gradients.
       factored: whether second moments of matrices are stored by row and column.
       min_dim_size_to_factor: smallest matrices of which they are.
+
+    Raises:
+      InputError: if a number is out of range, which its type states.
     """
-    check_rate(learning_rate)
     return optax.adafactor(
         learning_rate=learning_rate,
         decay_rate=decay_rate,
@@ -197,15 +208,16 @@ def adafactor(
     )
 
 
+@checks_arguments
 def adamw(
     learning_rate: LearningRate = 1e-3,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
+    weight_decay: NonnegativeNumber = 0.0,
+    clip_norm: PositiveNumber | None = None,
     *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    eps: float = 1e-8,
-    eps_root: float = 0.0,
+    b1: ShareBelowOne = 0.9,
+    b2: ShareBelowOne = 0.999,
+    eps: NonnegativeNumber = 1e-8,
+    eps_root: NonnegativeNumber = 0.0,
     mu_dtype: StateType | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
@@ -225,8 +237,10 @@ def adamw(
       mu_dtype: type in which the average of gradients is stored; None for that of the
         parameter.
       nesterov: whether the momentum is Nesterov's.
+
+    Raises:
+      InputError: if a number is out of range, which its type states.
     """
-    check_rate(learning_rate)
     step = optax.adamw(
         learning_rate,
         b1=b1,
@@ -240,16 +254,3 @@ def adamw(
     if clip_norm is None:
         return step
     return optax.chain(optax.clip_by_global_norm(clip_norm), step)
-
-
-def check_rate(learning_rate: object) -> None:
-    """Checks a learning rate.
-
-    Raises:
-      InputError: if it is neither a number nor a function of the step.
-    """
-    if not callable(learning_rate) and not isinstance(learning_rate, int | float):
-        raise InputError(
-            f"learning_rate is {shown(learning_rate)}, expected a number or a schedule "
-            "such as @warmup_linear_decay()"
-        )

@@ -20,6 +20,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.core.save_policies import (
     ALL_BUT_WEIGHTS,
     ATTENTION,
@@ -50,12 +51,12 @@ class BlockRange:
       InputError: if the fields contradict each other.
     """
 
-    start: int
-    stop: int
+    start: NonnegativeInteger
+    stop: PositiveInteger
     policy: str = "none"
     names: Sequence[str] = ()
     offload: bool = False
-    every: int = 1
+    every: PositiveInteger = 1
 
     def __post_init__(self):
         check_fields(self)
@@ -102,10 +103,10 @@ class Rematerialization:
 
     policy: str = "none"
     names: Sequence[str] = ()
-    skip_first: int = 0
-    skip_last: int = 0
+    skip_first: NonnegativeInteger = 0
+    skip_last: NonnegativeInteger = 0
     offload: bool = False
-    every: int = 1
+    every: PositiveInteger = 1
     ranges: Sequence[BlockRange] = ()
 
     def __post_init__(self):
@@ -133,12 +134,6 @@ class Rematerialization:
         self._check_segments()
 
     def _check_skips(self) -> None:
-        for name in ("skip_first", "skip_last"):
-            if getattr(self, name) < 0:
-                raise InputError(
-                    f"Rematerialization.{name} is {getattr(self, name)}, expected a "
-                    "number of blocks, 0 or more"
-                )
         if self.skipped_blocks and not self.active:
             raise InputError(
                 f"Rematerialization skips {self.skip_first} blocks at the start and "
@@ -147,11 +142,6 @@ class Rematerialization:
             )
 
     def _check_segments(self) -> None:
-        if self.every < 1:
-            raise InputError(
-                f"Rematerialization.every is {self.every}, expected a number of "
-                "blocks, 1 or more"
-            )
         if self.every > 1 and not self.wraps:
             raise InputError(
                 f"Rematerialization.every is {self.every}, but its policy is 'none' "

@@ -7,6 +7,13 @@ from typing import Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    AxisLength,
+    NonnegativeNumber,
+    PositiveInteger,
+    RowCount,
+    VocabularySize,
+)
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.truncation import TooLong
 from prompt_tuning.data.model_interface import ModelInterface
@@ -111,13 +118,13 @@ class DataSource:
 
     files: Sequence[str] | str
     split: Literal["train", "dev", "test"] | None = None
-    batch_size: int = 32
-    batch_tokens: int | None = None
-    buckets: int | None = None
+    batch_size: RowCount = 32
+    batch_tokens: PositiveInteger | None = None
+    buckets: AxisLength | None = None
     packing: bool = False
-    packed_length: int | None = None
+    packed_length: RowCount | None = None
     use_token_type_ids: bool | None = None
-    prompt_loss_weight: float = 0.0
+    prompt_loss_weight: NonnegativeNumber = 0.0
     on_nothing_learned: Literal["error", "skip"] = "error"
     separate_articles: bool = True
     use_loss_weights: bool = True
@@ -137,10 +144,10 @@ class DataSource:
     prompt_id_names: Sequence[str] | None = None
     prompt_id_aliases: Mapping[str, str] | None = None
     task_token: str | None = None
-    sentinel_vocabulary_size: int | None = None
+    sentinel_vocabulary_size: VocabularySize | None = None
     add_eos: bool = True
     on_too_long: TooLong = "error"
-    maximum_examples: int | None = None
+    maximum_examples: PositiveInteger | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -155,12 +162,12 @@ class DataSource:
             )
 
     def check(self, model: ModelInterface) -> None:
-        """Checks the sizes, and that the settings fit the model and each other.
+        """Checks that the settings fit the model and each other.
 
         Raises:
-          InputError: if a setting is out of range or contradicts another one.
+          InputError: if a setting contradicts the model or another setting.
         """
-        self._check_sizes()
+        self._check_packing()
         if model.architecture == "encoder_decoder":
             self._check_encoder_decoder()
         if model.prefix_attention and (
@@ -173,12 +180,7 @@ class DataSource:
                 f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}"
             )
 
-    def _check_sizes(self) -> None:
-        sizes = ("batch_size", "batch_tokens", "buckets", "packed_length")
-        for name in (*sizes, "maximum_examples"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise InputError(f"{name} is {size}, expected at least 1")
+    def _check_packing(self) -> None:
         if self.packed_length is not None and not self.packing:
             raise InputError(
                 f"packed_length is {self.packed_length}, but rows are not packed: give "

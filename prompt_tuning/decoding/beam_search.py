@@ -17,6 +17,12 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    BeamCount,
+    LengthPenalty,
+    NonnegativeInteger,
+    PositiveInteger,
+)
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.request import Completion, EndReason
 from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
@@ -50,26 +56,19 @@ class BeamSearch:
       ends: ids of which each ends a continuation, next to the model's own.
     """
 
-    beams: int = 4
-    returned: int = 1
-    length_penalty: float | int = 1.0
+    beams: BeamCount = 4
+    returned: PositiveInteger = 1
+    length_penalty: LengthPenalty = 1.0
     normalization: Literal["length", "wu"] = "length"
-    new_tokens: int = 64
-    ends: tuple[int, ...] = ()
+    new_tokens: PositiveInteger = 64
+    ends: tuple[NonnegativeInteger, ...] = ()
 
     def __post_init__(self):
-        check_fields(self)
-        if self.beams < 2:
-            raise InputError(f"beams is {self.beams}, expected at least 2")
-        if not 1 <= self.returned <= self.beams:
+        check_fields(self, prefix="")
+        if self.returned > self.beams:
             raise InputError(
                 f"returned is {self.returned}, expected 1 to beams, which is "
                 f"{self.beams}"
-            )
-        # Lengths to this power fit into a float.
-        if not abs(self.length_penalty) <= 50:
-            raise InputError(
-                f"length_penalty is {self.length_penalty}, expected -50 to 50"
             )
 
     def normalize(self, score: float, length: int) -> float:

@@ -6,20 +6,22 @@ from typing import Any, cast
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    LogprobCount,
+    NonnegativeInteger,
+    Penalty,
+    PositiveFactor,
+    PositiveInteger,
+    PositiveShare,
+    SampleCount,
+    Share,
+    Temperature,
+)
 from prompt_tuning.decoding.text_constraints import (
     TextConstraint,
     find_constraint,
     schema_text,
 )
-
-MAXIMUM_LOGPROBS = 20
-"""Maximum number of alternatives of which log-probabilities are returned."""
-
-MAXIMUM_SAMPLES = 128
-"""Maximum number of samples of one request."""
-
-SMALLEST, LARGEST = 1e-6, 1e6
-"""Bounds of numbers, so that float32 holds the scores that are computed with them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,24 +58,26 @@ class Sampling:
       constraint: what both make of the text, set from them; None for any text.
     """
 
-    temperature: float | int = 0.0
-    top_k: int | None = None
-    top_p: float | int | None = None
-    min_p: float | int | None = None
-    repetition_penalty: float | int = 1.0
-    presence_penalty: float | int = 0.0
-    frequency_penalty: float | int = 0.0
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    forbidden: tuple[int, ...] = ()
-    forced: tuple[int, ...] = ()
-    minimum_new_tokens: int = 0
-    new_tokens: int = 64
-    ends: tuple[int, ...] = ()
+    temperature: Temperature = 0.0
+    top_k: PositiveInteger | None = None
+    top_p: PositiveShare | None = None
+    min_p: Share | None = None
+    repetition_penalty: PositiveFactor = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Mapping[NonnegativeInteger, Penalty] = dataclasses.field(
+        default_factory=dict
+    )
+    forbidden: tuple[NonnegativeInteger, ...] = ()
+    forced: tuple[NonnegativeInteger, ...] = ()
+    minimum_new_tokens: NonnegativeInteger = 0
+    new_tokens: PositiveInteger = 64
+    ends: tuple[NonnegativeInteger, ...] = ()
     ignores_end: bool = False
     stop: tuple[str, ...] = ()
-    n: int = 1
-    seed: int = 0
-    logprobs: int | None = None
+    n: SampleCount = 1
+    seed: NonnegativeInteger = 0
+    logprobs: LogprobCount | None = None
     regex: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
     constraint: TextConstraint | None = dataclasses.field(
@@ -81,11 +85,9 @@ class Sampling:
     )
 
     def __post_init__(self):
-        check_fields(self)
+        check_fields(self, prefix="")
         for name in ("forbidden", "forced", "ends", "stop"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_distribution()
-        self._check_penalties()
         self._check_lengths()
         if self.temperature == 0:
             self._check_greedy()
@@ -95,47 +97,8 @@ class Sampling:
         found = find_constraint(self.regex, cast(str | None, self.json_schema))
         object.__setattr__(self, "constraint", found)
 
-    def _check_distribution(self) -> None:
-        if self.temperature != 0 and not SMALLEST <= self.temperature <= LARGEST:
-            raise InputError(
-                f"temperature is {self.temperature}, expected 0 (greedy) or "
-                f"{SMALLEST:f} to {LARGEST:,.0f}"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k is {self.top_k}, expected at least 1")
-        if self.top_p is not None and not SMALLEST <= self.top_p <= 1:
-            raise InputError(
-                f"top_p is {self.top_p}, expected a number from {SMALLEST:f} to 1"
-            )
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p is {self.min_p}, expected a number from 0 to 1")
-
-    def _check_penalties(self) -> None:
-        if not SMALLEST <= self.repetition_penalty <= LARGEST:
-            raise InputError(
-                f"repetition_penalty is {self.repetition_penalty}, expected a number "
-                f"from {SMALLEST:f} to {LARGEST:,.0f}; 1 for none"
-            )
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) <= LARGEST:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}, expected a number from "
-                    f"-{LARGEST:,.0f} to {LARGEST:,.0f}"
-                )
-        for token, bias in self.logit_bias.items():
-            if not abs(bias) <= LARGEST:
-                raise InputError(
-                    f"logit_bias of token {token} is {bias}, expected a number from "
-                    f"-{LARGEST:,.0f} to {LARGEST:,.0f}; forbid a token by forbidden"
-                )
-        both = set(self.forced) & set(self.forbidden)
-        if both:
-            raise InputError(f"token {min(both)} is both forced and forbidden")
-
     def _check_lengths(self) -> None:
-        if self.new_tokens < 1:
-            raise InputError(f"new_tokens is {self.new_tokens}, expected at least 1")
-        if not 0 <= self.minimum_new_tokens <= self.new_tokens:
+        if self.minimum_new_tokens > self.new_tokens:
             raise InputError(
                 f"minimum_new_tokens is {self.minimum_new_tokens}, expected 0 to "
                 f"new_tokens, which is {self.new_tokens}"
@@ -145,16 +108,11 @@ class Sampling:
                 f"{len(self.forced)} tokens are forced, and new_tokens is "
                 f"{self.new_tokens}"
             )
+        both = set(self.forced) & set(self.forbidden)
+        if both:
+            raise InputError(f"token {min(both)} is both forced and forbidden")
         if not all(self.stop):
             raise InputError(f"stop is {shown(self.stop)}, expected texts not empty")
-        if not 1 <= self.n <= MAXIMUM_SAMPLES:
-            raise InputError(f"n is {self.n}, expected 1 to {MAXIMUM_SAMPLES}")
-        if self.seed < 0:
-            raise InputError(f"seed is {self.seed}, expected at least 0")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAXIMUM_LOGPROBS:
-            raise InputError(
-                f"logprobs is {self.logprobs}, expected 0 to {MAXIMUM_LOGPROBS}"
-            )
 
     def _check_greedy(self) -> None:
         for name in ("top_k", "top_p", "min_p"):

@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS
 from prompt_tuning.models.language_model import LanguageModel
 
 PerRow = Array | np.ndarray

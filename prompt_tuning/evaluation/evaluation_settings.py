@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import AxisLength, NonnegativeInteger, RowCount
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS, check_library
@@ -50,12 +51,12 @@ class Evaluation:
     labels: Sequence[str] | None = None
     length_normalize: bool = False
     calibrate: Sequence[str] | None = None
-    new_tokens: int = 32
+    new_tokens: AxisLength = 32
     references_key: str | None = None
     category_key: str | None = None
     category_names: Sequence[str] | str | None = None
-    resamples: int = 1000
-    bootstrap_seed: int = 0
+    resamples: RowCount = 1000
+    bootstrap_seed: NonnegativeInteger = 0
 
     @property
     def text_metrics(self) -> list[str]:
@@ -75,10 +76,6 @@ class Evaluation:
         object.__setattr__(self, "data", held_out)
         self._check_metrics()
         self._check_labels()
-        if self.resamples < 1:
-            raise InputError(
-                f"Evaluation.resamples is {self.resamples}, expected at least 1"
-            )
         if self.references_key is not None and not self.text_metrics:
             raise InputError(
                 f"Evaluation.references_key is {shown(self.references_key)}, but no "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import NonnegativeNumber
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.class_scores import (
     class_cross_entropy,
@@ -50,7 +50,7 @@ class ClassObjective(Objective):
 
     labels: Sequence[str]
     loss: str = "cross_entropy"
-    hinge: float = 0.2
+    hinge: NonnegativeNumber = 0.2
     length_normalize: bool = True
 
     def __post_init__(self):
@@ -71,11 +71,6 @@ class ClassObjective(Objective):
             raise InputError(
                 f"ClassObjective.loss is {shown(self.loss)}, expected one of "
                 f"{', '.join(CLASS_LOSSES)}"
-            )
-        if not 0 <= self.hinge < math.inf:
-            raise InputError(
-                f"ClassObjective.hinge is {self.hinge}, expected a finite number of 0 "
-                "or more, such as 0.2"
             )
 
     @property

@@ -1,13 +1,17 @@
 """The cross-entropy of the target tokens, the usual objective."""
 
 import dataclasses
-import math
 
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    NonnegativeNumber,
+    PositiveNumber,
+    ShareBelowOne,
+)
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.normalizers import (
     NORMALIZERS,
@@ -45,35 +49,18 @@ class TokenObjective(Objective):
         exist.
     """
 
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
-    normalizer: str | float | None = "num_real_target_tokens"
-    soft_cap: float | None = None
+    z_loss: NonnegativeNumber = 0.0
+    label_smoothing: ShareBelowOne = 0.0
+    normalizer: str | PositiveNumber | None = "num_real_target_tokens"
+    soft_cap: PositiveNumber | None = None
 
     def __post_init__(self):
         check_fields(self)
-        if not 0 <= self.z_loss < math.inf:
-            raise InputError(
-                f"TokenObjective.z_loss is {self.z_loss}, expected a finite number of "
-                "0 or more, such as 1e-4"
-            )
-        if not 0 <= self.label_smoothing < 1:
-            raise InputError(
-                f"TokenObjective.label_smoothing is {self.label_smoothing}, expected a "
-                "number from 0 to below 1, such as 0.1"
-            )
-        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
-            raise InputError(
-                f"TokenObjective.soft_cap is {self.soft_cap}, expected a finite number "
-                "above 0, such as 30.0, or None"
-            )
         self._check_normalizer()
 
     def _check_normalizer(self) -> None:
         chosen = self.normalizer
-        if chosen is None or (isinstance(chosen, str) and chosen in NORMALIZERS):
-            return
-        if isinstance(chosen, str) or not 0 < chosen < math.inf:
+        if isinstance(chosen, str) and chosen not in NORMALIZERS:
             raise InputError(
                 f"TokenObjective.normalizer is {shown(chosen)}, expected one of "
                 f"{', '.join(NORMALIZERS)}, a number above 0, or None for the sum"

@@ -6,6 +6,7 @@ from typing import Literal
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import BlockCount, RowCount
 from prompt_tuning.pipeline.schedules import (
     NONE,
     ONE_F_ONE_B,
@@ -40,22 +41,17 @@ class Pipeline:
     """
 
     schedule: Literal["auto", "none", "gpipe", "1f1b", "1f1b-2", "zb-h1"] = AUTO
-    microbatches: int | None = None
+    microbatches: RowCount | None = None
     two_stage: bool | None = None
-    layers: Sequence[int] | None = None
+    layers: Sequence[BlockCount] | None = None
     joined_p2: bool = False
 
     def __post_init__(self):
         check_fields(self)
-        if self.microbatches is not None and self.microbatches < 1:
-            raise InputError(
-                f"Pipeline.microbatches is {self.microbatches}, expected at least 1, "
-                "or None for Run.accumulate"
-            )
         if self.layers is not None:
             # gin gives lists, but settings must be hashable.
             object.__setattr__(self, "layers", tuple(self.layers))
-            if not self.layers or min(self.layers) < 1:
+            if not self.layers:
                 raise InputError(
                     f"Pipeline.layers is {list(self.layers)}, expected at least one "
                     "block for each stage"

@@ -12,6 +12,11 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.number_ranges import (
+    BlockCount,
+    NonnegativeInteger,
+    ShareBelowOne,
+)
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
@@ -69,22 +74,22 @@ class Pretrained:
     parameter_dtype: str = "float32"
     weights: str = "device"
     trained_weights: str = "device"
-    slices: int | None = None
+    slices: BlockCount | None = None
     checkpoint_activation: bool = True
-    dropout_rate: float = 0.0
+    dropout_rate: ShareBelowOne = 0.0
     attention: str = "auto"
     rematerialization: Rematerialization | None = None
     encoder_rematerialization: Rematerialization | None = None
-    eos_id: int | None = None
+    eos_id: NonnegativeInteger | None = None
     assignment_map: AssignmentMap = TUNED_ARE_FRESH
     fallback_to_scratch: bool = True
 
     def __post_init__(self):
         check_fields(self)
-        if self.slices is not None and (self.slices < 1 or self.weights != "streamed"):
+        if self.slices is not None and self.weights != "streamed":
             raise InputError(
                 f"Pretrained.slices is {self.slices} and Pretrained.weights "
-                f"{shown(self.weights)}: streamed weights are read in 1 slice or more; "
+                f"{shown(self.weights)}: only streamed weights are read in slices; "
                 "leave slices out, or set weights to 'streamed'"
             )
         if not self.checkpoint_activation and self.weights != "streamed":

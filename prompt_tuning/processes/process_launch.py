@@ -4,13 +4,16 @@ import dataclasses
 import re
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    MAXIMUM_PORT,
+    NonnegativeInteger,
+    PositiveInteger,
+    Silence,
+)
 
 SILENCE = 25.0
 """Seconds without a heartbeat after which a process is considered dead."""
-
-MAXIMUM_SILENCE = 86_400.0
-"""Maximum of `--silence`: a day."""
-MAXIMUM_PORT = 65_535
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +33,12 @@ class Launch:
     """
 
     coordinator: str | None = None
-    processes: int | None = None
-    process: int | None = None
-    silence: float = SILENCE
+    processes: PositiveInteger | None = None
+    process: NonnegativeInteger | None = None
+    silence: Silence = SILENCE
 
     def __post_init__(self):
+        check_fields(self, prefix="--")
         given = (self.coordinator, self.processes, self.process)
         missing = [
             flag
@@ -43,11 +47,6 @@ class Launch:
             )
             if value is None
         ]
-        if not 1 <= self.silence <= MAXIMUM_SILENCE:
-            raise InputError(
-                f"--silence is {self.silence}, expected at least 1 second and at most "
-                f"{MAXIMUM_SILENCE:,}"
-            )
         if len(missing) == 3:
             return
         if missing:
@@ -64,7 +63,7 @@ class Launch:
                 f"--coordinator is {shown(self.coordinator)}, expected the HOST:PORT "
                 f"on which process 0 listens, with a port of at most {MAXIMUM_PORT:,}"
             )
-        if not 0 <= self.process < self.processes:
+        if self.process >= self.processes:
             raise InputError(
                 f"--process is {self.process} of --processes {self.processes}, "
                 "expected a number from 0 to one less than --processes"

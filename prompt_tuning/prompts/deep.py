@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.core.number_ranges import AxisLength
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.prompt_module import (
     Attachment,
@@ -45,7 +46,7 @@ class DeepPrompt(InputPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
+        length: AxisLength,
         initializer: Initializer | None = None,
     ):
         """Initializes the vectors, with the same values in every block.
@@ -110,7 +111,7 @@ class AddedDeepPrompt(DeepPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
+        length: AxisLength,
         initializer: Initializer | None = None,
     ):
         """Initializes the soft prompt; arguments and errors as for `DeepPrompt`."""

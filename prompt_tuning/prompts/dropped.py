@@ -5,6 +5,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import ShareBelowOne
 from prompt_tuning.core.parameters import optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prompt_module import InputPromptFactory
@@ -27,7 +28,7 @@ class DroppedPrompt(WrappedPrompt):
         vocabulary: Vocabulary,
         *,
         inner: InputPromptFactory,
-        rate: float = 0.1,
+        rate: ShareBelowOne = 0.1,
     ):
         """Builds the inner prompt.
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import MULTITASK
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import AxisLength, NonnegativeNumber
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.multitask import check_tasks
@@ -29,7 +30,7 @@ Factors = Callable[
 """Initializer of columns and rows, from a key and the sizes (N, P, r, D)."""
 
 
-def factors_of_ones(scale: float = 0.02) -> Factors:
+def factors_of_ones(scale: NonnegativeNumber = 0.02) -> Factors:
     """Factors whose product is 1, so that each task starts at the shared prompt.
 
     The first rank gives that product. The other ranks have columns of standard
@@ -45,7 +46,7 @@ def factors_of_ones(scale: float = 0.02) -> Factors:
     return start
 
 
-def normal_factors(scale: float = 0.02) -> Factors:
+def normal_factors(scale: NonnegativeNumber = 0.02) -> Factors:
     """Normal factors of standard deviation `scale`, as in PEFT.
 
     Their product has the deviation `sqrt(r) * scale**2`. With 0.02 all prompts start
@@ -77,9 +78,9 @@ class FactorizedMultiTaskPrompt(InputPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        tasks: int,
-        rank: int = 1,
+        length: AxisLength,
+        tasks: AxisLength,
+        rank: AxisLength = 1,
         initializer: Initializer | None = None,
         factors: Factors | None = None,
     ):

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -120,7 +121,7 @@ Initializer = Callable[
 ]
 
 
-def uniform(scale: float = 0.5) -> Initializer:
+def uniform(scale: NonnegativeNumber = 0.5) -> Initializer:
     """Uniform on `[0, scale)`.
 
     The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in
@@ -172,7 +173,9 @@ def _check_shape(array, shape: tuple[int, int], origin: str) -> Array:
     return jnp.asarray(array)
 
 
-def from_sampled_vocabulary(population_size: int | None = 5000) -> Initializer:
+def from_sampled_vocabulary(
+    population_size: PositiveInteger | None = 5000,
+) -> Initializer:
     """Rows drawn from the first `population_size` rows of the embedding table.
 
     Rows are drawn without replacement, unless the prompt is longer than the population

@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import AxisLength, PoolSize
 from prompt_tuning.core.parameters import fan_in, named_key
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.prompt_module import (
@@ -44,8 +45,8 @@ class InstancePrompt(InputDependentPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        hidden_width: int = 16,
+        length: AxisLength,
+        hidden_width: AxisLength = 16,
         initializer: Initializer | None = None,
     ):
         """Initializes the vectors and the network.
@@ -113,8 +114,8 @@ class PromptPool(InputDependentPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        size: int = 4,
+        length: AxisLength,
+        size: PoolSize = 4,
         initializer: Initializer | None = None,
     ):
         """Initializes the prompts and their keys.

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import AxisLength
 from prompt_tuning.core.parameters import fan_in, named_key
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.prompt_module import InputPrompt, initial_vectors
@@ -34,7 +35,7 @@ class MultiTaskPrompt(InputPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        tasks: int,
+        tasks: AxisLength,
         shared_size: tuple[int, int],
         task_size: tuple[int, int],
         initializer: Initializer | None,
@@ -101,8 +102,8 @@ class AddMultiTaskPrompt(MultiTaskPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        tasks: int,
+        length: AxisLength,
+        tasks: AxisLength,
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
@@ -139,9 +140,9 @@ class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        tasks: int,
-        task_length: int | None = None,
+        length: AxisLength,
+        tasks: AxisLength,
+        task_length: AxisLength | None = None,
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
@@ -185,10 +186,10 @@ class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        tasks: int,
-        shared_features: int,
-        task_features: int,
+        length: AxisLength,
+        tasks: AxisLength,
+        shared_features: AxisLength,
+        task_features: AxisLength,
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
@@ -237,9 +238,9 @@ class ProjectMultiTaskPrompt(MultiTaskPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        tasks: int,
-        shared_features: int | None = None,
+        length: AxisLength,
+        tasks: AxisLength,
+        shared_features: AxisLength | None = None,
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import PREFIX
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import AxisLength, NonnegativeNumber
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.prompt_module import (
@@ -50,7 +51,7 @@ class KeyValuePrefix(PromptModule):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
+        length: AxisLength,
         initializer: PrefixInitializer | None = None,
     ):
         """Initializes the keys and values.
@@ -105,8 +106,8 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
-        hidden: int | None = None,
+        length: AxisLength,
+        hidden: AxisLength | None = None,
     ):
         """Initializes the projection.
 
@@ -160,7 +161,7 @@ def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, in
     return (stack.layers, 2, length, stack.key_value_heads, stack.head_width)
 
 
-def normal(deviation: float = 0.02) -> PrefixInitializer:
+def normal(deviation: NonnegativeNumber = 0.02) -> PrefixInitializer:
     """Normally distributed numbers.
 
     PEFT uses a deviation of 1, far from the keys and values that a model computes.

@@ -24,7 +24,8 @@ from jaxtyping import Array, Float, Key
 from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
 from prompt_tuning.adapters.adapter import LORA, Adapter, Arrays
 from prompt_tuning.core.errors import InputError, kind_of, shown
-from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.field_checks import check_fields, check_value
+from prompt_tuning.core.number_ranges import AnyNumber, AxisLength, PositiveNumber
 from prompt_tuning.core.parameters import split
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
@@ -201,6 +202,13 @@ class AdapterSpec:
                 "name projections, or remove the adapter"
             )
 
+    def check_trained(self) -> None:
+        """Checks that training can change what the adapter does.
+
+        Raises:
+          InputError: if a setting prevents it.
+        """
+
     def build(
         self,
         key: Key[Array, ""],
@@ -243,16 +251,19 @@ class LoRA(AdapterSpec):
     """
 
     regexes: Sequence[str] = (r".*/(query|value)",)
-    rank: int = 8
-    alpha: float = 16.0
+    rank: AxisLength = 8
+    alpha: AnyNumber = 16.0
     rank_stabilized: bool = False
     name: ClassVar[str] = "lora"
     kind: ClassVar[str] = LORA
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.rank < 1:
-            raise InputError(f"LoRA.rank is {self.rank}, expected at least 1")
+    def check_trained(self) -> None:
+        """Refuses an `alpha` of 0, which has no gradient, or below, as a file may have.
+
+        Raises:
+          InputError: if `alpha` is not above 0.
+        """
+        check_value("LoRA.alpha", self.alpha, PositiveNumber)
 
     @property
     def scaling(self) -> float:

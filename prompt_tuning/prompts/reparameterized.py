@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import AnyNumber, AxisLength
 from prompt_tuning.core.parameters import fan_in, named_key, optional_key
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prompt_module import InputPromptFactory
@@ -35,7 +36,7 @@ class MLPPrompt(WrappedPrompt):
         vocabulary: Vocabulary,
         *,
         inner: InputPromptFactory,
-        hidden_width: int | None = None,
+        hidden_width: AxisLength | None = None,
     ):
         """Initializes the vectors and the network.
 
@@ -89,8 +90,8 @@ class ResidualPrompt(WrappedPrompt):
         vocabulary: Vocabulary,
         *,
         inner: InputPromptFactory,
-        hidden_width: int | None = None,
-        norm_scale: float = 1.0,
+        hidden_width: AxisLength | None = None,
+        norm_scale: AnyNumber = 1.0,
     ):
         """Initializes the vectors and the network.
 

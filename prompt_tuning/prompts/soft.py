@@ -6,6 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.adapters.adapter import PROMPT
+from prompt_tuning.core.number_ranges import AxisLength
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary
 from prompt_tuning.prompts.prompt_module import (
     Constant,
@@ -29,7 +30,7 @@ class SoftPrompt(InputPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
+        length: AxisLength,
         initializer: Initializer | None = None,
     ):
         """Initializes the vectors.
@@ -122,7 +123,7 @@ class InferenceOnlyPrompt(InputPrompt):
         key: Key[Array, ""],
         vocabulary: Vocabulary,
         *,
-        length: int,
+        length: AxisLength,
         initializer: Initializer | None = None,
     ):
         """Computes the vectors; arguments and errors as for `SoftPrompt`."""

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import NonnegativeNumber
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, from_array
 from prompt_tuning.prompts.prompt_module import Constant
 from prompt_tuning.prompts.soft import SoftPrompt
@@ -29,7 +30,7 @@ class WaywardPrompt(SoftPrompt):
         vocabulary: Vocabulary,
         *,
         text: str,
-        gamma: float = 0.01,
+        gamma: NonnegativeNumber = 0.01,
         initializer: Initializer | None = None,
     ):
         """Initializes the vectors.

@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
+from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
-from prompt_tuning.decoding.sampling_settings import MAXIMUM_LOGPROBS, Sampling
+from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.server import structured_outputs
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,

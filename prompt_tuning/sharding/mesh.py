@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.number_ranges import DeviceCount, PositiveInteger
 from prompt_tuning.sharding.axis_rules import MESH_AXES, STAGE, AxisRules
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
@@ -35,25 +36,14 @@ class MeshShape:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
     """
 
-    stage: int = 1
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
+    stage: PositiveInteger = 1
+    data: DeviceCount = -1
+    fsdp: DeviceCount = 1
+    tensor: DeviceCount = 1
     rules: AxisRules | None = None
 
     def __post_init__(self):
         check_fields(self)
-        if self.stage < 1:
-            raise InputError(
-                f"MeshShape.stage is {self.stage}, expected a number of stages, or 1 "
-                "for none"
-            )
-        for name, count in self.sizes.items():
-            if count < 1 and count != -1:
-                raise InputError(
-                    f"MeshShape.{name} is {count}, expected a number of devices, or -1 "
-                    "for all remaining devices"
-                )
         free = [name for name, count in self.sizes.items() if count == -1]
         if len(free) > 1:
             raise InputError(

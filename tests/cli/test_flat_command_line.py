@@ -158,11 +158,9 @@ def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["--steps", "0"], "--steps is 0, expected at least 1"),
-        (["--batch_size", "-3"], "--batch_size is -3, expected at least 1"),
-        (["--eval_every", "-1"], "--eval_every is -1, expected at least 0"),
-        (["--seed", "-1"], "--seed is -1, expected at least 0"),
-        (["--gin.STEPS=0"], "--steps is 0, expected"),
+        (["--gin.STEPS=0"], "--steps is 0, expected at least 1"),
+        (["--gin.LEARNING_RATE=-1"], "--learning_rate is -1, expected a number above"),
+        (["--gin.adafactor.learning_rate=0"], "adafactor.learning_rate is 0, expected"),
         (
             ["--gin_file", "runs/first_prompt.gin", "--gin.STEPS=0"],
             "Run.steps is 0, expected at least 1",

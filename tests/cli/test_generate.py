@@ -106,7 +106,6 @@ def test_a_terminal_session_answers_each_line(capsys, monkeypatch):
     [
         (["--system=x"], "add --chat"),
         (["--top_k=3"], "so top_k has no effect"),
-        (["--top_p=2", "--temperature=1"], "top_p is 2.0"),
         (["--chat"], "chat_template"),
     ],
 )

@@ -93,12 +93,6 @@ def refused(files, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     return run
 
 
-def test_zero_concurrent_members(files, tmp_path, capsys):
-    words = files.arguments(tmp_path / "sweep")
-    assert main(["sweep", *words, *GRID, "--at_once", "0"]) == 2
-    assert "--at_once is 0, expected at least 1" in capsys.readouterr().err
-
-
 def test_a_sweep_must_vary_a_setting(refused):
     assert "nothing varies; give what differs: --vary NAME=VALUE" in refused()
 

@@ -416,10 +416,10 @@ def test_a_policy_of_jax_is_accepted():
         ({"policy": "names"}, "names are for policy 'names', which needs some"),
         ({"names": ["up"]}, "names are for policy 'names', which needs some"),
         ({"policy": "names", "names": "up"}, "expected a list of strings"),
-        ({"policy": "dots", "skip_last": -1}, "skip_last is -1, expected a number"),
+        ({"policy": "dots", "skip_last": -1}, "skip_last is -1, expected at least 0"),
         ({"skip_first": 2}, "its policy is 'none' and nothing is offloaded"),
         ({"every": 2}, "every is 2, but its policy is 'none'"),
-        ({"policy": "dots", "every": 0}, "every is 0, expected a number of blocks"),
+        ({"policy": "dots", "every": 0}, "every is 0, expected at least 1"),
         (
             {"ranges": [BlockRange(start=2, stop=4), BlockRange(start=1, stop=3)]},
             "expected a start of at least 4 and a larger stop",

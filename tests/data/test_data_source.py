@@ -265,9 +265,9 @@ def test_a_prompt_loss_weight_is_refused_for_classes(files, decoder):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0, expected a number from 1"),
         ({"batch_tokens": 0}, "batch_tokens is 0, expected at least 1"),
-        ({"buckets": 0}, "buckets is 0, expected at least 1"),
+        ({"buckets": 0}, "buckets is 0, expected a number from 1"),
         ({"packed_length": 60}, "packed_length is 60, but rows are not packed"),
         ({"packed_length": 0, "packing": True}, "packed_length is 0, expected"),
     ],

@@ -347,7 +347,7 @@ def test_a_category_without_a_name_is_refused(decoder, tmp_path):
         ({"category_key": "all"}, "'all' is a list, expected the category's name"),
         ({"category_names": ["a"]}, "set without category_key"),
         ({"category_key": "kind", "category_names": ["a"]}, "lines name their categ"),
-        ({"resamples": 0}, "resamples is 0, expected at least 1"),
+        ({"resamples": 0}, "resamples is 0, expected a number from 1"),
     ],
 )
 def test_unsupported_evaluations_are_refused(decoder, changes, message):

@@ -36,10 +36,10 @@ def test_stages_without_settings_have_the_default_ones():
 @pytest.mark.parametrize(
     ("bindings", "message"),
     [
-        (["MeshShape.stage = 0"], "MeshShape.stage is 0, expected a number of stages"),
+        (["MeshShape.stage = 0"], "MeshShape.stage is 0, expected at least 1"),
         (["Pipeline.schedule = 'gpipe'"], "Run.pipeline is set, but the mesh has one"),
         (["Pipeline.schedule = 'zb-h2'"], "is 'zb-h2', expected one of 'auto', 'none'"),
-        (["Pipeline.microbatches = 0"], "microbatches is 0, expected at least 1"),
+        (["Pipeline.microbatches = 0"], "microbatches is 0, expected a number from 1"),
         (["Pipeline.microbatches = 4", "Run.accumulate = 3"], "4, which is not a mult"),
         (
             ["Pipeline.schedule = '1f1b-2'", "Run.accumulate = 7"],
@@ -54,7 +54,7 @@ def test_stages_without_settings_have_the_default_ones():
             "nothing is postponed to the end",
         ),
         (["Pipeline.layers = [1, 2, 3]"], "blocks of 3 stages, but the mesh has 4"),
-        (["Pipeline.layers = [1, 2, 0, 1]"], "expected at least one block"),
+        (["Pipeline.layers = [1, 2, 0, 1]"], "of Pipeline.layers is 0, expected a n"),
         (["Pipeline.layers = 4"], "Pipeline.layers is 4, an int; expected a list"),
         (
             ["Pretrained.weights = 'streamed'", "Pipeline.two_stage = True"],

@@ -36,7 +36,10 @@ def model(tmp_path_factory):
         ([*TWO, "Pipeline.schedule='zb-h2'"], EXPECTED),
         ([*TWO, "Pipeline.layers=[2]"], "blocks of 1 stages, but the mesh has 2"),
         ([*TWO, "Pipeline.layers=[1, 2]"], "together 3 blocks, but the model has 2"),
-        ([*TWO, "Pipeline.layers=[2, 0]"], "expected at least one block for each"),
+        (
+            [*TWO, "Pipeline.layers=[2, 0]"],
+            "a number of Pipeline.layers is 0, exp",
+        ),
         ([*TWO, "Pipeline.microbatches=3"], "not a multiple of Run.accumulate, 2"),
         (
             [*TWO, "MeshShape.data=2", "Pipeline.microbatches=6"],

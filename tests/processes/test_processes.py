@@ -214,7 +214,7 @@ def test_several_processes_need_a_mesh(files, tmp_path, monkeypatch, capsys):
         ({"process": 0}, "--coordinator and --processes must be given with the others"),
         ({"coordinator": "host", "processes": 2, "process": 0}, "is 'host', expected "),
         ({"coordinator": "host:1", "processes": 2, "process": 2}, "is 2 of --proce"),
-        ({"silence": 0.5}, "--silence is 0.5, expected at least 1 second"),
+        ({"silence": 0.5}, "--silence is 0.5, expected a number from 1"),
     ],
 )
 def test_invalid_launches_are_refused(given, message):

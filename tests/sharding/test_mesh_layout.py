@@ -82,7 +82,7 @@ def test_an_unavoidable_collision_is_refused():
             8,
             r"data 16 x fsdp 1 x tensor 1 takes 16 devices, but the",
         ),
-        ({"data": 0}, 8, r"MeshShape.data is 0, expected a number of devices, or -1"),
+        ({"data": 0}, 8, r"MeshShape.data is 0, expected -1 or at least 1"),
         ({"data": -1, "fsdp": -1}, 8, r"-1 for data and fsdp; set all but one of them"),
     ],
 )

@@ -16,6 +16,7 @@ from prompt_tuning.core.atomic_files import (
     sync_path,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.input_files import (
@@ -37,7 +38,10 @@ from prompt_tuning.data.preparation.preparation_reporter import (
     PreparationReporter,
     SilentReporter,
 )
-from prompt_tuning.data.preparation.preparation_settings import Preparation
+from prompt_tuning.data.preparation.preparation_settings import (
+    Preparation,
+    WorkerCount,
+)
 from prompt_tuning.data.preparation.record_index import (
     InputSummary,
     RecordIndex,
@@ -104,8 +108,7 @@ def prepare(
     """
     preparation.check()
     workers = default_workers() if workers is None else workers
-    if workers < 1:
-        raise InputError(f"workers is {workers}, expected at least 1")
+    check_value("workers", workers, WorkerCount)
     files = find_input_files(
         preparation.inputs, preparation.record, skip=preparation.skip_malformed
     )

@@ -4,9 +4,15 @@ import dataclasses
 import datetime
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    NumberRange,
+    ShareBelowOne,
+)
 
 Boundary = Literal["line", "pair"]
 """The unit of a choice: a record with all its turns (line), or each turn (pair)."""
@@ -17,6 +23,15 @@ PACKINGS = (
     *(f"greedy::{overflow}" for overflow in (*OVERFLOWS, "fill")),
     *(f"single::{overflow}" for overflow in OVERFLOWS),
 )
+
+MAXIMUM_WORKERS = 1000
+MAXIMUM_LENGTH = 1_000_000
+MAXIMUM_FILES = 10_000
+"""Maximum number of files of a split."""
+
+WorkerCount = Annotated[int, NumberRange(1, MAXIMUM_WORKERS)]
+SequenceLength = Annotated[int, NumberRange(2, MAXIMUM_LENGTH)]
+FileCount = Annotated[int, NumberRange(1, MAXIMUM_FILES)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +147,17 @@ class TokenizerChoice:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """A share of the records: a ratio or a count; none of them if both are None."""
+    """A share of the records: a ratio or a count; none of them if both are None.
 
-    ratio: float | None = None
-    count: int | None = None
+    Raises:
+      InputError: if a number is out of range, which its type states.
+    """
+
+    ratio: ShareBelowOne | None = None
+    count: NonnegativeInteger | None = None
+
+    def __post_init__(self):
+        check_fields(self, prefix="")
 
     def resolve(self, records: int) -> int:
         """Returns the number of records that this share of `records` has."""
@@ -183,11 +205,11 @@ class Splits:
 
     dev: Share = Share()
     test: Share = Share()
-    train_files: int = 1
-    dev_files: int = 1
-    test_files: int = 1
+    train_files: FileCount = 1
+    dev_files: FileCount = 1
+    test_files: FileCount = 1
     shuffle: bool = False
-    seed: int = 0
+    seed: NonnegativeInteger = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +234,7 @@ class Preparation:
     inputs: tuple[str, ...]
     output: str
     tokenizer: TokenizerChoice
-    length: int = 1024
+    length: SequenceLength = 1024
     packing: str = "full"
     record: RecordFormat = RecordFormat()
     text: TextFormat = TextFormat()
@@ -225,22 +247,16 @@ class Preparation:
         Raises:
           InputError: with the value and the expected range.
         """
+        for settings in (self, self.record, self.text, self.splits):
+            check_fields(settings, prefix="")
         parse_packing(self.packing)
         if not self.inputs:
             raise InputError("no input was given, expected at least one file or folder")
-        if self.length < 2:
-            raise InputError(f"length is {self.length}, expected at least 2 tokens")
         _check_splits(self.splits)
         _check_chat(self.text)
 
 
 def _check_splits(splits: Splits) -> None:
-    for name in ("train_files", "dev_files", "test_files"):
-        count = getattr(splits, name)
-        if count < 1:
-            raise InputError(f"{name} is {count}, expected at least 1")
-    if not 0 <= splits.seed < 2**63:
-        raise InputError(f"seed is {splits.seed}, expected a number from 0 to 2^63 - 1")
     held_out = sum(share.ratio or 0 for share in (splits.dev, splits.test))
     if held_out >= 1:
         raise InputError(
