@@ -19,7 +19,7 @@ from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
 from prompt_tuning.decoding.row_encoding import add_special_ids, encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.text_pieces import token_text
+from prompt_tuning.decoding.text_pieces import token_name
 from prompt_tuning.generation.conversation import (
     ChatEncoder,
     first_turn,
@@ -271,4 +271,4 @@ def _logprob(one: TokenLogprob, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"token": token_text(tokenizer, token), "id": token, "logprob": logprob}
+    return {"token": token_name(tokenizer, token), "id": token, "logprob": logprob}

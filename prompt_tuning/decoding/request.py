@@ -68,11 +68,14 @@ class TokenLogprob(NamedTuple):
       token: id of the chosen token.
       logprob: its natural log-probability.
       top: ids and log-probabilities of the most probable tokens, best first.
+      offset: position of the token's first character in the row's text; tokens that are
+        parts of one character have the same.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    offset: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

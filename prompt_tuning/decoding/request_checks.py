@@ -10,6 +10,7 @@ from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_checks import GENERATES
 from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.stop_texts import stop_tokens
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.placement import TEMPLATE
 
@@ -103,6 +104,7 @@ def read_ids(request: Request, adapter: ResidentAdapter) -> list[int]:
     """
     model = adapter.model
     request.sampling.check_vocabulary(model.config.vocabulary_size)
+    row_ends(request.sampling, model)
     if request.embeddings is not None:
         check_embeddings(request.embeddings, adapter)
     ids = encode_request(request, model)
@@ -138,9 +140,16 @@ def text_before(
 
 
 def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
-    """Returns the ids of which each ends a row."""
+    """Returns the ids of which each ends a row, special tokens in `stop` among them.
+
+    Raises:
+      InputError: if a stop text cannot be part of a text.
+    """
     ends = () if sampling.ignores_end else model.stop_ids
-    return tuple(dict.fromkeys((*ends, *sampling.ends)))
+    named = ()
+    if model.tokenizer is not None:
+        named = stop_tokens(model.tokenizer, sampling.stop)
+    return tuple(dict.fromkeys((*ends, *sampling.ends, *named)))
 
 
 def check_engine(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.data.text.added_text import added_text, complete_text
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -78,7 +79,11 @@ def continuation_text(
     """Decodes new ids as the text that they add to the given ids.
 
     Decoded alone, they would lose a leading space: sentencepiece drops it as the one
-    that it inserts before every text.
+    that it inserts before every text. A character that the new ids complete is part of
+    the text.
     """
-    before, whole = tokenizer.decode(given), tokenizer.decode([*given, *new])
-    return whole.removeprefix(before) if before else tokenizer.decode(new)
+    before = tokenizer.decode(given)
+    if not before:
+        return tokenizer.decode(new)
+    whole = tokenizer.decode([*given, *new])
+    return added_text(before, whole, complete_text(tokenizer, given))

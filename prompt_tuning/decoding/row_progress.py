@@ -16,7 +16,7 @@ from prompt_tuning.decoding.request import (
 )
 from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.text_pieces import TextPieces
+from prompt_tuning.decoding.text_pieces import NewText, TextPieces
 from prompt_tuning.decoding.token_choice import (
     NO_TOKEN,
     Chosen,
@@ -65,7 +65,7 @@ class RowProgress:
         self.leader: int | None = None
         self.tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self.ends = row_ends(self.sampling, model)
+        self.ends, stop = row_ends(self.sampling, model), self.sampling.stop
         self.mask = None if mask is None else mask.copy()
         self.needs = sampling_needs(self.sampling)
         self.embeddings = handle.request.embeddings
@@ -74,7 +74,8 @@ class RowProgress:
         self._before = [model.config.decoder_start_id] if separate else before
         self._text = None
         if model.tokenizer is not None:
-            self._text = TextPieces(model.tokenizer, before, self.sampling.stop)
+            minimum = self.sampling.minimum_new_tokens
+            self._text = TextPieces(model.tokenizer, before, stop, minimum)
 
     @property
     def reads_whole(self) -> bool:
@@ -113,16 +114,16 @@ class RowProgress:
         self.tokens.append(token)
         if self.mask is not None:
             self.mask.add(token)
-        logprobs = None
-        if self.sampling.logprobs is not None and chosen is not None:
-            logprobs = (_logprob(token, chosen, slot, self.sampling.logprobs),)
-            self._logprobs += logprobs
-        text = ""
+        added, logprobs = NewText("", False), None
         if self._text is not None:
             added = self._text.add(token)
-            text = added.text
-            if added.stopped:
-                return self._end("stop", text, (token,), logprobs)
+        text = added.text
+        if self.sampling.logprobs is not None and chosen is not None:
+            logprob = _logprob(token, chosen, slot, self.sampling.logprobs)
+            logprobs = (logprob._replace(offset=added.offset),)
+            self._logprobs += logprobs
+        if added.stopped:
+            return self._end("stop", text, (token,), logprobs)
         reason = self._end_of_text()
         if reason is not None:
             return self._end(reason, text, (token,), logprobs)

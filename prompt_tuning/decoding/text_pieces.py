@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from prompt_tuning.data.text.token_bytes import INCOMPLETE
+from prompt_tuning.data.text.added_text import (
+    CHARACTER_BYTES,
+    CONTEXT_TOKENS,
+    INCOMPLETE,
+    added_text,
+    common_beginning,
+    complete_text,
+    context_start,
+)
+from prompt_tuning.data.text.token_bytes import entry_bytes
 from prompt_tuning.data.text.tokenizers import Tokenizer
-
-CONTEXT_TOKENS = 6
-"""Number of tokens before new ones that are decoded with them.
-
-Sentencepiece drops the space before the first token of a text, and bytes of a character
-may be several tokens.
-"""
+from prompt_tuning.decoding.stop_texts import StopSearch
 
 
 class NewText(NamedTuple):
@@ -20,10 +23,12 @@ class NewText(NamedTuple):
     Attributes:
       text: the text.
       stopped: whether a stop text ends the row.
+      offset: position of the token's first character in the row's text.
     """
 
     text: str
     stopped: bool
+    offset: int = 0
 
 
 class TextPieces:
@@ -31,17 +36,25 @@ class TextPieces:
 
     Args:
       tokenizer: tokenizer of the model.
-      given: tokens before the first new one, empty for an encoder-decoder.
+      given: tokens before the first new one, empty for an encoder-decoder; they may end
+        within a character, which then belongs to the new text.
       stop: texts of which each ends the row, and is not part of its text.
+      minimum: number of new tokens in which no stop text ends.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, given: Sequence[int], stop: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        given: Sequence[int],
+        stop: Sequence[str] = (),
+        minimum: int = 0,
     ):
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._ids = list(given[-CONTEXT_TOKENS:])
-        self._start = 0  # of the decoded window
-        self._decoded = len(self._ids)  # tokens whose text is known
+        self._tokenizer, self._search = tokenizer, StopSearch(stop)
+        self._minimum, self._count = minimum, 0
+        # Tokens that are decoded together: some whose text is known, and new ones.
+        self._ids = list(given[-CONTEXT_TOKENS - CHARACTER_BYTES :])
+        self._move_window()
+        self._complete = complete_text(tokenizer, self._window)
         self._text = ""
         self._shown = 0
         self._stopped = False
@@ -54,50 +67,63 @@ class TextPieces:
     def add(self, token: int) -> NewText:
         """Adds a token and returns the text that is certain since."""
         self._ids.append(token)
-        before = self._tokenizer.decode(self._ids[self._start : self._decoded])
-        whole = self._tokenizer.decode(self._ids[self._start :])
-        if whole.endswith(INCOMPLETE) or not whole.startswith(before):
-            return NewText("", False)
-        return self._extend(whole[len(before) :])
+        self._count += 1
+        earlier, self._whole = self._whole, self._tokenizer.decode(self._window)
+        same = common_beginning(earlier, self._whole)
+        if self._whole.endswith(INCOMPLETE):
+            first = token_content(self._tokenizer, token)[:1]
+            if b"\x80" <= first < b"\xc0":
+                # It continues a character, whose bytes are all at one offset.
+                same = same.rstrip(INCOMPLETE)
+            return NewText("", False, self._offset(same))
+        offset = self._offset(same)
+        return self._extend(self._added, offset)
 
     def finish(self) -> str:
         """Returns the rest of the text, once the row has ended."""
         if not self._stopped:
-            before = self._tokenizer.decode(self._ids[self._start : self._decoded])
-            whole = self._tokenizer.decode(self._ids[self._start :])
-            self._text += whole.removeprefix(before) if before else whole
+            self._text += self._added
+            self._before = self._whole
         rest, self._shown = self._text[self._shown :], len(self._text)
         return rest
 
-    def _extend(self, text: str) -> NewText:
+    @property
+    def _added(self) -> str:
+        return added_text(self._before, self._whole, self._complete)
+
+    @property
+    def _window(self) -> list[int]:
+        return self._ids[self._start :]
+
+    def _move_window(self) -> None:
+        """Lets the window begin some tokens before the next one."""
+        self._start = context_start(self._tokenizer, self._ids)
+        del self._ids[: max(self._start - CHARACTER_BYTES, 0)]
+        self._start = min(self._start, CHARACTER_BYTES)
+        text = self._tokenizer.decode(self._window)
+        self._before = self._complete = self._whole = text
+
+    def _offset(self, same: str) -> int:
+        """Returns the offset of a token before which the window has some text."""
+        known = len(common_beginning(self._before, same))
+        return len(self._text) + len(same) - known
+
+    def _extend(self, text: str, offset: int) -> NewText:
         """Adds decoded text, up to the first stop text in it."""
-        self._start = max(self._decoded - CONTEXT_TOKENS, 0)
-        self._decoded = len(self._ids)
-        longest = max(map(len, self._stop), default=0)
-        searched = max(len(self._text) - longest + 1, 0)
+        before = len(self._text)
         self._text += text
-        places = [self._text.find(stop, searched) for stop in self._stop]
-        first = min((place for place in places if place >= 0), default=None)
-        if first is not None:
-            self._text, self._stopped = self._text[:first], True
+        found = self._search.find(text, ends=self._count > self._minimum)
+        if found is not None:
+            end = before + found.end - found.length
+            self._text, self._stopped = self._text[:end], True
+        else:
+            self._move_window()
         certain = len(self._text)
         if not self._stopped:
-            certain -= self._possible_stop()
+            certain -= self._search.held
         piece = self._text[self._shown : certain]
         self._shown = max(self._shown, certain)
-        return NewText(piece, self._stopped)
-
-    def _possible_stop(self) -> int:
-        """Returns the length of the longest end that may begin a stop text."""
-        return max(
-            (
-                size
-                for stop in self._stop
-                for size in range(1, len(stop))
-                if self._text.endswith(stop[:size])
-            ),
-            default=0,
-        )
+        return NewText(piece, self._stopped, offset)
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -106,3 +132,39 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     alone = tokenizer.decode([token])
     spaced = piece.startswith(("▁", "Ġ")) and not alone.startswith(" ")
     return f" {alone}" if spaced else alone or piece
+
+
+def token_content(tokenizer: Tokenizer, token: int) -> bytes:
+    """Returns the UTF-8 bytes of a token, which may be a part of a character."""
+    text = token_text(tokenizer, token)
+    if INCOMPLETE in text:
+        return entry_bytes(tokenizer.token(token)) or text.encode()
+    return text.encode(errors="replace")
+
+
+def token_name(tokenizer: Tokenizer, token: int) -> str:
+    r"""Returns the text of a token; for a part of a character its bytes, as OpenAI's.
+
+    Such a name is `bytes:\xca`.
+    """
+    text = token_text(tokenizer, token)
+    if INCOMPLETE not in text:
+        return text
+    content = token_content(tokenizer, token)
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def distinct_names(tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[int, str]:
+    """Returns a name for each of some tokens, all different.
+
+    The first of those that have the same text is named by it, and the others by their
+    entries in the vocabulary or, where these are equal too, their ids.
+    """
+    names: dict[int, str] = {}
+    for token in tokens:
+        entry = tokenizer.token(token)
+        choices = (token_name(tokenizer, token), entry, f"token_id:{token}")
+        if token not in names:
+            used = set(names.values())
+            names[token] = next(name for name in choices if name not in used)
+    return names

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.text.added_text import CONTEXT_TOKENS
 from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.token_bytes import drops_space, find_spaced, token_bytes
 from prompt_tuning.decoding.request import Request
@@ -25,7 +26,6 @@ from prompt_tuning.decoding.text_constraints import (
     parser_limits,
     problem_of,
 )
-from prompt_tuning.decoding.text_pieces import CONTEXT_TOKENS
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 WORD_BITS = 32

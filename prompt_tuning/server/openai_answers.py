@@ -14,7 +14,11 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
-from prompt_tuning.decoding.text_pieces import token_text
+from prompt_tuning.decoding.text_pieces import (
+    distinct_names,
+    token_content,
+    token_name,
+)
 
 
 class AnswerFormat(abc.ABC):
@@ -32,7 +36,6 @@ class AnswerFormat(abc.ABC):
         self._model, self._tokenizer = model, tokenizer
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._shown: dict[int, int] = {}
 
     def answer(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Returns the answer once all rows have ended."""
@@ -59,7 +62,7 @@ class AnswerFormat(abc.ABC):
         choice = {
             "index": row,
             **self._delta(piece.text),
-            "logprobs": self._logprobs(row, piece.logprobs),
+            "logprobs": self._logprobs(piece.logprobs),
             "finish_reason": None if completion is None else completion.reason,
         }
         return {**self._head(self.part), "choices": [choice]}
@@ -80,7 +83,7 @@ class AnswerFormat(abc.ABC):
         return {
             "index": index,
             **self._content(completion.text),
-            "logprobs": self._logprobs(index, completion.logprobs),
+            "logprobs": self._logprobs(completion.logprobs),
             "finish_reason": completion.reason,
         }
 
@@ -94,7 +97,7 @@ class AnswerFormat(abc.ABC):
 
     @abc.abstractmethod
     def _logprobs(
-        self, row: int, logprobs: Sequence[TokenLogprob] | None
+        self, logprobs: Sequence[TokenLogprob] | None
     ) -> dict[str, Any] | None:
         """Returns the log-probabilities of tokens; None if they were not requested."""
 
@@ -110,29 +113,22 @@ class CompletionFormat(AnswerFormat):
     _delta = _content
 
     def _logprobs(
-        self, row: int, logprobs: Sequence[TokenLogprob] | None
+        self, logprobs: Sequence[TokenLogprob] | None
     ) -> dict[str, Any] | None:
         if logprobs is None:
             return None
-        tokens = [token_text(self._tokenizer, each.token) for each in logprobs]
-        offsets, offset = [], self._shown.get(row, 0)
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
-        self._shown[row] = offset
-        top = []
+        names, top = [], []
         for each in logprobs:
-            # Different tokens may have one text, of which the best counts.
-            texts = {
-                token_text(self._tokenizer, token): value
-                for token, value in reversed(each.top)
-            }
-            top.append(dict(sorted(texts.items(), key=lambda x: -x[1])))
+            # Different tokens may have one text.
+            ids = [token for token, _ in each.top]
+            named = distinct_names(self._tokenizer, [*ids, each.token])
+            names.append(named[each.token])
+            top.append({named[token]: value for token, value in each.top})
         return {
-            "tokens": tokens,
+            "tokens": names,
             "token_logprobs": [each.logprob for each in logprobs],
             "top_logprobs": top,
-            "text_offset": offsets,
+            "text_offset": [each.offset for each in logprobs],
         }
 
 
@@ -155,7 +151,7 @@ class ChatFormat(AnswerFormat):
         return {"delta": {"content": text}}
 
     def _logprobs(
-        self, row: int, logprobs: Sequence[TokenLogprob] | None
+        self, logprobs: Sequence[TokenLogprob] | None
     ) -> dict[str, Any] | None:
         if logprobs is None:
             return None
@@ -169,8 +165,9 @@ class ChatFormat(AnswerFormat):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(self._tokenizer, token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        name = token_name(self._tokenizer, token)
+        content = token_content(self._tokenizer, token)
+        return {"token": name, "logprob": logprob, "bytes": list(content)}
 
 
 def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:

@@ -12,7 +12,7 @@ from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.generation.text_generation import continue_all
-from tests.support.dummies import FAMILIES, GPT2, LLAMA, T5_GATED, V
+from tests.support.dummies import FAMILIES, GPT2, LLAMA, T5_GATED, LetterTokenizer, V
 from tests.support.engine_models import KINDS, engine_model
 from tests.support.exhaustive import sample
 
@@ -232,3 +232,14 @@ def test_a_users_own_function_changes_the_logits():
     engine = DecodingEngine(*model, slots=2, length=32, chunk=8, process=only_even)
     (handle,) = engine.run([Request(ids=[1, 2], sampling=Sampling(new_tokens=8))])
     assert not any(token % 2 for token in handle.completions[0].ids)
+
+
+def test_stop_texts_wait_for_the_minimum_of_tokens():
+    engine = open_engine(LLAMA, [])
+    letters = LetterTokenizer()
+    engine.model = dataclasses.replace(engine.model, tokenizer=letters)
+    forced = tuple(letters.encode("abcedefegh"))
+    sampling = Sampling(new_tokens=10, forced=forced, stop=("e",), minimum_new_tokens=6)
+    (handle,) = engine.run([Request(ids=[1], sampling=sampling)])
+    (completion,) = handle.completions
+    assert (completion.text, completion.reason) == ("abcedef", "stop")

@@ -1,6 +1,10 @@
 import pytest
 
-from prompt_tuning.decoding.text_pieces import TextPieces
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, SpecialTokens
+from prompt_tuning.decoding.row_encoding import continuation_text
+from prompt_tuning.decoding.stop_texts import StopSearch, stop_tokens
+from prompt_tuning.decoding.text_pieces import TextPieces, distinct_names, token_content
 from tests.support.dummies import LetterTokenizer
 
 
@@ -42,3 +46,125 @@ def test_text_is_shown_when_its_characters_are_complete():
     cut = TextPieces(Bytes(), [])
     assert [cut.add(token).text for token in new[:2]] == ["n", ""]
     assert (cut.finish(), cut.text) == ("\ufffd", "n\ufffd")
+
+
+def byte_tokenizer(*, fallback: bool) -> HuggingFaceTokenizer:
+    """Each byte is a token: as in byte-level BPE, or as sentencepiece falls back."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers
+
+    if fallback:
+        entries = [f"<0x{byte:02X}>" for byte in range(256)]
+        decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    else:
+        entries = list(dict.fromkeys(map(chr, [*range(33, 127), *range(161, 173)])))
+        entries += [chr(i) for i in [*range(174, 256), *range(256, 324)]]
+        assert set(entries) == set(pre_tokenizers.ByteLevel.alphabet())
+        decoder = decoders.ByteLevel()
+    model = models.WordLevel({x: i for i, x in enumerate(entries)}, "<s>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(["<s>"])
+    return HuggingFaceTokenizer(tokenizer, SpecialTokens())
+
+
+def byte_ids(tokenizer: HuggingFaceTokenizer, text: str) -> list[int]:
+    contents = [token_content(tokenizer, i) for i in range(256)]
+    return [contents.index(bytes([byte])) for byte in text.encode()]
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("size", range(1, 5))
+def test_a_character_that_the_given_tokens_begin_is_new_text(size, fallback):
+    tokenizer = byte_tokenizer(fallback=fallback)
+    ids = byte_ids(tokenizer, "Hello world \N{HOT PEPPER}\N{HOT PEPPER} red END more")
+    given, new = ids[: 12 + size], ids[12 + size :]
+    right = "\N{HOT PEPPER}" * (2 - size // 4) + " red "
+    pieces, shown = TextPieces(tokenizer, given, ["END"]), []
+    for token in new:
+        shown.append(pieces.add(token))
+        if shown[-1].stopped:
+            break
+    assert pieces.text == "".join(piece.text for piece in shown) == right
+    assert shown[-1].stopped and len([x for x in shown if x.text]) > 5
+    assert continuation_text(tokenizer, given, new) == right + "END more"
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_row_of_characters_of_several_tokens_is_decoded_whole(fallback):
+    tokenizer = byte_tokenizer(fallback=fallback)
+    text = "\N{HOT PEPPER}" * 7 + "a\u02ae\u20ac" * 5
+    pieces = TextPieces(tokenizer, byte_ids(tokenizer, "ab\u20ac"))
+    new = [pieces.add(token) for token in byte_ids(tokenizer, text)]
+    assert pieces.text == "".join(piece.text for piece in new) == text
+    places = [i for i, character in enumerate(text) for _ in character.encode()]
+    assert [piece.offset for piece in new] == places
+
+
+def test_bytes_that_are_no_character_have_offsets():
+    tokenizer = byte_tokenizer(fallback=False)
+    ids = [
+        byte_ids(tokenizer, x)[0] for x in ("\u02ae", "\u20ac", "\N{HOT PEPPER}", "a")
+    ]
+    pieces = TextPieces(tokenizer, [])
+    assert [pieces.add(token).offset for token in ids] == [0, 1, 2, 3]
+    assert pieces.text == "\ufffd\ufffd\ufffda"
+
+
+def test_the_rest_of_a_text_is_added_once():
+    tokenizer = byte_tokenizer(fallback=False)
+    pieces = TextPieces(tokenizer, [])
+    pieces.add(byte_ids(tokenizer, "\u02ae")[0])
+    assert (pieces.finish(), pieces.finish(), pieces.text) == ("\ufffd", "", "\ufffd")
+
+
+def test_tokens_of_one_text_have_different_names():
+    tokenizer = byte_tokenizer(fallback=False)
+    first, second = byte_ids(tokenizer, "\u02ae")
+    names = distinct_names(tokenizer, [first, second, 256, first])
+    assert names == {first: r"bytes:\xca", second: r"bytes:\xae", 256: "<s>"}
+    assert [*token_content(tokenizer, first), *token_content(tokenizer, second)] == [
+        *(202, 174)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "right"),
+    [
+        (["Y", "XY"], "abXYcd", "ab"),
+        (["aab"], "aaab", "a"),
+        (["abab", "zzz"], "abaabab!", "aba"),
+        (["bc", "abcd"], "abcd", "a"),
+    ],
+)
+def test_the_stop_text_that_ends_first_is_found(stops, text, right):
+    for size in (1, 2, len(text)):
+        search, read = StopSearch(stops), 0
+        for start in range(0, len(text), size):
+            found = search.find(text[start : start + size])
+            if found:
+                read = start + found.end - found.length
+                break
+        assert text[:read] == right
+
+
+def test_long_stop_texts_take_linear_time():
+    search = StopSearch(["a" * 250_000 + "b"] * 16)
+    assert search.find("a" * 20_000) is None
+    assert search.held == 20_000
+
+
+def test_stop_texts_do_not_end_in_the_minimum_of_tokens():
+    letters = LetterTokenizer()
+    pieces = TextPieces(letters, [], ["e", "fe"], minimum=6)
+    new = [pieces.add(token) for token in letters.encode("abcedefe")]
+    assert [piece.stopped for piece in new] == [False] * 7 + [True]
+    assert pieces.text == "abcede"
+    assert "".join(piece.text for piece in new) == "abcede"
+
+
+def test_special_tokens_among_stop_texts_end_rows_by_their_ids():
+    tokenizer = byte_tokenizer(fallback=False)
+    assert stop_tokens(tokenizer, ["<s>", "s>"]) == (256,)
+    with pytest.raises(InputError, match="give id 256 as one of stop_token_ids"):
+        stop_tokens(tokenizer, ["a<s>"])

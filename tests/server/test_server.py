@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import http.client
+import itertools
 import json
 import re
 import shutil
@@ -196,6 +197,19 @@ def test_answers_match_their_constraint(fields, expression, server):
     for choice in answer["choices"]:
         assert re.fullmatch(expression, choice["text"]), choice
         assert choice["finish_reason"] == "stop"
+
+
+def test_logprobs_have_as_many_entries_as_requested(server):
+    body = {"prompt": TEXT, "max_tokens": 6, "logprobs": 5, "ignore_eos": True}
+    _, answer = server.ask(body)
+    (choice,) = answer["choices"]
+    logprobs = choice["logprobs"]
+    assert [len(top) for top in logprobs["top_logprobs"]] == [5] * 6
+    texts = [
+        choice["text"][i:j] for i, j in itertools.pairwise(logprobs["text_offset"])
+    ]
+    # Special tokens have no text.
+    assert texts == [name.replace("<eos>", "") for name in logprobs["tokens"][:-1]]
 
 
 def test_an_answer_that_cannot_match_is_an_error(server):

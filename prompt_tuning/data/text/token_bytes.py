@@ -5,10 +5,9 @@ import re
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.added_text import INCOMPLETE, added_text
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
-INCOMPLETE = "\ufffd"
-"""Text of bytes that are only a part of a character."""
 UNKNOWN = " \u2047 "
 """Text of sentencepiece's token for unknown characters."""
 MAXIMUM_TOKEN = 1000
@@ -33,7 +32,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
         text = tokenizer.decode([anchor, token]).removeprefix(before)
         content = text.encode(errors="replace")
         if INCOMPLETE in text:
-            content = _bytes_of_entry(tokenizer.token(token))
+            content = entry_bytes(tokenizer.token(token))
         if text == UNKNOWN or len(content) > MAXIMUM_TOKEN:
             content = b""
         added.append(content)
@@ -64,8 +63,7 @@ def drops_space(tokenizer: Tokenizer, given: Sequence[int], token: int | None) -
     """
     if token is None:
         return False
-    before = tokenizer.decode(given)
-    text = tokenizer.decode([*given, token]).removeprefix(before)
+    text = added_text(tokenizer.decode(given), tokenizer.decode([*given, token]))
     return not text.startswith(" ")
 
 
@@ -81,8 +79,11 @@ def _find_anchor(tokenizer: Tokenizer) -> int:
     )
 
 
-def _bytes_of_entry(entry: str) -> bytes:
-    """Returns the bytes of a token that is a part of a character, from its entry."""
+def entry_bytes(entry: str) -> bytes:
+    """Returns the bytes of a token that is a part of a character, from its entry.
+
+    They are empty if the entry does not tell them.
+    """
     single = _BYTE.fullmatch(entry)
     if single:
         return bytes.fromhex(single[1])

@@ -14,6 +14,7 @@ from prompt_tuning.data.rows.jsonl import LineEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
 from prompt_tuning.data.rows.row_sources import RowSource
+from prompt_tuning.data.text.added_text import added_text
 from prompt_tuning.data.text.anchors import SPACE_MARKS
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -154,7 +155,7 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
             yield "\ufffd" * bool(pending) + tokenizer.token(id)
             pending, before = [], []
             continue
-        text = _added_text(tokenizer, before, [*pending, id])
+        text = _text_of(tokenizer, before, [*pending, id])
         if text.endswith("\ufffd") and len(pending) < MAXIMUM_IDS:
             pending.append(id)
             yield ""
@@ -164,8 +165,8 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
         pending, before = [], [id]
 
 
-def _added_text(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
+def _text_of(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
     """Returns the text that new tokens add to the previous ones."""
     head = tokenizer.decode(before) if before else ""
     whole = tokenizer.decode([*before, *new])
-    return whole.removeprefix(head) if head else tokenizer.decode(new)
+    return added_text(head, whole) if head else tokenizer.decode(new)

@@ -1,0 +1,109 @@
+"""Stop texts: where they end in a text that grows, and which are special tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.text.hidden_tokens import hidden_tokens
+from prompt_tuning.data.text.tokenizers import Tokenizer
+
+
+class StopFound(NamedTuple):
+    """A stop text in a text.
+
+    Attributes:
+      end: number of characters of the text up to its end.
+      length: number of its characters.
+    """
+
+    end: int
+    length: int
+
+
+class StopSearch:
+    """Searches some texts in characters that come piece by piece.
+
+    The time for each character does not depend on the lengths of the texts.
+
+    Args:
+      stops: the texts.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        self._patterns = [_Pattern(stop) for stop in stops]
+
+    @property
+    def held(self) -> int:
+        """Number of last characters that may begin a stop text."""
+        return max((each.matched for each in self._patterns), default=0)
+
+    def find(self, piece: str, *, ends: bool = True) -> StopFound | None:
+        """Returns the stop text that ends first in a piece; the longest of several.
+
+        Args:
+          piece: characters after all those before; those after a stop text that is
+            found are not read.
+          ends: whether a stop text may end in this piece.
+        """
+        if not self._patterns:
+            return None
+        for end, character in enumerate(piece, start=1):
+            found = [each.length for each in self._patterns if each.add(character)]
+            if found and ends:
+                return StopFound(end, max(found))
+        return None
+
+
+class _Pattern:
+    """One text, searched as by Knuth, Morris and Pratt 1977, section 2.
+
+    Attributes:
+      length: number of its characters.
+      matched: number of its first characters that the last ones are.
+    """
+
+    def __init__(self, text: str):
+        self._text, self.length, self.matched = text, len(text), 0
+        # Of the first i + 1 characters: length of the longest end that is a beginning.
+        # Long texts of which only the beginning occurs cost nothing.
+        self._borders = [0]
+
+    def add(self, character: str) -> bool:
+        """Adds a character, and returns whether the text ends with it."""
+        text, matched = self._text, self.matched
+        while matched and text[matched] != character:
+            matched = self._border(matched)
+        matched += text[matched] == character
+        found = matched == self.length
+        self.matched = self._border(matched) if found else matched
+        return found
+
+    def _border(self, length: int) -> int:
+        text, borders = self._text, self._borders
+        while len(borders) < length:
+            last = text[len(borders)]
+            border = borders[-1]
+            while border and text[border] != last:
+                border = borders[border - 1]
+            borders.append(border + (text[border] == last))
+        return borders[length - 1]
+
+
+def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
+    """Returns the special tokens that are stop texts, which no text has.
+
+    Raises:
+      InputError: if a stop text has a special token among other characters, so that no
+        text has it either.
+    """
+    hidden = hidden_tokens(tokenizer) if stops else {}
+    for stop in stops:
+        inside = [entry for entry in hidden if entry in stop and stop not in hidden]
+        if inside:
+            raise InputError(
+                f"the stop text {shown(stop)} has the special token {inside[0]}, which "
+                f"is not part of the text that is searched: give id "
+                f"{hidden[inside[0]]} as one of stop_token_ids (Python and the command:"
+                " ends) instead"
+            )
+    return tuple(hidden[stop] for stop in stops if stop in hidden)
