@@ -243,6 +243,10 @@ BAD = {
         lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, labels=["a", "b"]),
         r"evaluation=Evaluation\(data=..., labels=...\)",
     ),
+    "a metric of nothing": (
+        lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, keep_best="accuracy"),
+        "keep_best has no effect: there is no evaluation",
+    ),
     "too long": (
         lambda: pt.tune(MODEL, pt.SoftPrompt(length=0), PAIRS),
         "length is 0",

@@ -28,6 +28,8 @@ PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
 ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
 MEASURES = ("labels", "exact_match")
 """Fields of `Evaluation` that users look for in `tune`."""
+EVALUATED = frozenset(("keep_best", "evaluate_every"))
+"""Fields of `Run` that have no effect without held-out data."""
 SET_BY_TUNE = ("model", "prompt", "adapters", "groups", "objective", "data")
 
 
@@ -115,6 +117,9 @@ def tune_request(
         raise InputError("give learning_rate and optimizer, or groups, not both")
     if objective is not None:
         fields["objective"] = _objective(objective, replacements)
+    if evaluation is None:
+        for name in EVALUATED.intersection(settings):
+            raise InputError(f"{name} has no effect: there is no evaluation=...")
     files = _DataFiles(directory / "data", of_data)
     try:
         fields["data"] = files.source(data, "train")

@@ -29,7 +29,7 @@ class MetricsLog:
 
     def __init__(self, directory: Path, after_step: int):
         """Opens the log and removes the lines of steps after `after_step`."""
-        self._path = directory / METRICS_FILE
+        self._path, self._after_step = directory / METRICS_FILE, after_step
         self._tensorboard = None
         with reporting_disk_errors(self._path):
             _drop_lines(self._path, after_step)
@@ -48,7 +48,8 @@ class MetricsLog:
         with reporting_disk_errors(self._path):
             self._lines.write(json.dumps({"step": step, **metrics}) + "\n")
             self._lines.flush()
-            if self._tensorboard is not None:
+            # TensorBoard would draw a second point for a step that is measured again.
+            if self._tensorboard is not None and step > self._after_step:
                 for name, value in metrics.items():
                     self._tensorboard.add_scalar(name, value, step)
 

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
+import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.cli.variations import parse_variations
 from prompt_tuning.core.errors import InputError
@@ -252,37 +254,38 @@ def test_the_training_loss_decides_without_held_out_data(files, tmp_path, capsys
     assert "* best" in printed
 
 
-def test_labels_decide_by_their_accuracy_until_another_metric_is_given(
-    files, tmp_path, capsys
-):
+def test_a_member_that_always_gives_one_answer_does_not_win(files, tmp_path, capsys):
+    """The held-out labels are those of the frozen model, which one member keeps."""
+    prompts = list(ascii_lowercase)
+    frozen = pt.load(files.decoder).predict(prompts, labels=["b", "n"])
+    answers = [answer.label for answer in frozen]
+    assert 0 < answers.count("n") < 26
+    pairs = list(zip(prompts, answers, strict=True))
+    train = write_pairs(tmp_path / "train.jsonl", [(p, "n") for p in prompts])
+    held_out = write_pairs(tmp_path / "held_out.jsonl", pairs)
     directory = tmp_path / "sweep"
-    pairs = [
-        (f"{word}=", label) for word, label in zip("abcdef", "yynnnn", strict=True)
-    ]
-    data = write_pairs(tmp_path / "labels.jsonl", pairs)
-    words = ["sweep", "--model", files.decoder, "--train", data, "--eval", data]
-    words += ["--labels", "y", "n", "--steps", 6, "--eval_every", 2, "--log_every", 2]
-    words += ["--prompt_length", 2, "--batch_size", 4, "--out", directory]
-    words += ["--vary", "learning_rate=0.01,3.0", "--gin.Run.data_seed=0"]
+    words = ["sweep", "--model", files.decoder, "--train", train, "--eval", held_out]
+    words += ["--labels", "b", "n", "--steps", 6, "--eval_every", 2, "--log_every", 2]
+    words += ["--method", "lora", "--rank", 2, "--batch_size", 26, "--out", directory]
+    words += ["--vary", "learning_rate=1e-9,0.1"]
+    idle, biased = names("learning_rate=1e-9,0.1")
     output(capsys, *words)
     content = json.loads((directory / SWEEP_FILE).read_text())
     assert content["by"] == ["label_accuracy", "max"]
-    logs = {
-        name: read_log(directory / name / METRICS_FILE) for name in content["members"]
-    }
-    metric = "evaluation/label_accuracy"
-    best = {name: max(x[metric] for x in log) for name, log in logs.items()}
-    assert content["best"] == max(best, key=lambda name: best[name])
-    for name, member in content["members"].items():
-        assert member["best"]["value"] == best[name]
-    # Its checkpoints are measured again, and each step keeps one point.
+    assert content["best"] == idle
+    assert content["members"][idle]["best"]["value"] == 1
+    values = content["members"][biased]["evaluation"]
+    assert values["label_accuracy"] == answers.count("n") / 26
+    assert values["loss"] < content["members"][idle]["evaluation"]["loss"]
+    assert "label_accuracy 1 at step 2" in output(capsys, "runs", directory)
+    logs = [read_log(directory / name / METRICS_FILE) for name in (idle, biased)]
+    # With another metric, checkpoints are measured again; each step keeps one point.
     output(capsys, *words, "--keep_best", "loss")
     content = json.loads((directory / SWEEP_FILE).read_text())
-    assert content["by"] == ["loss", "min"]
-    for name, log in logs.items():
-        again = read_log(directory / name / METRICS_FILE)
-        assert [x["step"] for x in again] == [2, 4, 6]
-        assert again == log
+    assert (content["by"], content["best"]) == (["loss", "min"], biased)
+    again = [read_log(directory / name / METRICS_FILE) for name in (idle, biased)]
+    assert again == logs
+    assert [line["step"] for line in again[0]] == [2, 4, 6]
 
 
 def test_help_explains_how_members_vary():

@@ -1,6 +1,9 @@
 """The log has one value of each metric and step, also where it was measured again."""
 
 import json
+import struct
+
+import pytest
 
 from prompt_tuning.training.metrics_log import METRICS_FILE, MetricsLog, read_log
 
@@ -44,3 +47,20 @@ def test_values_of_another_evaluation_are_left_out(tmp_path):
         {"step": 80, "evaluation/loss": 5.0},
     ]
     assert len(file.read_text().splitlines()) == 4
+
+
+def test_tensorboard_gets_no_second_point_of_a_step_that_is_measured_again(tmp_path):
+    events = pytest.importorskip("tensorboardX.proto.event_pb2")
+    log = MetricsLog(tmp_path, 40)
+    for step in (40, 80):
+        log.write(step, {"evaluation/loss": 2.0})
+    log.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data, steps = file.read_bytes(), []
+    while data:
+        # Length, checksum, event, checksum.
+        (size,) = struct.unpack("<Q", data[:8])
+        event = events.Event.FromString(data[12 : 12 + size])
+        steps += [event.step for _ in event.summary.value]
+        data = data[16 + size :]
+    assert steps == [80]
