@@ -67,10 +67,13 @@ def add_rules(group) -> None:
         "--end",
         metavar="TOKEN",
         help="the token that closes a segment (type 3), such as EOS; each segment of a "
-        "row has a separate prompt. As the first token of a row it closes nothing",
+        "row has a separate prompt. As the first token of a row, padding aside, it "
+        "closes nothing",
     )
     group.add_argument(
-        "--padding", metavar="TOKEN", help="the token that fills rows (type 2)"
+        "--padding",
+        metavar="TOKEN",
+        help="the token that fills rows (type 2), at either end or after --end",
     )
     group.add_argument(
         "--learn_others",

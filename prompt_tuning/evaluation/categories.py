@@ -81,6 +81,7 @@ def read_categories(
         weights = examples[index].weights
         token_numbers = np.full(len(weights), _first(numbers), np.int64)
         if not separate and not column.by_row:
+            numbers = numbers[examples.kept(index)]
             numbers = numbers if dropped is None else np.delete(numbers, dropped)
             # Aligned at the end: a text may have been inserted before the row's tokens.
             token_numbers[len(weights) - len(numbers) :] = numbers

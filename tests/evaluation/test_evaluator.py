@@ -278,7 +278,7 @@ def test_token_categories_divide_a_row(decoder, tmp_path):
 
 
 def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
-    """`prepare --packing greedy::drop` puts several pairs into a row."""
+    """Several pairs share a row, as `prepare` packs them, after some padding."""
     alone = write_rows(tmp_path / "alone.hdf5", PAIRS)
     with h5py.File(alone, "a") as file:
         ids, types = np.array(file["input_ids"]), np.array(file["token_type_ids"])
@@ -291,7 +291,7 @@ def test_examples_that_share_a_row_are_measured_separately(decoder, tmp_path):
         real = types[pair] != 2
         numbers = np.broadcast_to(np.arange(2)[:, None], real.shape)
         for index, values in enumerate((ids[pair], types[pair], numbers)):
-            packed[index, row, : real.sum()] = values[real]
+            packed[index, row, 5 * row :][: real.sum()] = values[real]
     with h5py.File(together, "w") as file:
         for name, table in zip(
             ("input_ids", "token_type_ids", "category_ids"), packed, strict=True

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32, Integer
 
 from prompt_tuning.data.examples.row_readers import (
     NO_VALUES,
@@ -41,6 +41,12 @@ class ContextRowReader:
         if self.same_tokens:
             lengths["target_lengths"] = index.target_lengths + len(self.ids)
         return dataclasses.replace(index, **lengths)
+
+    def kept(
+        self, token_types: Integer[np.ndarray, "*rows n"]
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens are not padding; see `RowReader`."""
+        return self.reader.kept(token_types)
 
     def example(
         self,

@@ -1,6 +1,7 @@
 """Reads rows as the examples of a decoder-only model."""
 
 import dataclasses
+import operator
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer
@@ -18,6 +19,7 @@ from prompt_tuning.data.examples.row_splitting import (
     RowSplitter,
     split_at_separators,
     stored_tokens,
+    token_positions,
 )
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.tasks import TaskToken
@@ -32,6 +34,7 @@ class DecoderOnlyRowReader:
     before token `i`, and target 0 from the last prompt vector; without one it has no
     weight. BOS is never learned, unless its type marks it as the EOS that ends an
     example (GPT-2 uses one id for both). Neither are the prompt vectors of a template.
+    Padding (type 2) is removed wherever it stands, if types are used.
 
     Attributes:
       use_token_type_ids: whether the types determine the loss weights; if not, every
@@ -80,8 +83,8 @@ class DecoderOnlyRowReader:
         # Learned tokens of each example, `[E]`, counted in the flattened rows.
         begins = bounds.rows * weights.shape[1] + bounds.starts
         counts = np.add.reduceat(weights.ravel() != 0, begins, dtype=np.int64)
-        rows, starts, stops = bounds
-        lengths = stops - starts - int(self.task_token is not None)
+        rows, starts, stops, lengths = bounds
+        lengths = lengths - int(self.task_token is not None)
         index = ExampleIndex(
             block.start + rows, starts, stops, lengths, lengths, counts, tasks
         )
@@ -102,6 +105,10 @@ class DecoderOnlyRowReader:
         values: TokenValues = NO_VALUES,
     ) -> Example:
         """Builds one example; see `RowReader`."""
+        if token_types is not None:
+            kept = self.kept(token_types)
+            input_ids, token_types = input_ids[kept], token_types[kept]
+            values = values.map(operator.itemgetter(kept))
         if self.task_token is not None:
             input_ids = self.task_token.remove(input_ids)
             values = values.map(self.task_token.remove)
@@ -118,26 +125,40 @@ class DecoderOnlyRowReader:
             columns=values.columns,
         )
 
+    def kept(
+        self, token_types: Integer[np.ndarray, "*rows n"]
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens are not padding; see `RowReader`."""
+        if self.use_token_type_ids is False:
+            return np.ones(token_types.shape, bool)
+        return token_types != PADDING
+
+    def _included(self, block: RowBlock) -> Bool[np.ndarray, "c n"]:
+        """Returns which tokens of a block are in the data and not padding."""
+        stored = stored_tokens(block)
+        return (
+            stored
+            if block.token_types is None
+            else stored & self.kept(block.token_types)
+        )
+
     def _bounds(self, block: RowBlock) -> ExampleBounds:
-        included = stored_tokens(block)
-        if self.use_token_type_ids is not False and block.token_types is not None:
-            included = block.token_types != PADDING
-        return self.split(block.token_types, included)
+        return self.split(block.token_types, self._included(block))
 
     def _block_weights(
         self, block: RowBlock, bounds: ExampleBounds
     ) -> Float32[np.ndarray, "c n"]:
         """Returns the loss weight of each token, given the bounds of the examples."""
-        rows, firsts = bounds.rows, bounds.starts
-        if self.task_token is not None and self.task_token.position == 0:
-            firsts = firsts + 1
+        rows, included = bounds.rows, self._included(block)
+        is_task = self.task_token is not None and self.task_token.position == 0
+        firsts = token_positions(bounds, included, int(is_task))
         # An example may end before its first token, if it is only a task token.
         nonempty = firsts < bounds.stops
         heads = rows[nonempty], firsts[nonempty]
         weights = self._weights(block.input_ids, block.token_types, block.values, heads)
         weights[~stored_tokens(block)] = 0
         if self.task_token is not None:
-            positions = bounds.starts + self.task_token.position
+            positions = token_positions(bounds, included, self.task_token.position)
             present = positions < bounds.stops
             weights[rows[present], positions[present]] = 0
         return weights
@@ -192,12 +213,12 @@ class DecoderOnlyRowReader:
         token, rows = self.task_token, bounds.rows
         if token is None:
             return np.zeros_like(rows)
-        positions = bounds.starts + token.position
+        positions = token_positions(bounds, self._included(block), token.position)
         missing = positions >= bounds.stops
         positions = np.where(missing, bounds.starts, positions)
         if block.token_types is not None:
             types = block.token_types[rows, positions]
-            missing |= np.isin(types, (PADDING, SEPARATOR))
+            missing |= types == SEPARATOR
         if missing.any():
             first = int(np.argmax(missing))
             raise InputError(

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 
 import numpy as np
-from jaxtyping import Float32, Int32, Integer
+from jaxtyping import Bool, Float32, Int32, Integer
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import EncoderInput
@@ -119,6 +119,12 @@ class EncoderDecoderRowReader:
         values = values.map(lambda x: np.pad(x[is_target], (0, appended), mode="edge"))
         weights = values.scale(np.ones(len(targets), np.float32))
         return Example(inputs, targets, weights, 0, int(task), columns=values.columns)
+
+    def kept(
+        self, token_types: Integer[np.ndarray, "*rows n"]
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens are not padding; see `RowReader`."""
+        return token_types != PADDING
 
     def _with_eos(self, ids: Int32[np.ndarray, "k"]) -> Int32[np.ndarray, "_"]:
         if ids.size and ids[-1] == self.eos_id:

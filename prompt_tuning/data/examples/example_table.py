@@ -92,6 +92,14 @@ class Examples:
         row, start, stop = (int(column[number]) for column in columns)
         return row, start, stop
 
+    def kept(self, number: int) -> Bool[np.ndarray, "n"]:
+        """Returns which tokens between an example's bounds are not padding."""
+        row, start, stop = self.locate(number)
+        types = self.rows.read(row, slice(start, stop)).token_types
+        if types is None:
+            return np.ones(stop - start, bool)
+        return self.reader.kept(types)
+
     def describe(self, number: int) -> str:
         """Returns the location of an example, for messages."""
         return self.rows.describe(self.locate(number)[0])

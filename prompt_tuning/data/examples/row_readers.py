@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64, Integer
 
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
@@ -109,4 +109,10 @@ class RowReader(Protocol):
         values: TokenValues = NO_VALUES,
     ) -> Example:
         """Builds the example of the tokens between its bounds."""
+        ...
+
+    def kept(
+        self, token_types: Integer[np.ndarray, "*rows n"]
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens are not padding; padding is left out of examples."""
         ...

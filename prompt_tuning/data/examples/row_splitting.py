@@ -16,12 +16,14 @@ class ExampleBounds(NamedTuple):
     Attributes:
       rows: row of each example, relative to the first of the rows.
       starts: position of its first token in the row.
-      stops: position after its last token, trailing padding excluded.
+      stops: position after its last token.
+      lengths: number of its tokens, without the padding between its first and its last.
     """
 
     rows: Int64[np.ndarray, "E"]
     starts: Int64[np.ndarray, "E"]
     stops: Int64[np.ndarray, "E"]
+    lengths: Int64[np.ndarray, "E"]
 
 
 RowSplitter = Callable[
@@ -39,11 +41,12 @@ def split_at_separators(
 
     A separator belongs to the example that it ends. The part of a row before its first
     separator or after its last one is an example too, as is a row without separators or
-    without types. Padding after a separator does not begin an example.
+    without types. Padding does not begin an example, wherever it stands.
 
     Args:
       token_types: types of the rows' tokens, or None.
-      included: tokens that examples may include; an example stops after its last one.
+      included: tokens that examples may include; an example begins with its first one
+        and stops after its last one.
     """
     if token_types is None:
         return keep_whole_rows(token_types, included)
@@ -68,7 +71,9 @@ def keep_whole_rows(
 
 
 def _row_starts(included: Bool[np.ndarray, "c n"]) -> Int64[np.ndarray, "c"]:
-    return np.arange(len(included), dtype=np.int64) * included.shape[1]
+    """Returns the position of each row's first included token, 0 if it has none."""
+    rows = np.arange(len(included), dtype=np.int64)
+    return rows * included.shape[1] + included.argmax(axis=1)
 
 
 def _bounds(
@@ -80,7 +85,24 @@ def _bounds(
     stops = np.where(included, np.arange(1, length + 1, dtype=np.int32), 0)
     starts = begins % length
     stops = np.maximum(np.maximum.reduceat(stops.ravel(), begins), starts)
-    return ExampleBounds(begins // length, starts, stops.astype(np.int64))
+    counts = np.add.reduceat(included.ravel(), begins, dtype=np.int64)
+    return ExampleBounds(begins // length, starts, stops.astype(np.int64), counts)
+
+
+def token_positions(
+    bounds: ExampleBounds, included: Bool[np.ndarray, "c n"], number: int
+) -> Int64[np.ndarray, "E"]:
+    """Returns the position of token `number` of each example, not counting padding.
+
+    It is the example's stop if the example has fewer tokens.
+    """
+    # Position 0 stands for the tokens that do not exist.
+    positions = np.append(np.flatnonzero(included), 0)
+    begins = bounds.rows * included.shape[1] + bounds.starts
+    first = np.searchsorted(positions[:-1], begins)
+    exists = number < bounds.lengths
+    chosen = positions[np.where(exists, first + number, -1)] % included.shape[1]
+    return np.where(exists, chosen, bounds.stops)
 
 
 def find_turns(token_types: Integer[np.ndarray, "n"]) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Rules for the type of each token of a row: prompt, completion, separator or padding.
 
 A row consists of one or several examples, each ended by an *end* token (type 3), and of
-padding (type 2) after the last one. The first part of each example is its prompt (type
-0), and the rest its completion (type 1).
+padding (type 2) before, after or between them. The first part of each example is its
+prompt (type 0), and the rest its completion (type 1).
 """
 
 import dataclasses
@@ -41,8 +41,11 @@ class TypeRule(Protocol):
 class EndTokens:
     """The tokens that end an example and that fill a row.
 
-    If both are the same token, the first of those at the end of a row ends the last
-    example. An end token at the start of a row ends nothing: it is BOS, which GPT-2
+    Padding stands at the start or at the end of a row, or after an end token; elsewhere
+    its id is a token of the text. If both are the same token, the first of those at the
+    end of a row ends the last example, and a row may begin with at most one.
+
+    An end token before the first example of a row ends nothing: it is BOS, which GPT-2
     shares with EOS, and belongs to the example that follows.
 
     Attributes:
@@ -57,20 +60,49 @@ class EndTokens:
         """Returns a mask of the tokens that end an example."""
         if self.end_id is None:
             return np.zeros(input_ids.shape, bool)
-        ends = (input_ids == self.end_id) & ~self.padding(input_ids)
-        ends[:, :1] = False
+        padding = self.padding(input_ids)
+        ends = (input_ids == self.end_id) & ~padding
+        # The first token of each row that is not padding.
+        ends &= np.arange(input_ids.shape[1]) > padding.argmin(axis=1)[:, None]
         return ends
 
     def padding(self, input_ids: Ids) -> Mask:
         """Returns a mask of the tokens that fill the rows."""
-        positions = np.arange(input_ids.shape[1])
         if self.padding_id is None:
             return np.zeros(input_ids.shape, bool)
-        # [c]: length of each row without its padding.
-        real = np.where(input_ids != self.padding_id, positions + 1, 0).max(axis=1)
+        is_filler = input_ids == self.padding_id
+        count = input_ids.shape[1]
+        # The last token before each position that is no filler, and the next one.
+        before = _last_position(~is_filler)
+        trailing = is_filler & (_next_position(~is_filler) == count)
         if self.padding_id == self.end_id:
-            real += real > 0
-        return positions >= real[:, None]
+            # The first filler at the end of a row ends its last example.
+            return trailing & ((np.arange(count) > before + 1) | (before < 0))
+        ends = input_ids == (-1 if self.end_id is None else self.end_id)
+        after_end = np.take_along_axis(ends, np.maximum(before, 0), axis=1)
+        return is_filler & (trailing | (before < 0) | after_end)
+
+    def check(self, input_ids: Ids, start: int) -> None:
+        """Refuses rows whose padding cannot be told from their other tokens.
+
+        Args:
+          input_ids: token ids of the rows.
+          start: number of the first row, for the message.
+
+        Raises:
+          InputError: if a row begins with several tokens that are both BOS and padding.
+        """
+        if self.padding_id is None or self.padding_id != self.end_id:
+            return
+        counts = (input_ids == self.padding_id).argmin(axis=1)
+        if (counts > 1).any():
+            row = int(np.argmax(counts > 1))
+            raise InputError(
+                f"row {start + row} begins with {counts[row]} tokens {self.end_id}, "
+                "which are both --end and --padding, so it cannot be told if the last "
+                "of them is padding or begins the text: fill rows with another token, "
+                "or give the types by --array"
+            )
 
     def types(self, input_ids: Ids, prompt: Mask) -> Int32[np.ndarray, "c n"]:
         """Returns the types of all tokens, given a mask of the prompts."""
@@ -89,7 +121,7 @@ class AllCompletion:
 
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """See `TypeRule`."""
-        del start
+        self.ends.check(input_ids, start)
         return self.ends.types(input_ids, np.zeros(input_ids.shape, bool))
 
 
@@ -124,6 +156,7 @@ class UntilSeparator:
 
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """See `TypeRule`."""
+        self.ends.check(input_ids, start)
         separator = np.isin(input_ids, self.separators)
         first, last = _example_bounds(self.ends.ends(input_ids))
         following = _next_position(separator)
@@ -175,7 +208,8 @@ class PromptLengths:
     """Makes the first tokens of each row its prompt; see `TypeRule`.
 
     Attributes:
-      lengths: number of prompt tokens of all rows, or of each row, `[rows]`.
+      lengths: number of prompt tokens of all rows, or of each row, `[rows]`, from the
+        first token that is not padding.
       ends: tokens that end examples and fill rows.
     """
 
@@ -189,11 +223,12 @@ class PromptLengths:
 
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """See `TypeRule`."""
+        self.ends.check(input_ids, start)
         count, length = input_ids.shape
         lengths = self.lengths
         if isinstance(lengths, np.ndarray):
             lengths = lengths[start : start + count]
-        lengths = np.broadcast_to(np.asarray(lengths, np.int64), count)
+        lengths = np.broadcast_to(np.asarray(lengths, np.int64), count).copy()
         outside = (lengths < 0) | (lengths > length)
         if outside.any():
             row = int(np.argmax(outside))
@@ -201,6 +236,7 @@ class PromptLengths:
                 f"row {start + row}: its prompt length is {lengths[row]} tokens, "
                 f"expected 0 to {length}, the row's length"
             )
+        lengths += self.ends.padding(input_ids).argmin(axis=1)
         return self.ends.types(input_ids, np.arange(length) < lengths[:, None])
 
 

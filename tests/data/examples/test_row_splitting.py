@@ -84,6 +84,62 @@ def test_padding_between_segments_belongs_to_neither(tmp_path):
     assert every.weight_counts.tolist() == [4, 4]
 
 
+@pytest.mark.parametrize(
+    ("ids", "types", "first"),
+    [
+        ([0, 0, 0, 5, 6, 7, 2], [2, 2, 2, 0, 0, 1, 3], 3),
+        ([0, 5, 0, 6, 7, 0, 2], [2, 0, 2, 0, 1, 2, 3], 1),
+    ],
+)
+def test_padding_is_removed_wherever_it_stands(tmp_path, ids, types, first):
+    """The examples equal those of rows without padding, whatever reads them."""
+    row, row_types = [5, 6, 7, 2], [0, 0, 1, 3]
+    padded = write(tmp_path / "a.hdf5", [ids], [types])
+    plain = write(tmp_path / "b.hdf5", [row], [row_types])
+    expected = [9, 5, 6, 7, 2]
+    for choices in ({}, {"separate_articles": False}, {"context_ids": [9]}):
+        one, other = load(padded, **choices), load(plain, **choices)
+        assert (
+            inputs(one) == inputs(other) == [expected["context_ids" not in choices :]]
+        )
+        assert weights(one) == weights(other)
+        assert one[0].prefix_length == other[0].prefix_length
+        assert one.input_lengths.tolist() == other.input_lengths.tolist()
+        assert one.weight_counts.tolist() == [2]
+        assert one.locate(0) == (0, first, 7)
+        assert int(one.kept(0).sum()) == 4
+    # Nothing predicts the first token that is not padding.
+    types = [1 if kind == 0 else kind for kind in types]
+    padded = write(tmp_path / "c.hdf5", [ids], [types])
+    bare = load(padded, predicts_first_token=False)
+    assert weights(bare) == [[0, 1, 1, 1]] and bare.weight_counts.tolist() == [3]
+
+
+def test_a_task_token_after_padding_selects_the_prompt(tmp_path):
+    ids, types = [[0, 0, 1, 9, 0, 8, 2]], [[2, 2, 0, 0, 2, 1, 3]]
+    path = write(tmp_path / "a.hdf5", ids, types)
+    examples = load(path, prompt_count=2, task_token="index")
+    assert (examples[0].prompt_id, inputs(examples)) == (1, [[9, 8, 2]])
+    assert examples.input_lengths.tolist() == [3]
+
+
+def test_rows_padded_on_the_left_are_packed_without_padding(tmp_path):
+    ids = [[0, 0, 5, 6, 7, 2], [0, 5, 0, 8, 9, 2]]
+    types = [[2, 2, 0, 0, 1, 3], [2, 0, 2, 0, 1, 3]]
+    examples = load(write(tmp_path / "a.hdf5", ids, types))
+    plan = PackedPlan(
+        examples.input_lengths,
+        examples.weight_counts,
+        batch_size=1,
+        length=8,
+        seed=0,
+        shuffle=False,
+    )
+    batch = build_batch(examples, plan.batch(0), 0)
+    assert sorted(np.asarray(batch.tokens)[0].tolist()) == [2, 2, 5, 5, 6, 7, 8, 9]
+    assert batch.lengths.tolist() == [8]
+
+
 def test_an_example_without_learned_tokens_is_dropped(tmp_path):
     ids, types = [[5, 6, 7, 2, 8, 9], [5, 6, 7, 7, 7, 7]], [[0] * 6, [0] * 6]
     types[0] = [0, 0, 1, 3, 0, 0]

@@ -84,10 +84,25 @@ def test_an_end_token_at_the_start_of_a_row_is_its_bos():
     assert types(learned, [2, 7, 8, 2, 2]) == [[1, 1, 1, 3, 2]]
 
 
-def test_only_trailing_tokens_are_padding():
+def test_padding_stands_at_either_end_of_a_row_or_after_an_end():
+    """Elsewhere its id is part of the text, as `<unk>` of Llama 2 is."""
     assert types(AllCompletion(EndTokens(padding_id=0)), [0, 7, 0, 7, 0, 0]) == [
-        [1, 1, 1, 1, 2, 2]
+        [2, 1, 1, 1, 2, 2]
     ]
+    rule = UntilSeparator((5,), "last", ENDS)
+    assert types(rule, [0, 0, 0, 7, 8, 5, 9, 2]) == [[2, 2, 2, 0, 0, 0, 1, 3]]
+    assert types(rule, [0, 7, 5, 0, 9, 2, 0, 0, 7, 5, 2, 0]) == [
+        [2, 0, 0, 1, 1, 3, 2, 2, 0, 0, 3, 2]
+    ]
+    # The end token after padding is BOS, as it is at the start of a row.
+    assert types(rule, [0, 0, 2, 7, 5, 2, 0]) == [[2, 2, 0, 0, 0, 3, 2]]
+    assert types(PromptLengths(2, ENDS), [0, 0, 7, 7, 8, 2]) == [[2, 2, 0, 0, 1, 3]]
+
+
+def test_padding_before_a_row_that_may_begin_with_bos_is_refused():
+    rule = AllCompletion(EndTokens(end_id=2, padding_id=2))
+    with pytest.raises(InputError, match=r"row 4 begins with 2 tokens 2, .* --array"):
+        types(rule, [2, 7, 2, 2], [2, 2, 7, 2], start=3)
 
 
 def test_each_row_has_its_own_prompt_length():
