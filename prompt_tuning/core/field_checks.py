@@ -120,7 +120,7 @@ def _check_ranges(label: str, value: Any, hint: Any) -> None:
             _check_ranges(f"a number of {label}", item, item_hint)
 
 
-def check_range(label: str, number: float, bounds: NumberRange) -> None:
+def check_range(label: str, number: float | int, bounds: NumberRange) -> None:
     """Checks that a number is in a range.
 
     Raises:

@@ -18,13 +18,13 @@ class NumberRange:
       also: numbers outside of the bounds that have a meaning of their own.
     """
 
-    minimum: float = -math.inf
-    maximum: float = math.inf
+    minimum: float | int = -math.inf
+    maximum: float | int = math.inf
     above: bool = False
     below: bool = False
-    also: tuple[float, ...] = ()
+    also: tuple[float | int, ...] = ()
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: float | int) -> bool:
         """Returns whether a number is in the range; NaN and infinity never are."""
         return number in self.also or (
             abs(number) < math.inf  # also of integers that no float holds
@@ -51,7 +51,7 @@ class NumberRange:
         return f"a number from {minimum} to {most}"
 
 
-def _text(number: float) -> str:
+def _text(number: float | int) -> str:
     if math.isfinite(number) and number == int(number):
         return f"{int(number):,}"
     return f"{number:g}"
@@ -63,7 +63,7 @@ def range_of(hint: Any) -> NumberRange:
     return bounds
 
 
-def as_number(value: Any) -> float | None:
+def as_number(value: Any) -> float | int | None:
     """Returns a number of Python, NumPy or JAX; None for everything else."""
     if isinstance(value, bool):
         return None
@@ -88,11 +88,11 @@ DeviceCount = Annotated[int, NumberRange(1, also=(-1,))]
 BlockCount = Annotated[int, NumberRange(1, MAXIMUM_LAYERS)]
 VocabularySize = Annotated[int, NumberRange(1, 100 * MAXIMUM_ROWS)]
 
-AnyNumber = Annotated[float, NumberRange()]
-PositiveNumber = Annotated[float, NumberRange(0, above=True)]
-NonnegativeNumber = Annotated[float, NumberRange(0)]
-Share = Annotated[float, NumberRange(0, 1)]
-ShareBelowOne = Annotated[float, NumberRange(0, 1, below=True)]
+AnyNumber = Annotated[float | int, NumberRange()]
+PositiveNumber = Annotated[float | int, NumberRange(0, above=True)]
+NonnegativeNumber = Annotated[float | int, NumberRange(0)]
+Share = Annotated[float | int, NumberRange(0, 1)]
+ShareBelowOne = Annotated[float | int, NumberRange(0, 1, below=True)]
 
 SMALLEST, LARGEST = 1e-6, 1e6
 """Bounds of numbers, so that float32 holds the scores that are computed with them."""
@@ -100,16 +100,16 @@ MAXIMUM_LOGPROBS = 20
 """Maximum number of alternatives of which log-probabilities are returned."""
 MAXIMUM_PORT = 65_535
 
-Temperature = Annotated[float, NumberRange(SMALLEST, LARGEST, also=(0,))]
-PositiveShare = Annotated[float, NumberRange(SMALLEST, 1)]
-PositiveFactor = Annotated[float, NumberRange(SMALLEST, LARGEST)]
-Penalty = Annotated[float, NumberRange(-LARGEST, LARGEST)]
-LengthPenalty = Annotated[float, NumberRange(-50, 50)]
+Temperature = Annotated[float | int, NumberRange(SMALLEST, LARGEST, also=(0,))]
+PositiveShare = Annotated[float | int, NumberRange(SMALLEST, 1)]
+PositiveFactor = Annotated[float | int, NumberRange(SMALLEST, LARGEST)]
+Penalty = Annotated[float | int, NumberRange(-LARGEST, LARGEST)]
+LengthPenalty = Annotated[float | int, NumberRange(-50, 50)]
 """Exponent of lengths, whose powers fit into a float."""
 SampleCount = Annotated[int, NumberRange(1, 128)]
 BeamCount = Annotated[int, NumberRange(2, 1000)]
 LogprobCount = Annotated[int, NumberRange(0, MAXIMUM_LOGPROBS)]
-Silence = Annotated[float, NumberRange(1, 86_400)]
+Silence = Annotated[float | int, NumberRange(1, 86_400)]
 """Seconds without a heartbeat, at most a day."""
 Port = Annotated[int, NumberRange(0, MAXIMUM_PORT)]
 
