@@ -53,7 +53,7 @@ class ArrayDifference:
     maximum: float = 0.0
     mean: float = 0.0
 
-    def exceeds(self, tolerance: float) -> bool:
+    def exceeds(self, tolerance: float | int) -> bool:
         """Returns whether the arrays differ by more than a tolerance."""
         if self.outcome == DIFFERENT:
             return self.not_finite > 0 or self.maximum > tolerance

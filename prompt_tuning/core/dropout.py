@@ -45,7 +45,7 @@ class DropoutIndex(NamedTuple):
 
 def dropout(
     x: Float[Array, "..."],
-    rate: float,
+    rate: float | int,
     key: Key[Array, ""] | None,
     index: DropoutIndex,
 ) -> Float[Array, "..."]:
@@ -67,7 +67,7 @@ def dropout(
 
 
 def _keep_mask(
-    key: Key[Array, ""], rate: float, places: DropoutIndex, shape: tuple[int, ...]
+    key: Key[Array, ""], rate: float | int, places: DropoutIndex, shape: tuple[int, ...]
 ) -> Bool[Array, "..."]:
     """Hashes the index with Threefry (Salmon et al. 2011, section 3.3)."""
     high, low = (jnp.broadcast_to(x, shape).astype(jnp.uint32) for x in places)

@@ -204,7 +204,7 @@ class ModelConfig:
     pad_id: int = 0
     decoder_start_id: int = 0
     encoder_input: EncoderInput = "text_eos"
-    dropout_rate: float = 0.0
+    dropout_rate: float | int = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     attention: AttentionMethod = "auto"

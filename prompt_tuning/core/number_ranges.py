@@ -64,11 +64,13 @@ def range_of(hint: Any) -> NumberRange:
 
 
 def as_number(value: Any) -> float | int | None:
-    """Returns a number of Python, NumPy or JAX; None for everything else."""
+    """Returns a number of Python, NumPy or JAX as Python's; None for all else."""
     if isinstance(value, bool):
         return None
+    if isinstance(value, numbers.Integral):
+        return int(value)
     if isinstance(value, numbers.Real):
-        return value  # pyright: ignore[reportReturnType]
+        return float(value)
     is_scalar = getattr(value, "shape", None) == () and hasattr(value, "__float__")
     return float(value) if is_scalar else None
 

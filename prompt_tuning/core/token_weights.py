@@ -18,7 +18,7 @@ def token_weights(
     shape: tuple[int, ...],
     *,
     use_token_type_ids: bool = False,
-    prompt_loss_weight: float = 0.0,
+    prompt_loss_weight: float | int = 0.0,
 ) -> Float32[np.ndarray, "..."]:
     """Returns the loss weight of each token as a target.
 

@@ -33,7 +33,7 @@ def class_cross_entropy(
 
 
 def class_hinge(
-    scores: Float[Array, "B C"], gold: Int[Array, "B"], margin: float
+    scores: Float[Array, "B C"], gold: Int[Array, "B"], margin: float | int
 ) -> Float[Array, "B"]:
     """Shortfall of the gold class's lead below a margin; 0 if it leads by the margin.
 

@@ -71,9 +71,9 @@ def token_loss(
     hidden: Float[Array, "*lead D"],
     head: AnyHead,
     targets: Int[Array, "*lead"],
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    soft_cap: float | None = None,
+    z_loss: float | int = 0.0,
+    label_smoothing: float | int = 0.0,
+    soft_cap: float | int | None = None,
 ) -> TokenLoss:
     """Cross-entropy of `softmax(head @ hidden)` at each position, summed in float32.
 

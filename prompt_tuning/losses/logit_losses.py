@@ -29,9 +29,9 @@ class LossTerms:
       soft_cap: bound on the absolute value of the logits; None for no bound.
     """
 
-    z_loss: float = 0.0
-    label_smoothing: float = 0.0
-    soft_cap: float | None = None
+    z_loss: float | int = 0.0
+    label_smoothing: float | int = 0.0
+    soft_cap: float | int | None = None
 
     def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """Applies the soft cap `c`: `c * tanh(logits / c)`."""
@@ -169,11 +169,11 @@ def divergence_gradient(
     return student.softmax - teacher.softmax
 
 
-def _smoothed_target(terms: LossTerms, width: int) -> tuple[float, float]:
+def _smoothed_target(terms: LossTerms, width: int) -> tuple[float | int, float | int]:
     """Returns the probability of the target token, and of each other token."""
     return 1 - terms.label_smoothing, terms.label_smoothing / (width - 1)
 
 
-def _smoothed_entropy(high: float, low: float, width: int) -> float:
+def _smoothed_entropy(high: float | int, low: float | int, width: int) -> float:
     """Entropy of the smoothed target in nats, with T5X's guard of the logarithm."""
     return -(high * math.log(high) + (width - 1) * low * math.log(low + 1e-20))

@@ -72,7 +72,7 @@ def sequence_count(batch: Batch) -> Float[Array, ""]:
     return jnp.sum(sequence_weights(batch))
 
 
-def constant_normalizer(number: float) -> Normalizer:
+def constant_normalizer(number: float | int) -> Normalizer:
     """Returns a normalizer that divides every batch by the same number."""
     return Normalizer(data_weights, lambda batch: number)
 

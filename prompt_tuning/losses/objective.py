@@ -230,9 +230,9 @@ def target_losses(
     hidden: Float[Array, "B m D"],
     head: AnyHead,
     batch: Batch,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    soft_cap: float | None = None,
+    z_loss: float | int = 0.0,
+    label_smoothing: float | int = 0.0,
+    soft_cap: float | int | None = None,
 ) -> TokenLoss:
     """Computes the loss at each of `batch.loss_positions`; see `token_loss`."""
     targets = learned_targets(batch)

@@ -21,7 +21,9 @@ class OutputHead:
 
     kernel: Float[Array, "V D"]
     bias: Float[Array, "V"] | None = None
-    soft_cap: float | None = dataclasses.field(default=None, metadata={"static": True})
+    soft_cap: float | int | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
 
 FEW_ROWS = range(2, 65)
@@ -82,7 +84,7 @@ def _logits_in_parts(
 
 
 def soft_capped(
-    logits: Float[Array, "*lead"], cap: float | None
+    logits: Float[Array, "*lead"], cap: float | int | None
 ) -> Float[Array, "*lead"]:
     """Computes `c * tanh(logits / c)`, or returns the logits without a cap."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)

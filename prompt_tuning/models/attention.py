@@ -112,7 +112,7 @@ def attend(
     *,
     scale: float,
     soft_cap: float | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: float | int = 0.0,
     key: Key[Array, ""] | None = None,
     first_row: Int[Array, ""] | int = 0,
 ) -> Float[Array, "G R h Q K"]:
@@ -227,7 +227,7 @@ def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
 
 
 def _drop_weights(
-    e: Array, rate: float, draws: _DropoutDraws | None, source: int
+    e: Array, rate: float | int, draws: _DropoutDraws | None, source: int
 ) -> Array:
     """Applies dropout to a source's weights, `[G, N, r, h, Q, S]`."""
     if draws is None or rate == 0.0:

@@ -60,7 +60,7 @@ class HeartbeatMonitor(threading.Thread):
         store: Any,
         rank: int,
         count: int,
-        silence: float,
+        silence: float | int,
         stop: Callable[[str], None],
     ):
         """Prepares the threads; `start` starts them.

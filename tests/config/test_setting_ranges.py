@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -160,3 +161,23 @@ def test_an_argument_of_a_model(method):
         with pytest.raises(pt.InputError, match=f"{name} is {value}, expected"):
             made = getattr(model, method)(*given.get(method, [PAIRS]), **{name: value})
             list(made)
+
+
+def trained(kind: Callable[[int], Any]) -> list[np.ndarray]:
+    """Returns what a step trains with numbers of a type."""
+    numbers = {"normalizer": 2, "z_loss": 1, "label_smoothing": 0, "soft_cap": 30}
+    tuned = pt.tune(
+        pt.load("bundled:skills-decoder", dropout_rate=kind(0)),
+        pt.SoftPrompt(2),
+        PAIRS,
+        objective=pt.TokenObjective(**{k: kind(x) for k, x in numbers.items()}),
+        optimizer=pt.adamw(kind(1), b1=kind(0), eps=kind(1)),
+        prompt_loss_weight=kind(1),
+        steps=1,
+        progress=False,
+    )
+    return [np.asarray(leaf) for leaf in tuned.trained.values()]
+
+
+def test_whole_numbers_are_numbers():
+    np.testing.assert_array_equal(trained(int), trained(float))

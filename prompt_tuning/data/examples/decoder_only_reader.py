@@ -51,7 +51,7 @@ class DecoderOnlyRowReader:
     """
 
     use_token_type_ids: bool | None
-    prompt_loss_weight: float
+    prompt_loss_weight: float | int
     predicts_first_token: bool
     bos_id: int | None
     task_token: TaskToken | None = None

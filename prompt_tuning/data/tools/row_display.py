@@ -96,7 +96,7 @@ def display_row(
     number: int,
     tokenizer: Tokenizer | None,
     *,
-    prompt_loss_weight: float = 0.0,
+    prompt_loss_weight: float | int = 0.0,
 ) -> ShownRow:
     """Returns a row with the loss weights that its tokens have in training.
 
