@@ -29,7 +29,8 @@ def scattered(gradient, ids, rows):
     return table
 
 
-def test_sums_and_gradients_on_two_devices_are_those_of_numpy():
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_sums_and_gradients_on_two_devices_are_those_of_numpy(check_vma):
     module = ParallelEmbedding(jax.random.key(0), (V, D), positions=5, segments=2)
     graph, arrays = arrays_of(module)
     specs, whole = module.specs(), PartitionSpec()
@@ -41,7 +42,7 @@ def test_sums_and_gradients_on_two_devices_are_those_of_numpy():
         mesh=Mesh(np.array(jax.devices()[:2]), ("tensor",)),
         in_specs=(specs, whole),
         out_specs=(whole, specs),
-        check_vma=False,
+        check_vma=check_vma,
     )
     def run(arrays, gradient):
         def embed(arrays):

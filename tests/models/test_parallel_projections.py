@@ -11,11 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from prompt_tuning.models.parallel_projections import ColumnParallel, RowParallel
 
-IN, OUT, ROWS = 4, 6, 3
+IN, OUT, ROWS = 4, 8, 3
 
 
-def mesh():
-    return Mesh(np.array(jax.devices()[:2]), ("tensor",))
+def mesh(count=2):
+    return Mesh(np.array(jax.devices()[:count]), ("tensor",))
 
 
 def arrays_of(module):
@@ -23,50 +23,68 @@ def arrays_of(module):
     return graph, nnx.to_pure_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "input_axes", "output_axes"),
-    [
-        (ColumnParallel, {"gather_output": True}, (), ()),
-        (ColumnParallel, {"gather_output": False}, (), (None, "tensor")),
-        (RowParallel, {"input_is_parallel": False}, (), ()),
-        (RowParallel, {"input_is_parallel": True}, (None, "tensor"), ()),
-    ],
-)
-def test_products_and_gradients_on_two_devices_are_those_of_numpy(
-    kind, options, input_axes, output_axes
-):
-    module = kind(jax.random.key(0), (IN, OUT), **options)
-    module.bias[...] = jnp.arange(OUT, dtype=jnp.float32)
-    graph, arrays = arrays_of(module)
+WHOLE, SHARDED = PartitionSpec(), PartitionSpec(None, "tensor")
+# The module, and how its input and its output are divided.
+KINDS = {
+    "gather": (ColumnParallel, {"gather_output": True}, WHOLE, WHOLE),
+    "keep": (ColumnParallel, {"gather_output": False}, WHOLE, SHARDED),
+    "cut": (RowParallel, {"input_is_parallel": False}, WHOLE, WHOLE),
+    "given": (RowParallel, {"input_is_parallel": True}, SHARDED, WHOLE),
+}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_products_and_gradients_are_those_of_numpy(inside, check_vma, count):
+    modules = {
+        name: kind(jax.random.key(0), (IN, OUT), **options)
+        for name, (kind, options, _, _) in KINDS.items()
+    }
+    for module in modules.values():
+        module.bias[...] = jnp.arange(OUT, dtype=jnp.float32)
+    graphs = {name: nnx.split(module)[0] for name, module in modules.items()}
+    arrays = {name: arrays_of(module)[1] for name, module in modules.items()}
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, IN)).astype("f4")
     gradient = random.normal(size=(ROWS, OUT)).astype("f4")
-    specs = module.specs()
-    x_spec, y_spec = PartitionSpec(*input_axes), PartitionSpec(*output_axes)
 
-    @jax.jit
-    @functools.partial(
-        jax.shard_map,
-        mesh=mesh(),
-        in_specs=(specs, x_spec, y_spec),
-        out_specs=(y_spec, (specs, x_spec)),
-        check_vma=False,
-    )
-    def run(arrays, x, gradient):
-        y, pull_back = jax.vjp(
-            lambda arrays, x: nnx.merge(graph, nnx.State(arrays))(x), arrays, x
+    def apply(arrays, xs):
+        return {n: nnx.merge(graphs[n], nnx.State(arrays[n]))(xs[n]) for n in xs}
+
+    def differentiate(apply, arrays, xs, gradients):
+        ys, pull_back = jax.vjp(apply, arrays, xs)
+        return ys, *pull_back(gradients)
+
+    specs = {name: module.specs() for name, module in modules.items()}
+    x_specs = {name: kind[2] for name, kind in KINDS.items()}
+    y_specs = {name: kind[3] for name, kind in KINDS.items()}
+    on_mesh = functools.partial(jax.shard_map, mesh=mesh(count), check_vma=check_vma)
+    if inside:
+        run = on_mesh(
+            functools.partial(differentiate, apply),
+            in_specs=(specs, x_specs, y_specs),
+            out_specs=(y_specs, specs, x_specs),
         )
-        return y, pull_back(gradient)
-
-    y, (found, x_gradient) = run(arrays, x, gradient)
-    kernel, bias = np.asarray(arrays["kernel"]), np.arange(OUT)
-    expected = [x @ kernel + bias, x.T @ gradient, gradient.sum(0), gradient @ kernel.T]
-    for actual, value in zip(
-        [y, found["kernel"], found["bias"], x_gradient], expected, strict=True
-    ):
-        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
-    # Each device has half of the kernel.
-    assert found["kernel"].addressable_shards[0].data.size == IN * OUT // 2
+    else:
+        mapped = on_mesh(apply, in_specs=(specs, x_specs), out_specs=y_specs)
+        run = functools.partial(differentiate, mapped)
+    found = jax.jit(run)(
+        arrays, dict.fromkeys(KINDS, x), dict.fromkeys(KINDS, gradient)
+    )
+    for name in KINDS:
+        y, gradients, x_gradient = (each[name] for each in found)
+        kernel, bias = np.asarray(arrays[name]["kernel"]), np.arange(OUT)
+        for actual, value in [
+            (y, x @ kernel + bias),
+            (gradients["kernel"], x.T @ gradient),
+            (gradients["bias"], gradient.sum(0)),
+            (x_gradient, gradient @ kernel.T),
+        ]:
+            np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-5)
+        # Each device has its share of the kernel.
+        shard = gradients["kernel"].addressable_shards[0].data
+        assert shard.size == IN * OUT // count
 
 
 @pytest.mark.parametrize("kind", [ColumnParallel, RowParallel])
