@@ -5,7 +5,12 @@ import signal
 import sys
 from typing import Any
 
-from prompt_tuning.core.interrupts import INTERRUPTED, acknowledging, is_output_closed
+from prompt_tuning.core.interrupts import (
+    INTERRUPTED,
+    acknowledging,
+    interrupt_once,
+    is_output_closed,
+)
 
 OUTPUT_CLOSED = 1
 """Exit code if nothing reads the output any more."""
@@ -19,6 +24,9 @@ def main() -> int:
     It ends without any line if what reads its output ends first, as `head` does.
     """
     sys.unraisablehook = _report_unraisable
+    # A shell starts commands in the background with this signal ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt_once())
     try:
         with acknowledging("prompt-tuning: stopping", after=PATIENCE):
             from prompt_tuning.cli.main import main as run_command

@@ -23,6 +23,11 @@ MODEL = "bundled:skills-decoder"
 STEPS = 4
 
 
+def test_the_package_lists_only_its_interface():
+    assert dir(pt) == sorted(pt.__all__)
+    assert not {"api", "MODULES", "importlib", "annotations"} & {*dir(pt)}
+
+
 @pytest.fixture(scope="module")
 def model():
     return pt.load(MODEL)

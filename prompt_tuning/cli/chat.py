@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HELP = "talk with a model, and choose among adapters"
 USES_JAX = True
 SEVERAL_PROCESSES = False
+PRINTS_STAGES = True
 USAGE = """
   prompt-tuning chat --run DIRECTORY [--adapter NAME=PATH ...] [OPTION ...]
   prompt-tuning chat --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""

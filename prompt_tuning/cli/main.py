@@ -1,11 +1,10 @@
 """Entry point of the command: parses the arguments and runs the chosen subcommand.
 
 Imports nothing heavy before the arguments are parsed, so that help is instant.
-Exit codes: 0 done (or stopped by a signal with everything saved), 1 training reached a
+Exit codes: 0 done (or stopped by SIGTERM with everything saved), 1 training reached a
 loss that is not finite or could not write a checkpoint, the disk or the memory is full,
 `memory` found that the run does not fit, or `diff` found differences, 2 input that
-cannot be used, 3 another of several processes is gone, 130 interrupted before there was
-anything to save, or by a second Ctrl-C.
+cannot be used, 3 another of several processes is gone, 130 interrupted by Ctrl-C.
 """
 
 import argparse
@@ -46,7 +45,8 @@ class Command(Protocol):
 
     A command that continues an interrupted run also has `RESUMES = True`. One that has
     a second spelling has `ALIAS = (command, flag)`. One that can refuse options before
-    JAX is imported has `check(options)`.
+    JAX is imported has `check(options)`. One that users wait for also where output is
+    not a terminal has `PRINTS_STAGES = True`.
     """
 
     HELP: str
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = functools.partial(_run, command, options, lambda: command.run(options))
     if not command.USES_JAX:
         return run()
-    with shown_activity():
+    with shown_activity(lines=getattr(command, "PRINTS_STAGES", False)):
         set_up_process()
         warnings.showwarning = _show_warning
         resumes = getattr(command, "RESUMES", False)

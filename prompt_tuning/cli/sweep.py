@@ -15,6 +15,7 @@ from prompt_tuning.cli.shared_options import (
 )
 from prompt_tuning.cli.variations import SHAPE, Variation, parse_variations
 from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _train(options: argparse.Namespace, console: "Console") -> int:
         raise NotFiniteError(
             f"all {len(sweep.members)} members diverged; {name}: {why}"
         )
-    return 0
+    return INTERRUPTED if outcome.interrupted else 0
 
 
 def prepare(options: argparse.Namespace) -> "Sweep":

@@ -11,6 +11,7 @@ from prompt_tuning.cli.shared_options import (
     add_dry_run_option,
     add_print_config_option,
 )
+from prompt_tuning.core.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
             f"{how}; the run is in {run.directory}",
             next_command.line(run.directory),
         )
-    return 0
+    return INTERRUPTED if outcome.interrupted else 0
 
 
 def _print_plan(console: "Console", run: "Run") -> None:

@@ -12,21 +12,37 @@ REFRESHES = 2
 
 
 @contextlib.contextmanager
-def shown_activity() -> Iterator[None]:
+def shown_activity(*, lines: bool = False) -> Iterator[None]:
     """Shows long stages on standard error while they last, if it is a terminal.
 
     The first one, which any other ends, consists of the imports and the start of JAX.
+
+    Args:
+      lines: whether to print the name of each stage where it is not a terminal.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() and not lines:
         yield
         return
-    display = _ActivityLine()
+    display = _ActivityLine() if sys.stderr.isatty() else _Lines()
     try:
         display.show(STARTING)
         with displayed_by(display.show):
             yield
     finally:
         display.show(None)
+
+
+class _Lines:
+    """Prints each name once."""
+
+    def __init__(self):
+        self._shown: set[str] = set()
+
+    def show(self, name: str | None) -> None:
+        """Prints a name that is new."""
+        if name is not None and name not in self._shown:
+            self._shown.add(name)
+            print(name, file=sys.stderr, flush=True)
 
 
 class _ActivityLine:

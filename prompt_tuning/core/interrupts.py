@@ -11,11 +11,16 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 INTERRUPTED = 130
 """Exit code that shells use for SIGINT."""
 AGAIN = "press Ctrl-C again to stop at once"
+SAME = 1.0
+"""Seconds in which a further SIGINT is the same Ctrl-C: a program that starts another,
+such as `timeout`, often sends it a second time."""
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -24,7 +29,7 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
     """Acknowledges the first Ctrl-C within by a message, and ends at the second one.
 
     What the first one does is up to its handler. The second one ends the process
-    without any cleanup.
+    without any cleanup, unless it comes within `SAME` seconds.
 
     Args:
       message: what happens after the first Ctrl-C.
@@ -50,6 +55,32 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
         os.close(receiver)
 
 
+class FirstOfSeveral:
+    """Counts signals of the same Ctrl-C once."""
+
+    def __init__(self):
+        self._first: float | None = None
+
+    def is_new(self) -> bool:
+        """Records a signal; returns whether it is not a repetition of one before."""
+        now = time.monotonic()
+        if self._first is not None and now - self._first < SAME:
+            return False
+        self._first = now
+        return True
+
+
+def interrupt_once() -> Callable[..., None]:
+    """Returns a handler of SIGINT that raises `KeyboardInterrupt` for each Ctrl-C."""
+    signals = FirstOfSeveral()
+
+    def handle(*_: Any) -> None:
+        if signals.is_new():
+            raise KeyboardInterrupt
+
+    return handle
+
+
 def is_output_closed() -> bool:
     """Returns whether standard output is a pipe that nothing reads any more."""
     poll = select.poll()
@@ -59,9 +90,9 @@ def is_output_closed() -> bool:
 
 def _watch(receiver: int, message: str, after: float) -> None:
     """Reads the numbers of signals until the other end is closed."""
-    count = 0
+    count, signals = 0, FirstOfSeveral()
     while numbers := os.read(receiver, 64):
-        count += numbers.count(signal.SIGINT)
+        count += signal.SIGINT in numbers and signals.is_new()
         if count > 1:
             _end()
         # Readable if another signal came, or if the block has ended.

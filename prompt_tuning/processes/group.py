@@ -35,9 +35,6 @@ from prompt_tuning.processes.heartbeat import (
 )
 from prompt_tuning.processes.process_launch import Launch
 
-INTERRUPTED = 130
-"""The exit code that shells use for SIGINT."""
-
 FIRST = "first"
 """Instead of an address, of the process that the others measure theirs toward."""
 
@@ -208,13 +205,14 @@ def run_together(
 
     Args:
       launch: how the processes find each other.
-      command: returns the exit code; a nonzero code stops the other processes too.
+      command: returns the exit code; a nonzero code stops the other processes too,
+        except `INTERRUPTED`, with which all have stopped after the same step.
       advice: what to do if a process is gone, for the message.
       ends_on_sigterm: whether SIGTERM ends this process immediately; otherwise the
         command checks for it (see `training.signals`).
 
     Returns:
-      0; with any other exit code, the process ends here.
+      0 or `INTERRUPTED`; with any other exit code, the process ends here.
 
     Raises:
       InputError: if the processes do not find each other.
@@ -233,9 +231,11 @@ def run_together(
         lambda problem: _stop(monitor, reporter, rank, f"{problem}; {advice}"),
     )
     monitor.start()
+    together = False
     try:
         code = command()
-        if not code:
+        together = code in (0, INTERRUPTED)
+        if together:
             monitor.finish()
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -243,7 +243,7 @@ def run_together(
         traceback.print_exc()
         _wait_for_diagnosis(monitor, rank)
         code = 1
-    if code:
+    if not together:
         _leave_early(monitor, reporter, rank, code)
     monitor.leave(DONE)
     _shut_down()

@@ -4,11 +4,13 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from prompt_tuning.core.interrupts import FirstOfSeveral
 from prompt_tuning.server.server_limits import MAXIMUM_CONNECTIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -66,7 +68,12 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
         )
         super().__init__(config)
-        self._on_start = on_start
+        self._on_start, self._interrupts = on_start, FirstOfSeveral()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Ends after the requests that run, or at once at the second Ctrl-C."""
+        if sig != signal.SIGINT or self._interrupts.is_new():
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to answer requests."""

@@ -38,7 +38,7 @@ from prompt_tuning.training.metrics_log import MetricsLog
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.recorder import Recorder, save_due
 from prompt_tuning.training.run_directory import check_steps, claim, model_record
-from prompt_tuning.training.signals import StopDue, stop_signals
+from prompt_tuning.training.signals import StopSignals, stop_signals
 from prompt_tuning.training.state import TrainState
 
 DIVERGED_FILE = "diverged.json"
@@ -53,11 +53,13 @@ class SweepOutcome:
       step: number of steps done.
       finished: False if a signal stopped it early; the same command resumes it.
       diverged: reason for each dropped member, by the member's name.
+      interrupted: whether Ctrl-C stopped it.
     """
 
     step: int
     finished: bool
     diverged: Mapping[str, str]
+    interrupted: bool = False
 
 
 def train_sweep(
@@ -259,7 +261,7 @@ class _SweepLoop:
         sweep: Sweep,
         recorders: Sequence[Recorder],
         reporter: Reporter,
-        stopping: StopDue,
+        stopping: StopSignals,
         diverged: Mapping[str, str],
     ):
         self._sweep, self._run = sweep, sweep.run
@@ -288,7 +290,7 @@ class _SweepLoop:
                 if pending is not None:
                     self._record(*pending)
                 pending = (done, metrics, batch)
-                stop = self._stopping(done)
+                stop = self._stopping.due(done)
                 if save_due(self._run, done) or stop:
                     self._record(*pending)
                     pending = None
@@ -297,7 +299,9 @@ class _SweepLoop:
             recorder.wait()
         if done < last and self._live:
             self._reporter.say(stopped_message(done, last))
-        return SweepOutcome(done, done == last, self._diverged)
+        finished = done == last
+        interrupted = self._stopping.interrupted and not finished
+        return SweepOutcome(done, finished, self._diverged, interrupted)
 
     def _record(self, step: int, metrics: Sequence[Any], batch: SweepBatch) -> None:
         values = jax.device_get(list(metrics))

@@ -44,7 +44,7 @@ from prompt_tuning.training.run_directory import (
     model_record,
     open_store,
 )
-from prompt_tuning.training.signals import StopDue, stop_signals
+from prompt_tuning.training.signals import stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step_profile import StepProfile
 from prompt_tuning.training.trainer import Trainer
@@ -62,6 +62,7 @@ class TrainingResult:
       metrics: metrics of the last evaluation in this call; empty without one.
       reason: why the run stopped before its last step, by `Run.early_stopping`; None
         if it did not.
+      interrupted: whether Ctrl-C stopped the run.
     """
 
     step: int
@@ -69,6 +70,7 @@ class TrainingResult:
     trained: Parameters
     metrics: dict[str, float]
     reason: str | None = None
+    interrupted: bool = False
 
 
 def train(
@@ -155,13 +157,15 @@ def train_held(
         recorder = Recorder(training, store, log, patience)
         watching = CallbackReporter(reporter, callbacks)
         adopt_changes(training, store, changes, config, recorder, watching)
-        return _Loop(
+        result = _Loop(
             training,
             recorder,
             watching,
-            lambda step: stopping(step) or watching.stopped,
+            lambda step: stopping.due(step) or watching.stopped,
             step_profile,
         ).run_from(state)
+        interrupted = stopping.interrupted and not result.finished
+        return dataclasses.replace(result, interrupted=interrupted)
 
 
 def stopped_message(step: int, steps: int) -> str:
@@ -177,7 +181,7 @@ class _Loop:
         training: Trainer,
         recorder: Recorder,
         reporter: Reporter,
-        stopping: StopDue,
+        stopping: Callable[[int], bool],
         profile: StepProfile,
     ):
         self._profile = profile

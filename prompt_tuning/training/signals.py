@@ -8,46 +8,69 @@ from collections.abc import Callable, Iterator
 from prompt_tuning import processes
 from prompt_tuning.core.interrupts import acknowledging
 
-StopDue = Callable[[int], bool]
-"""Whether to stop now, given the number of steps done; call it after every step."""
+
+class StopSignals:
+    """The signals that asked for a stop.
+
+    Attributes:
+      interrupted: whether SIGINT is among them.
+    """
+
+    def __init__(self):
+        self.interrupted = False
+        self._received = threading.Event()
+
+    def due(self, step: int) -> bool:
+        """Returns whether to stop now; call it after every step.
+
+        Args:
+          step: number of steps done.
+        """
+        if processes.count() > 1:
+            return _agreed(step)
+        return self._received.is_set()
+
+    def receive(self, number: int) -> None:
+        """Handles a signal."""
+        self.interrupted |= number == signal.SIGINT
+        if processes.count() > 1:
+            # JAX's runtime handles SIGTERM.
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            self._received.set()
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[StopDue]:
+def stop_signals() -> Iterator[StopSignals]:
     """Makes SIGTERM and SIGINT request a stop instead of ending the process.
 
     A second SIGINT ends it at once.
 
     Several processes all stop after the same step, whichever of them got the signal.
     """
+    signals = StopSignals()
     if processes.count() > 1:
-        with _on_signals([signal.SIGINT], _pass_on):
-            yield _agreed
+        with _on_signals([signal.SIGINT], signals.receive):
+            yield signals
         return
-    event = threading.Event()
     with (
-        _on_signals([signal.SIGTERM, signal.SIGINT], event.set),
+        _on_signals([signal.SIGTERM, signal.SIGINT], signals.receive),
         acknowledging("stopping after this step"),
     ):
-        yield lambda _: event.is_set()
+        yield signals
 
 
 @contextlib.contextmanager
-def _on_signals(numbers: list[signal.Signals], act: Callable[[], None]):
+def _on_signals(numbers: list[signal.Signals], act: Callable[[int], None]):
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [signal.signal(number, lambda *_: act()) for number in numbers]
+    before = [signal.signal(number, lambda n, _: act(n)) for number in numbers]
     try:
         yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _pass_on() -> None:
-    """Passes SIGINT on as SIGTERM, which JAX's runtime handles."""
-    signal.raise_signal(signal.SIGTERM)
 
 
 def _agreed(step: int) -> bool:

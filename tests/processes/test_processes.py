@@ -18,6 +18,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.processes import crash_reporter
 from prompt_tuning.processes.group import Launch
 from prompt_tuning.processes.heartbeat import DONE, STOPPED, HeartbeatMonitor
@@ -128,11 +129,16 @@ def endless(files, directory: Path) -> list[str]:
 
 
 @pytest.mark.exhaustive
-def test_sigterm_to_one_stops_all_after_the_same_step(files, start, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, INTERRUPTED)]
+)
+def test_a_signal_to_one_stops_all_after_the_same_step(
+    number, code, files, start, tmp_path
+):
     started = start(*[endless(files, tmp_path / "run")] * 2)
     started.wait_for(lambda: (tmp_path / "run" / FOLDER / "checkpoint_5").is_dir())
-    started.processes[1].send_signal(signal.SIGTERM)
-    started.succeeded()
+    started.processes[1].send_signal(number)
+    assert started.codes() == [0, code]
     step = int(re.findall(r"stopped at step (\d+)", started.printed(0))[0])
     assert CheckpointStore(tmp_path / "run").steps()[-1] == step
     assert logged(tmp_path / "run")[-1]["step"] == step

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -91,6 +92,17 @@ def server(tmp_path_factory):
     yield running
     running.stop()
     assert not running.thread.is_alive()
+
+
+def test_a_repeated_ctrl_c_drops_no_request():
+
+    async def answer(scope, receive, send):
+        pass
+
+    server = HttpServer(answer, lambda: None)
+    for _ in range(2):
+        server.handle_exit(signal.SIGINT, None)
+    assert (server.should_exit, server.force_exit) == (True, False)
 
 
 def test_answers_are_those_of_generate(server):

@@ -21,6 +21,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_i
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.compiled_step import CompiledStep
+from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_plan import open_run
@@ -242,6 +243,19 @@ def test_sigterm_saves_and_the_same_command_resumes(
     assert train() == 0
     # The checkpoint of the stop is no longer among the newest two.
     check_same(tmp_path / "run", uninterrupted)
+
+
+def test_ctrl_c_saves_and_ends_with_its_exit_code(train, tmp_path, monkeypatch):
+    """Otherwise a shell would go on to the next command of `train && evaluate`."""
+
+    def interrupt_twice(self, step, logged):
+        if step == 6:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LineReporter, "advance", interrupt_twice)
+    assert train() == INTERRUPTED
+    assert 6 < steps_in(tmp_path / "run" / FOLDER)[-1] < 10
 
 
 @pytest.mark.exhaustive
