@@ -90,15 +90,19 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
     parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
     if evaluator.loss_meaning is not None:
         parts.append(f"loss is the {evaluator.loss_meaning}")
-    if evaluator.skipped:
-        parts.append(f"{evaluator.skipped:,} left out because they are too long")
-    if evaluator.unlearned:
-        parts.append(f"{evaluator.unlearned:,} left out: nothing is learned")
-    if evaluator.truncated:
-        parts.append(f"{evaluator.truncated:,} truncated because they are too long")
-    if evaluator.uncounted:
+    examples = evaluator.examples
+    if examples.skipped:
+        parts.append(f"{examples.skipped:,} left out because they are too long")
+    if examples.unlearned:
+        parts.append(f"{examples.unlearned:,} left out: nothing is learned")
+    if examples.without_completion:
+        count = examples.without_completion
+        parts.append(f"{count:,} left out: their completion is empty")
+    if examples.truncated:
+        parts.append(f"{examples.truncated:,} truncated because they are too long")
+    if examples.uncounted:
         parts.append(
-            f"{evaluator.uncounted:,} first tokens not counted in any column, because "
+            f"{examples.uncounted:,} first tokens not counted in any column, because "
             "the model without a prompt has nothing to predict them from"
         )
     return "; ".join(parts)

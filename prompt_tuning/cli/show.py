@@ -114,7 +114,13 @@ def run(options: argparse.Namespace) -> int:
         for number in numbers
     ]
     console.print(legend(colored), soft_wrap=True)
-    console.print(f"{path}: {len(rows):,} rows", markup=False, highlight=False)
+    left_out = ""
+    if rows.without_completion:
+        count = rows.without_completion
+        left_out = f"; {count:,} left out: their completion is empty"
+    console.print(
+        f"{path}: {len(rows):,} rows{left_out}", markup=False, highlight=False
+    )
     for row in shown:
         console.print()
         console.print(_heading(row), soft_wrap=True)

@@ -23,6 +23,7 @@ from prompt_tuning.data.rows.hdf5_files import (
 )
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 
@@ -104,17 +105,19 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
             "token ids and no texts: use jsonl files, or leave it out to compare with "
             "the completions"
         )
-    lines = _lines(evaluation)
-    return [_texts(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
+    return [_texts(line, key) for line in _lines(evaluation, examples)]
 
 
 def _reads_text(evaluation: Evaluation) -> bool:
     return evaluation.data.is_text
 
 
-def _lines(evaluation: Evaluation) -> list[JsonLine]:
-    """Returns the lines of all files, in the order of the rows."""
-    return [line for path in evaluation.data.paths for line in read_records(path)]
+def _lines(evaluation: Evaluation, examples: Examples) -> list[JsonLine]:
+    """Returns the line of each example."""
+    lines = [line for path in evaluation.data.paths for line in read_records(path)]
+    rows = examples.rows
+    assert isinstance(rows, JsonlRows)
+    return [lines[rows.records[row]] for row in examples.index.rows]
 
 
 def _texts(line: JsonLine, key: str) -> list[str]:
@@ -139,8 +142,7 @@ def _read_line_categories(
             "Evaluation.category_names is set, but jsonl lines name their categories: "
             "leave category_names out"
         )
-    lines = _lines(evaluation)
-    given = [_category(lines[examples.locate(i)[0]], key) for i in range(len(examples))]
+    given = [_category(line, key) for line in _lines(evaluation, examples)]
     names = tuple(sorted({name for name in given if name is not None}))
     example_categories = np.array(
         [NO_CATEGORY if x is None else names.index(x) for x in given]

@@ -155,24 +155,9 @@ class Evaluator:
         return names + [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
 
     @property
-    def skipped(self) -> int:
-        """Number of held-out rows left out because they are too long."""
-        return self._examples.skipped
-
-    @property
-    def unlearned(self) -> int:
-        """Number of held-out rows left out because nothing in them is learned."""
-        return self._examples.unlearned
-
-    @property
-    def truncated(self) -> int:
-        """Number of held-out rows that are cut because they are too long."""
-        return self._examples.truncated
-
-    @property
-    def uncounted(self) -> int:
-        """Number of tokens left out so that another model can be compared."""
-        return self._examples.uncounted
+    def examples(self) -> Examples:
+        """The held-out examples, with the numbers of those that are left out."""
+        return self._examples
 
     @property
     def loss_meaning(self) -> str | None:

@@ -319,7 +319,7 @@ def _evaluators(opened: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
             evaluator = member.evaluator()
             if evaluator is not None:
                 evaluators[member.model.graph] = evaluator
-    skipped = {evaluator.skipped for evaluator in evaluators.values()}
+    skipped = {evaluator.examples.skipped for evaluator in evaluators.values()}
     if len(skipped) > 1:
         raise InputError(
             f"prompts of these lengths leave out {sorted(skipped)} held-out rows as "

@@ -105,6 +105,11 @@ class Trainer:
             rows.append(f"{self.examples.skipped} left out because they are too long")
         if self.examples.unlearned:
             rows.append(f"{self.examples.unlearned} left out: nothing is learned")
+        if self.examples.without_completion:
+            rows.append(
+                f"{self.examples.without_completion} left out: their completion is "
+                "empty"
+            )
         if self.examples.truncated:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")

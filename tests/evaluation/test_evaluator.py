@@ -215,7 +215,9 @@ def test_text_metrics_compare_generated_texts_with_the_references(case):
     )
     wanted = {"squad_f1", "squad_exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
     assert case.measured(**options).keys() == wanted | {"loss", "accuracy"}
-    lines = [
+    # A line with an empty completion is left out, and so are its references.
+    lines = [{"prompt": "a", "completion": "", "all": "b"}]
+    lines += [
         {"prompt": p, "completion": c, "all": [c, text + "."]}
         for (p, c), text in zip(PAIRS, continuations, strict=True)
     ]

@@ -151,7 +151,7 @@ def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_
         # The row begins with the separator of an example that is not in it.
         file["token_type_ids"][0, 0] = 3  # pyright: ignore
     systems = opened(model, path, prompt, baseline=True)
-    uncounted = systems[0].evaluator.uncounted
+    uncounted = systems[0].evaluator.examples.uncounted
     for metric in measured(systems).values():
         assert metric[:, 1].tolist() == [2, 2]
     alone = measured(opened(model, path, prompt))["mine"]

@@ -67,6 +67,7 @@ class ClassExamples:
         self._truncation: Truncation | None = getattr(examples, "truncation", None)
         self.truncated = getattr(examples, "truncated", 0)
         self.unlearned = getattr(examples, "unlearned", 0)
+        self.without_completion = getattr(examples, "without_completion", 0)
         if self._truncation is not None:
             self._truncate_prompts(self._truncation)
         if model.architecture == "decoder_only" and not model.predicts_first_token:

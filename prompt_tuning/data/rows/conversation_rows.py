@@ -48,6 +48,12 @@ class ConversationEncoder:
         self._encode = TypedTextEncoder(tokenizer)
         self._eos_text = chat.eos_token or tokenizer.token(tokenizer.eos_id)
 
+    def has_completion(self, line: JsonLine) -> bool:
+        """Returns whether a pair has an answer; see `RowEncoder`."""
+        if self._format == "alpaca":
+            return bool(read_alpaca(line.content, line.location)[1])
+        return self._format != "pairs" or self._pairs.has_completion(line)
+
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
         """Encodes lines as rows; see `RowEncoder`."""
         del add_eos  # the template ends each answer

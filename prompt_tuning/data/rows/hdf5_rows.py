@@ -37,6 +37,9 @@ class Hdf5Rows:
     or in none, `token_type_ids` of the same shape. `length` may differ between files.
     Rows are read on demand.
 
+    Attributes:
+      without_completion: see `RowSource`; always 0.
+
     Args:
       files: one file or several.
       prompt_ids: name of the integer data set `[n]` that selects each row's prompt;
@@ -47,6 +50,8 @@ class Hdf5Rows:
     Raises:
       InputError: if a file is missing, truncated, not HDF5, or has other data sets.
     """
+
+    without_completion = 0
 
     def __init__(
         self,

@@ -127,6 +127,14 @@ class RowEncoder(Protocol):
         """The tokenizer of the model."""
         ...
 
+    def has_completion(self, line: JsonLine) -> bool:
+        """Returns whether a line has something to learn besides the end of a text.
+
+        Raises:
+          InputError: if the line lacks a key, or a value is of another type.
+        """
+        ...
+
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
         """Encodes lines as rows.
 
@@ -238,6 +246,12 @@ class LineEncoder:
         key = self.prompt_key
         prompt = "" if key is None else line.text(key, "DataSource.prompt_key")
         return prompt, self._completion(line)
+
+    def has_completion(self, line: JsonLine) -> bool:
+        """Returns whether the completion is not empty; see `RowEncoder`."""
+        if self.template is not None:
+            return bool(self._completion(line))
+        return bool(self.texts(line)[1])
 
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
         """Encodes lines as rows; see `RowEncoder`."""

@@ -32,7 +32,12 @@ class JsonlRows:
 
     The row of a line with a prompt and a completion consists of BOS (type 0) if the
     tokenizer adds one, the prompt (type 0), the completion (type 1) and EOS (type 3).
-    Empty lines are skipped.
+    Empty lines are skipped. Lines whose completion is empty are left out, as `prepare`
+    leaves them out, because only EOS would be learned.
+
+    Attributes:
+      records: number of each row's record, counted through all files.
+      without_completion: number of records left out because their completion is empty.
 
     Args:
       files: one file or several.
@@ -42,8 +47,8 @@ class JsonlRows:
       columns: further keys to read; none by default.
 
     Raises:
-      InputError: if a file is missing or empty, or a line is not an object with the
-        keys and types of values expected.
+      InputError: if a file is missing or empty, a line is not an object with the
+        keys and types of values expected, or every completion of a file is empty.
     """
 
     def __init__(
@@ -69,17 +74,31 @@ class JsonlRows:
         has_key = tasks is not None and tasks.key is not None
         self._prompt_ids: list[int] | None = [] if has_key else None
         self._columns: list[dict[str, Any]] = []
+        self.records: list[int] = []
+        read = 0
         for path in list_files(files):
-            before = len(self._rows)
+            before, first = len(self._rows), read
             records = read_records(path)
-            while lines := list(itertools.islice(records, LINES)):
+            while block := list(itertools.islice(records, LINES)):
+                chosen = [i for i, x in enumerate(block) if encoder.has_completion(x)]
+                lines = [block[i] for i in chosen]
+                self.records += [read + i for i in chosen]
+                read += len(block)
                 self._rows += encoder.rows(lines, add_eos)
                 self._locations += [(path, f"{x.unit} {x.number}") for x in lines]
                 self._columns += map(columns.read_line, lines)
                 if self._prompt_ids is not None and tasks is not None:
                     self._prompt_ids += map(tasks.read_line, lines)
-            if len(self._rows) == before:
+            if read == first:
                 raise InputError(f"{path} has no line, expected at least one")
+            if len(self._rows) == before:
+                raise InputError(
+                    f"{path}: the completion of every line is empty "
+                    f"({read - first:,} in all), so there is nothing to learn: write "
+                    "completions, or name another key by "
+                    f"{how_to_set('DataSource.completion_key', 'KEY')}"
+                )
+        self.without_completion = read - len(self._rows)
         self._balance_classes()
 
     def _balance_classes(self) -> None:

@@ -60,7 +60,14 @@ BlockWeights = Callable[[RowBlock], Float32[np.ndarray, "c n"]]
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows that can be read in any order, by several threads."""
+    """Rows that can be read in any order, by several threads.
+
+    Attributes:
+      without_completion: number of records that are left out because their completion
+        is empty.
+    """
+
+    without_completion: int
 
     def __len__(self) -> int: ...
 

@@ -280,3 +280,33 @@ def test_lines_are_bounded(tmp_path):
     path = write_lines(tmp_path / "deep.jsonl", '{"a": ' + "[" * 100_000)
     with pytest.raises(InputError, match=r"line 1 nests its JSON more than 100 levels"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "prompt,completion\na,\nb,c\n,\nd,e\n"),
+        (
+            "a.jsonl",
+            '{"prompt": "a", "completion": ""}\n{"prompt": "b", "completion": "c"}\n'
+            '{"prompt": "", "completion": ""}\n{"prompt": "d", "completion": "e"}\n',
+        ),
+    ],
+)
+def test_records_with_an_empty_completion_are_left_out_and_counted(
+    tmp_path, name, content
+):
+    """As `prepare` does: nothing but EOS would be learned."""
+    path = tmp_path / name
+    path.write_text(content)
+    rows = open_lines(path, Letters())
+    assert [typed_row(rows, i)[0].tolist() for i in range(2)] == [
+        [1, 4, 5, 2],
+        [1, 6, 7, 2],
+    ]
+    assert (len(rows), rows.without_completion, rows.records) == (2, 2, [1, 3])
+    assert rows.describe(1).endswith(("line 5", "line 4"))
+    lines = content.splitlines(keepends=True)
+    path.write_text("".join(lines[: 2 if name == "a.csv" else 1]))
+    with pytest.raises(InputError, match=r"every line is empty .1 in all., so there"):
+        open_lines(path, Letters())
