@@ -9,6 +9,7 @@ fields of its line.
 import dataclasses
 import hashlib
 import json
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from prompt_tuning.data.rows.jsonl import JsonLine, parse_lines
 from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slot_length
+from prompt_tuning.decoding.row_draws import repetitions
 from prompt_tuning.text_requests import TextRequests
 from prompt_tuning.tuned.input_encoding import PROMPT_KEY
 
@@ -72,14 +74,19 @@ class LineGeneration:
             raise InputError(f"{file} {found}, expected a jsonl file")
         self._content = self._digest()
         # All lines are encoded twice, so that none is refused after others were
-        # computed, and the memory does not grow with the file.
+        # computed, and the memory grows by some bytes for each line only.
         encoded, self.count = hashlib.sha256(), 0
+        hashes = array("q")
         for row in self._rows():
             request = row.request
             names = (request.adapter, request.prompt_id, request.sampling.seed)
             encoded.update(repr((request.ids, names)).encode())
+            # A line with a seed draws as if no other line were equal.
+            alone = SEED_KEY in row.line.content
+            hashes.append(hash((row.line.number,) if alone else request.row))
             self.count += 1
         self._encoded = encoded.hexdigest()
+        self._repetitions = repetitions(hashes)
         if not self.count:
             raise InputError(f"{file} has no line, expected at least one")
 
@@ -121,9 +128,11 @@ class LineGeneration:
         waiting: deque[_Row] = deque()
 
         def read() -> Iterator[Request]:
-            for row in self._rows(start, last):
+            count = self._requests.settings.sampling.n
+            for number, row in enumerate(self._rows(start, last), start):
                 waiting.append(row)
-                yield row.request
+                first = int(self._repetitions[number]) * count
+                yield dataclasses.replace(row.request, first_sample=first)
 
         for completions in self._requests.complete(read()):
             row = waiting.popleft()
@@ -142,9 +151,9 @@ class LineGeneration:
                     )
                 if number >= start:
                     with line.locating_errors():
-                        yield self._row(line, number)
+                        yield self._row(line)
 
-    def _row(self, line: JsonLine, number: int) -> _Row:
+    def _row(self, line: JsonLine) -> _Row:
         """Returns a line as a request.
 
         Raises:
@@ -171,7 +180,6 @@ class LineGeneration:
             ids = requests.encode(given)
         request = requests.request(
             ids,
-            number,
             chat=chat or None,
             adapter=fields.text(ADAPTER_KEY, None),
             prompt_id=fields.integer(PROMPT_ID_KEY, None),

@@ -13,7 +13,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.own_adapter import add_own_adapter, own_adapter
-from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.request import Completion, Request, separate_equal
 from prompt_tuning.decoding.request_stream import stream_request
 from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -70,7 +70,8 @@ class TextModel:
           temperature: sampling temperature; 0 is greedy.
           top_k: number of most probable tokens to draw from; None for all.
           top_p: probability of the most probable tokens to draw from; None for all.
-          seed: seed of sampling.
+          seed: seed of sampling. A text draws the same alone and among others; equal
+            texts draw differently.
           batch_size: number of texts that are continued together.
           prompt_ids: prompt of each text, for a model with several.
           stream: called with each piece of the continuation of a single text.
@@ -214,7 +215,7 @@ class TextModel:
         prompt_ids: Sequence[int] | None,
         sampling: Sampling | BeamSearch,
     ) -> list[Completion] | list[list[Completion]]:
-        """Continues texts by the engine; equal texts draw differently."""
+        """Continues texts by the engine; equal ones draw differently."""
         if isinstance(sampling, BeamSearch):
             return self._search(texts, adapters, prompt_ids, sampling)
         names = [None] * len(texts) if adapters is None else list(adapters)
@@ -226,15 +227,12 @@ class TextModel:
                     "each text"
                 )
         handles = self.engine().run(
-            [
-                dataclasses.replace(
-                    self._request(text, name, prompt, sampling),
-                    first_sample=number * sampling.n,
-                )
-                for number, (text, name, prompt) in enumerate(
-                    zip(texts, names, prompts, strict=True)
-                )
-            ]
+            separate_equal(
+                [
+                    self._request(text, name, prompt, sampling)
+                    for text, name, prompt in zip(texts, names, prompts, strict=True)
+                ]
+            )
         )
         several = [
             sorted(handle.completions, key=lambda x: x.sample) for handle in handles

@@ -148,7 +148,6 @@ class TextRequests:
     def request(
         self,
         ids: list[int],
-        number: int,
         *,
         chat: bool | None = None,
         adapter: str | None = None,
@@ -159,11 +158,10 @@ class TextRequests:
 
         Args:
           ids: tokens of the row.
-          number: number of the row, from 0, so that equal rows draw differently.
           chat: whether it is a conversation; None as in the settings.
           adapter: name of its adapter; None for that of the settings.
           prompt_id: its prompt; None for that of the settings.
-          seed: a seed, with which the row draws as if it were the first; or None.
+          seed: its seed; None for that of the settings.
 
         Raises:
           InputError: if the row cannot be continued.
@@ -191,7 +189,6 @@ class TextRequests:
             adapter=name,
             prompt_id=prompt_id,
             sampling=sampling,
-            first_sample=number * own.n if seed is None else 0,
         )
 
     def complete(self, requests: Iterable[Request]) -> Iterator[list[Completion]]:
@@ -237,7 +234,7 @@ class EngineGenerator:
         Raises:
           InputError: if the row cannot be continued.
         """
-        request = self._requests.request(list(row), 0, prompt_id=prompt_id)
+        request = self._requests.request(list(row), prompt_id=prompt_id)
         engine = self._requests.adapters.engine(1, self._requests.room)
         pieces = stream_request(engine, request)
         with activity("reading the text"):

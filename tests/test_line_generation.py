@@ -111,15 +111,33 @@ def test_samples_and_their_probabilities_are_those_of_python(adapters, tmp_path)
 
 
 def test_a_result_does_not_depend_on_other_lines(adapters, tmp_path):
-    rows = [{**row, "seed": number} for number, row in enumerate(ROWS)]
     together = generated(
-        adapters, write_rows(tmp_path / "all.jsonl", rows), sampling=SAMPLED
+        adapters, write_rows(tmp_path / "all.jsonl", ROWS), sampling=SAMPLED
     )
-    for row, expected in zip(rows, together, strict=True):
+    for row, expected in zip(ROWS, together, strict=True):
         (alone,) = generated(
             adapters, write_rows(tmp_path / "one.jsonl", [row]), sampling=SAMPLED
         )
         assert {**alone, "line": 0} == {**expected, "line": 0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.5, "top_k": 9, "seed": 3, "new_tokens": NEW},
+        {"sampling": pt.Sampling(temperature=1.5, top_k=9, seed=3, new_tokens=NEW)},
+    ],
+    ids=["texts", "completions"],
+)
+def test_a_drawn_row_does_not_depend_on_its_number(adapters, settings):
+    model = adapters.model
+    upper, *same, word, again = model.generate(TEXTS, **settings)
+    # Equal texts draw differently, in their order.
+    assert TEXTS[1] == TEXTS[2] == TEXTS[4]
+    assert same[0] != same[1] != again != same[0]
+    order = [TEXTS[i] for i in (3, 1, 2, 0)]
+    assert model.generate(order, **settings) == [word, *same, upper]
+    assert model.generate(TEXTS[3], **settings) == word
 
 
 def test_beams_are_those_of_python(adapters, tmp_path):

@@ -172,6 +172,7 @@ def _continue_by_engine(
 ) -> None:
     """Continues texts, or the lines of a file, by the decoding engine."""
     from prompt_tuning.cli.terminal_session import run_session, show
+    from prompt_tuning.decoding.request import separate_equal
     from prompt_tuning.text_adapters import TextAdapters
     from prompt_tuning.text_model import TextModel
     from prompt_tuning.text_requests import TextRequests
@@ -199,7 +200,7 @@ def _continue_by_engine(
         show(session, texts[0])
     else:
         rows = [requests.encode(text) for text in texts]
-        made = [requests.request(ids, number) for number, ids in enumerate(rows)]
+        made = separate_equal([requests.request(ids) for ids in rows])
         with activity("generating"):
             results = list(requests.complete(made))
         _print(session, options, texts, [requests.fields(each) for each in results])

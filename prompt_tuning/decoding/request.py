@@ -1,13 +1,14 @@
 """Requests of the decoding engine and their results."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.row_draws import repetitions
 from prompt_tuning.decoding.sampling_settings import Sampling
 
 EndReason = Literal["stop", "length", "cancelled", "failed"]
@@ -24,7 +25,7 @@ class Request:
     Attributes:
       text: the text, encoded as in training, or None.
       ids: token ids that are continued as they are, or None.
-      embeddings: vectors that are read instead of those of tokens, as a soft prompt's
+      embeddings: vectors that are read instead of tokens, as a soft prompt's
         are, or None. One of text, ids and embeddings is given.
       adapter: name of a loaded adapter; None for the frozen model alone.
       prompt_id: number of the prompt of an adapter that has several, else None.
@@ -32,8 +33,8 @@ class Request:
       shared_text: text before `text` that several requests share. Its keys and values
         are computed once for an adapter, and stored and read once for all its rows.
       shared_ids: its ids, instead of the text.
-      first_sample: number of the first sample among all of one seed, so that requests
-        with the same seed draw differently.
+      first_sample: number of the first sample among all of equal requests, so
+        that these draw differently; see `separate_equal`.
     """
 
     text: str | None = None
@@ -59,6 +60,24 @@ class Request:
     def shares(self) -> bool:
         """Whether a shared text precedes the request's own."""
         return self.shared_text is not None or self.shared_ids is not None
+
+    @property
+    def row(self) -> tuple[Hashable, ...]:
+        """The values that equal requests have in common."""
+        ids = None if self.ids is None else tuple(self.ids)
+        vectors = None if self.embeddings is None else self.embeddings.tobytes()
+        shared = None if self.shared_ids is None else tuple(self.shared_ids)
+        text = (self.text, self.shared_text, ids, vectors, shared)
+        return (*text, self.adapter, self.prompt_id, self.sampling.seed)
+
+
+def separate_equal(requests: Sequence[Request]) -> list[Request]:
+    """Returns requests of which equal ones draw differently, in their order."""
+    numbers = repetitions([hash(request.row) for request in requests])
+    return [
+        dataclasses.replace(request, first_sample=int(number) * request.sampling.n)
+        for request, number in zip(requests, numbers, strict=True)
+    ]
 
 
 class TokenLogprob(NamedTuple):

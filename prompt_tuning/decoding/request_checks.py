@@ -76,7 +76,7 @@ def check_room(
 
 
 def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
-    """Checks vectors that are read instead of those of tokens.
+    """Checks vectors that are read instead of tokens.
 
     Raises:
       InputError: if they are not those of the model, or the rows of the adapter are

@@ -15,6 +15,7 @@ from prompt_tuning.decoding.request import (
     TokenLogprob,
 )
 from prompt_tuning.decoding.request_checks import row_ends, text_before
+from prompt_tuning.decoding.row_draws import content_number
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.text_pieces import NewText, TextPieces
 from prompt_tuning.decoding.token_choice import (
@@ -34,7 +35,8 @@ class RowProgress:
       handle: the request.
       sample: number of the sample.
       given: ids of its text.
-      embeddings: vectors that are read instead of those of `given`, or None.
+      content: number of what it contains; see `content_number`.
+      embeddings: vectors that are read instead of the tokens `given`, or None.
       adapter: its adapter.
       prompt: pages that precede it.
       submitted: time of submission.
@@ -69,6 +71,7 @@ class RowProgress:
         self.mask = None if mask is None else mask.copy()
         self.needs = sampling_needs(self.sampling)
         self.embeddings = handle.request.embeddings
+        self.content = content_number(given, self.embeddings)
         separate = model.config.architecture == "encoder_decoder"
         before = text_before(handle.request, given, model)
         self._before = [model.config.decoder_start_id] if separate else before
@@ -248,11 +251,15 @@ def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowCho
         samples = [row.handle.request.first_sample + row.sample for row in rows]
         steps = [len(row.tokens) for row in rows]
         _set(choices, slots, rows[0].sampling, rows[0].ends, samples, steps)
+        choices.content[np.array(slots)] = [row.content for row in rows]
     return choices._replace(allowed=_allowed_tokens(count, active))
 
 
 def first_choices(
-    sampling: Sampling, ends: Sequence[int], samples: Sequence[int]
+    sampling: Sampling,
+    ends: Sequence[int],
+    samples: Sequence[int],
+    contents: Sequence[int] | None = None,
 ) -> RowChoices:
     """Returns the settings of rows without new tokens, as arrays.
 
@@ -260,10 +267,13 @@ def first_choices(
       sampling: settings of all rows.
       ends: ids of which each ends a row.
       samples: number of the sample of each row.
+      contents: number of the content of each row; None if nothing is drawn.
     """
     count = len(samples)
     choices = _neutral(count, len(ends))
     _set(choices, range(count), sampling, ends, samples, [0] * count)
+    if contents is not None:
+        choices.content[:] = contents
     return choices
 
 
@@ -281,6 +291,7 @@ def _neutral(count: int, ends: int) -> RowChoices:
         presence=np.zeros(count, np.float32),
         frequency=np.zeros(count, np.float32),
         seed=np.zeros(count, np.uint32),
+        content=np.zeros(count, np.uint32),
         sample=np.zeros(count, np.int32),
         step=np.zeros(count, np.int32),
         forced=np.full(count, NO_TOKEN, np.int32),

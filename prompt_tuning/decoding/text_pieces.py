@@ -1,5 +1,7 @@
 """The text of generated tokens, piece by piece, and where a stop text ends it."""
 
+import codecs
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,6 +58,8 @@ class TextPieces:
         self._move_window()
         self._complete = complete_text(tokenizer, self._window)
         self._text = ""
+        # Bytes of the last character if it is incomplete, and its offset.
+        self._part, self._begun = b"", 0
         self._shown = 0
         self._stopped = False
 
@@ -70,13 +74,11 @@ class TextPieces:
         self._count += 1
         earlier, self._whole = self._whole, self._tokenizer.decode(self._window)
         same = common_beginning(earlier, self._whole)
-        if self._whole.endswith(INCOMPLETE):
-            first = token_content(self._tokenizer, token)[:1]
-            if b"\x80" <= first < b"\xc0":
-                # It continues a character, whose bytes are all at one offset.
-                same = same.rstrip(INCOMPLETE)
-            return NewText("", False, self._offset(same))
         offset = self._offset(same)
+        if self._whole.endswith(INCOMPLETE):
+            content = token_content(self._tokenizer, token)
+            return NewText("", False, self._part_offset(content, offset))
+        self._part = b""
         return self._extend(self._added, offset)
 
     def finish(self) -> str:
@@ -107,6 +109,27 @@ class TextPieces:
         """Returns the offset of a token before which the window has some text."""
         known = len(common_beginning(self._before, same))
         return len(self._text) + len(same) - known
+
+    def _part_offset(self, content: bytes, offset: int) -> int:
+        """Returns the offset of a token after which the last character is incomplete.
+
+        All bytes of a character are at its offset, and other bytes at their own.
+
+        Args:
+          content: bytes of the token.
+          offset: offset of its first character if it continues none.
+        """
+        if self._part:
+            with contextlib.suppress(UnicodeDecodeError):
+                joined, begun = self._part + content, self._begun
+                text, size = codecs.utf_8_decode(joined)
+                self._part, self._begun = joined[size:], begun + len(text)
+                return begun
+        self._part, self._begun = b"", offset
+        with contextlib.suppress(UnicodeDecodeError):
+            text, size = codecs.utf_8_decode(content)
+            self._part, self._begun = content[size:], offset + len(text)
+        return offset
 
     def _extend(self, text: str, offset: int) -> NewText:
         """Adds decoded text, up to the first stop text in it."""

@@ -123,18 +123,24 @@ def keep_likely(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B V
 
 
 def draw(
-    logits: Float[Array, "B V"], seeds: PerRow, samples: PerRow, steps: PerRow
+    logits: Float[Array, "B V"],
+    seeds: PerRow,
+    contents: PerRow,
+    samples: PerRow,
+    steps: PerRow,
 ) -> Int[Array, "B"]:
-    """Draws from the softmax of each row, with a key of its seed, sample and step.
+    """Draws from the softmax of each row, with a key that its numbers determine.
 
     The keys do not depend on the number of the row in the batch.
     """
 
-    def draw_row(row, seed, sample, step):
-        key = jax.random.fold_in(jax.random.key(seed), sample)
-        return jax.random.categorical(jax.random.fold_in(key, step), row)
+    def draw_row(row, seed, *numbers):
+        key = jax.random.key(seed)
+        for number in numbers:
+            key = jax.random.fold_in(key, number)
+        return jax.random.categorical(key, row)
 
-    arrays = (jnp.asarray(x) for x in (seeds, samples, steps))
+    arrays = (jnp.asarray(x) for x in (seeds, contents, samples, steps))
     return jax.vmap(draw_row)(logits, *arrays).astype(jnp.int32)
 
 
@@ -176,6 +182,7 @@ class RowChoices(NamedTuple):
       presence: `[B]`.
       frequency: `[B]`.
       seed: `[B]`.
+      content: number of the row's content, `[B]`; see `content_number`.
       sample: number of the sample, `[B]`.
       step: number of tokens generated before, `[B]`.
       forced: id of the only token allowed, `[B]`, or `NO_TOKEN`.
@@ -194,6 +201,7 @@ class RowChoices(NamedTuple):
     presence: PerRow
     frequency: PerRow
     seed: PerRow
+    content: PerRow
     sample: PerRow
     step: PerRow
     forced: PerRow
@@ -278,7 +286,8 @@ def choose_tokens(
             scaled = keep_highest(scaled, choices.top_k)
             scaled = keep_nucleus(scaled, choices.top_p)
             scaled = keep_likely(scaled, choices.min_p)
-        drawn = draw(scaled, choices.seed, choices.sample, choices.step)
+        numbers = (choices.content, choices.sample, choices.step)
+        drawn = draw(scaled, choices.seed, *numbers)
         tokens = jnp.where(jnp.asarray(choices.temperature) > 0, drawn, tokens)
     if needs.constrained:
         forced = jnp.asarray(choices.forced)

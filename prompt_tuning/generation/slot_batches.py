@@ -27,6 +27,7 @@ def continue_in_slots(
     length: int,
     sampling: Sampling,
     *,
+    samples: Sequence[int],
     slots: int,
     prompt_ids: Sequence[int] | None = None,
     on_ended: Callable[[int], None] | None = None,
@@ -39,7 +40,8 @@ def continue_in_slots(
       rows: token ids of all rows.
       numbers: the rows to continue.
       length: maximum number of tokens of these rows.
-      sampling: how new tokens are chosen; a row draws with the key of its number.
+      sampling: how new tokens are chosen.
+      samples: number of the sample of each of all rows; see `repetitions`.
       slots: maximum number of rows that are continued together.
       prompt_ids: prompt of each of all rows if the model has several, else None.
       on_ended: called with a number of rows when these have ended.
@@ -55,7 +57,7 @@ def continue_in_slots(
                 ids=rows[number],
                 prompt_id=None if prompt_ids is None else prompt_ids[number],
                 sampling=sampling,
-                first_sample=number,
+                first_sample=samples[number],
             )
         )
         for number in order

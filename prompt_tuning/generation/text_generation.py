@@ -12,6 +12,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_draws import content_number, repetitions
 from prompt_tuning.decoding.row_encoding import (
     LENGTH_MULTIPLE,
     decode_continuations,
@@ -44,7 +45,7 @@ def continue_all(
       parameters: all parameters by path.
       rows: token ids; without a prompt, each row needs at least one token.
       sampling: how new tokens are chosen: greedily, or drawn with a temperature; each
-        row draws with its own key.
+        row draws as it does alone, and equal rows draw differently.
       batch_size: maximum number of rows that are continued together.
       prompt_ids: prompt of each row if the model has several, else None.
       on_batch: called with a number of rows when these have ended.
@@ -64,6 +65,9 @@ def continue_all(
     check_rows(model, rows, sampling.new_tokens)
     check_prompt_ids(model, prompt_ids, len(rows))
     batches = _batches(model, rows, batch_size)
+    numbered = zip(rows, prompt_ids or [0] * len(rows), strict=True)
+    hashes = [hash((*row, prompt)) for row, prompt in numbered]
+    samples = repetitions(hashes).tolist()
     continuations: dict[int, list[int]] = {}
     if model.layout is None and not model.weight_storage.by_layer:
         numbers: dict[int, list[int]] = {}
@@ -77,6 +81,7 @@ def continue_all(
                 chosen,
                 length,
                 sampling,
+                samples=samples,
                 slots=batch_size,
                 prompt_ids=prompt_ids,
                 on_ended=on_batch,
@@ -85,7 +90,7 @@ def continue_all(
         _check_options(sampling)
         for group in batches:
             continuations |= _continue_batch(
-                model, parameters, rows, group, sampling, prompt_ids
+                model, parameters, rows, group, sampling, samples, prompt_ids
             )
             if on_batch is not None:
                 on_batch(len(group.real))
@@ -109,6 +114,7 @@ def _continue_batch(
     rows: Sequence[Sequence[int]],
     group: LengthGroup,
     sampling: Sampling,
+    samples: Sequence[int],
     prompt_ids: Sequence[int] | None,
 ) -> dict[int, list[int]]:
     """Continues a batch on a mesh, or layer by layer if the weights are streamed."""
@@ -119,7 +125,10 @@ def _continue_batch(
     prompts = None
     if prompt_ids is not None:
         prompts = jnp.array([prompt_ids[index] for index in filled])
-    inputs = (tokens, lengths, first_choices(sampling, ends, filled), prompts)
+    contents = [content_number(rows[index]) for index in filled]
+    numbers = [samples[index] for index in filled]
+    choices = first_choices(sampling, ends, numbers, contents)
+    inputs = (tokens, lengths, choices, prompts)
     settings: dict[str, Any] = {
         "graph": model.graph,
         "new_tokens": sampling.new_tokens,

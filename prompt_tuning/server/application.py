@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request import Request, separate_equal
 from prompt_tuning.server import openai_requests, prometheus
 from prompt_tuning.server.beam_searches import BeamSearches
 from prompt_tuning.server.engine_thread import EngineThread
@@ -204,16 +204,10 @@ class ServerApplication:
         prompts = await self._encode(body.prompts, adapter)
         rows = [Request(embeddings=each) for each in body.embeddings]
         rows += [Request(ids=ids) for ids in prompts]
-        requests = [
-            dataclasses.replace(
-                row,
-                adapter=adapter,
-                prompt_id=body.prompt_id,
-                sampling=body.sampling,
-                first_sample=number * body.sampling.n,
-            )
-            for number, row in enumerate(rows)
-        ]
+        common = {"adapter": adapter, "prompt_id": body.prompt_id}
+        requests = separate_equal(
+            [dataclasses.replace(row, **common, sampling=body.sampling) for row in rows]
+        )
         name = body.model or self.models.name
         form = CompletionFormat(name, self.models.tokenizer)
         if body.beams is not None:

@@ -31,7 +31,7 @@ SAMPLING = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     *("min_tokens", "ignore_eos", "stop_token_ids", *structured_outputs.FIELDS),
 )
-"""Fields that set how tokens are chosen; those not of OpenAI are named as in vLLM."""
+"""Fields that set how tokens are chosen; vLLM's names where OpenAI has none."""
 COMMON = ("model", "stream", "stream_options", "logprobs", "prompt_id", *SAMPLING)
 BEAMS = ("use_beam_search", "best_of", "length_penalty")
 """Fields of beam search, named as in vLLM."""
@@ -87,7 +87,7 @@ class CompletionBody(CommonBody):
 
     Attributes:
       prompts: texts, or rows of token ids.
-      embeddings: rows of vectors that are read instead of those of tokens; they come
+      embeddings: rows of vectors that are read instead of tokens; they come
         before the prompts in the answer.
       beams: settings of beam search; None to choose token after token.
     """

@@ -111,6 +111,17 @@ def test_bytes_that_are_no_character_have_offsets():
     assert pieces.text == "\ufffd\ufffd\ufffda"
 
 
+def test_bytes_that_continue_no_character_have_their_own_offsets():
+    tokenizer = byte_tokenizer(fallback=False)
+    first, last = byte_ids(tokenizer, "\u02ae")
+    euro, letter = byte_ids(tokenizer, "\u20ac")[:2], byte_ids(tokenizer, "a")
+    pieces = TextPieces(tokenizer, letter)
+    ids = [first, last, last, last, *euro]
+    assert [pieces.add(token).offset for token in ids] == [0, 0, 1, 2, 3, 3]
+    assert pieces.add(*letter).offset == 4
+    assert pieces.text == "\u02ae\ufffd\ufffd\ufffda"
+
+
 def test_the_rest_of_a_text_is_added_once():
     tokenizer = byte_tokenizer(fallback=False)
     pieces = TextPieces(tokenizer, [])

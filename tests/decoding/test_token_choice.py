@@ -26,7 +26,8 @@ def choices(count: int = B, **changes) -> RowChoices:
         *(np.ones(count, np.float32), np.zeros(count, np.float32)),
         *(np.ones(count, np.float32), np.zeros(count, np.float32)),
         *(np.zeros(count, np.float32), np.zeros(count, np.uint32)),
-        *(np.zeros(count, np.int32), np.zeros(count, np.int32)),
+        *(np.zeros(count, np.uint32), np.zeros(count, np.int32)),
+        *(np.zeros(count, np.int32),),
         *(np.full(count, -1, np.int32), np.full((count, 4), -1, np.int32)),
         *(np.zeros(count, bool), np.zeros(count, bool)),
     )
