@@ -5,6 +5,8 @@ import errno
 from collections.abc import Iterable, Sequence
 
 MAXIMUM_LINES = 12
+BEGINNING = 4
+"""Number of equal first letters of names that are near."""
 MAXIMUM_SHOWN = 200
 """Maximum length of a foreign value in a message."""
 
@@ -79,12 +81,13 @@ def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Ends a message about an unknown name with a question, or with all known names.
 
-    A name is near if it has most letters in common with one, or begins like it.
+    A name is near if it has most letters in common with one, or begins with the same
+    four.
     """
     names = sorted(known)
     short = name[:MAXIMUM_SHOWN]
     near = difflib.get_close_matches(short, names, n=3)
-    near = near or difflib.get_close_matches(short, names, n=3, cutoff=0.45)
+    near = near or [each for each in names if each[:BEGINNING] == short[:BEGINNING]]
     if near:
-        return f"; did you mean {' or '.join(near)}?"
+        return f"; did you mean {' or '.join(near[:3])}?"
     return f"; expected {' or '.join(names)}" if names else ""

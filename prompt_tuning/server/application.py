@@ -38,6 +38,7 @@ from prompt_tuning.server.openai_answers import (
     CompletionFormat,
 )
 from prompt_tuning.server.openai_requests import CommonBody
+from prompt_tuning.server.request_fields import check_known
 from prompt_tuning.server.request_guard import RequestGuard
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.server_limits import RequestError
@@ -178,14 +179,14 @@ class ServerApplication:
 
     async def _load(self, request: HttpRequest) -> Response:
         body = openai_requests.read_body(await read_content(request))
-        openai_requests.check_known(body, ("lora_name", "lora_path"))
+        check_known(body, ("lora_name", "lora_path"), {})
         name, path = body.text("lora_name"), body.text("lora_path")
         await self.models.load(self.thread, name, path)
         return PlainTextResponse(f"adapter {shown(name)} is loaded")
 
     async def _unload(self, request: HttpRequest) -> Response:
         body = openai_requests.read_body(await read_content(request))
-        openai_requests.check_known(body, ("lora_name", "lora_int_id"))
+        check_known(body, ("lora_name", "lora_int_id"), {})
         name = body.text("lora_name")
         await self.models.unload(self.thread, name)
         return PlainTextResponse(f"adapter {shown(name)} is unloaded")

@@ -10,12 +10,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from prompt_tuning.core.errors import InputError, did_you_mean, shown
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.server import structured_outputs
+from prompt_tuning.server.request_fields import IGNORED, NEUTRAL, check_known
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,
@@ -42,23 +43,13 @@ WITH_BEAMS = (
 """Fields that a request with beam search may have."""
 COMPLETION = ("prompt", "prompt_embeds", *BEAMS, *COMMON)
 CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
-IGNORED = (
-    *("user", "metadata", "store", "service_tier", "safety_identifier"),
-    *("prompt_cache_key",),
-)
-"""Fields of OpenAI that do not change what is generated."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "add_generation_prompt": (True,),
+ADDS_SPECIAL = {"add_special_tokens": (True,)}
+"""A completion's text begins as in training, with BOS if the model expects it."""
+STREAM_OPTIONS = ("include_usage",)
+STREAM_NEUTRAL = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (True, False),
 }
-"""Fields that are supported with these values only, which change nothing."""
 ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -117,31 +108,13 @@ def read_body(content: bytes) -> JsonObject:
     return as_object(parse_json(content, "the body"), "the body")
 
 
-def check_known(body: JsonObject, known: Sequence[str]) -> None:
-    """Refuses fields that have no effect here.
-
-    Raises:
-      InputError: for the first one.
-    """
-    for name, value in body.values.items():
-        if name in known or name in IGNORED or value is None:
-            continue
-        if name not in NEUTRAL:
-            raise InputError(
-                f"the body has an unknown field {shown(name)}"
-                f"{did_you_mean(name, known)}"
-            )
-        if value not in NEUTRAL[name]:
-            raise InputError(f"{name} = {shown(value)} is not supported: leave it out")
-
-
 def read_completion(body: JsonObject) -> CompletionBody:
     """Reads the body of `/v1/completions`.
 
     Raises:
       InputError: if it has an unknown field, or a value that cannot be used.
     """
-    check_known(body, COMPLETION)
+    check_known(body, COMPLETION, {**NEUTRAL, **ADDS_SPECIAL})
     embeddings = read_embeddings(body)
     prompts = []
     if not embeddings or body.values.get("prompt") is not None:
@@ -156,7 +129,9 @@ def read_completion(body: JsonObject) -> CompletionBody:
     for name in ("best_of", "length_penalty"):
         if body.values.get(name) not in (None, *NEUTRAL[name]):
             raise InputError(f"{name} needs use_beam_search = true")
-    logprobs = body.integer("logprobs", None, maximum=MAXIMUM_LOGPROBS)
+    logprobs = None
+    if body.values.get("logprobs") is not False:
+        logprobs = body.integer("logprobs", None, maximum=MAXIMUM_LOGPROBS)
     common = _common(body, COMPLETION_TOKENS, logprobs, rows)
     return CompletionBody(beams=None, **fields, **common)
 
@@ -168,7 +143,8 @@ def read_beams(body: JsonObject) -> BeamSearch:
       InputError: if a field contradicts beam search.
     """
     for name, value in body.values.items():
-        if value is not None and name not in (*WITH_BEAMS, *IGNORED):
+        read = name in (*WITH_BEAMS, *IGNORED) or value in (None, False, [], {})
+        if not read and name not in (*NEUTRAL, *ADDS_SPECIAL):
             raise InputError(f"{name} has no effect with use_beam_search: leave it out")
     if body.flag("stream", False):
         raise InputError("beams are known at the end only: leave out stream")
@@ -304,8 +280,7 @@ def _common(
     """Returns the fields of `CommonBody`."""
     stream = body.flag("stream", False)
     options = body.nested("stream_options", {})
-    if options.values and not stream:
-        raise InputError("stream_options needs stream = true")
+    check_known(options, STREAM_OPTIONS, STREAM_NEUTRAL)
     sampling = _sampling(body, tokens, logprobs)
     if prompts * sampling.n > MAXIMUM_ROWS:
         raise InputError(
@@ -368,7 +343,7 @@ def _biases(body: JsonObject) -> dict[int, float]:
 
 
 def _stops(body: JsonObject) -> tuple[str, ...]:
-    stop = body.value("stop", [])
+    stop = body.value("stop", []) or []
     stops = [stop] if isinstance(stop, str) else stop
     if (
         not isinstance(stops, list)

@@ -176,6 +176,19 @@ def test_beams_are_those_of_a_search_in_this_process(name, server):
     assert len(set(texts)) == 2
 
 
+def test_fields_that_change_nothing_are_accepted(server):
+    body = {"prompt": TEXT, "max_tokens": 3, "temperature": 0}
+    expected = server.ask(body)[1]["choices"]
+    fields = {"skip_special_tokens": True, "spaces_between_special_tokens": True}
+    fields |= {"include_stop_str_in_output": False, "detokenize": True, "stop": ""}
+    fields |= {"logprobs": False, "stop_token_ids": [], "logit_bias": {}, "echo": False}
+    fields |= {"add_special_tokens": True, "stream_options": {"include_usage": True}}
+    fields |= {"user": "me", "metadata": {"a": 1}, "guided_json": None, "tools": []}
+    fields |= {"structured_outputs": None, "functions": [], "modalities": ["text"]}
+    status, answer = server.ask({**body, **fields, "chat_template_kwargs": {}})
+    assert (status, answer.get("choices")) == (200, expected)
+
+
 def constrained(**fields):
     return {"prompt": TEXT, "structured_outputs": fields}
 
@@ -250,6 +263,9 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": [10**20]}, 400, "expected 0 to"),
         ({"prompt": "a", "model": "b"}, 404, "there are: base, soft"),
         ({"prompt": "a", "max_token": 5}, 400, "did you mean max_tokens"),
+        ({"prompt": "a", "chat_template": "b"}, 400, "'chat_template'; expected best"),
+        ({"prompt": "a", "skip_special_tokens": False}, 400, "is not supported"),
+        ({"prompt": "a", "return_token_ids": 0}, 400, "is not supported"),
         ({"prompt": "a", "echo": True}, 400, "echo = True is not supported"),
         ({"prompt": "a", "n": 10**9}, 400, "n = 1000000000"),
         ({"prompt": "a", "n": 9}, 400, "n is 9, expected 1 to 8"),
@@ -279,7 +295,7 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": "a", **BEAMS, "response_format": {"type": "json_object"}}, 400, ""),
         ({"prompt": "a", "response_format": {"type": "xml"}}, 400, "one of text, json"),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "json_sche"),
-        ({"prompt": "a", "guided_json": {}}, 400, "unknown field 'guided_json'"),
+        ({"prompt": "a", "guided_json": {}}, 400, "send structured_outputs: {json"),
     ],
     ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:12],
 )
