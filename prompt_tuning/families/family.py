@@ -34,6 +34,9 @@ class Family:
       embedding_tables: possible names of the embedding table, in order of preference.
       base_prefix: prefix of names in the full model that its base model lacks; PEFT
         omits it for adapters that were trained on a base model.
+      prefix_aliases: prefixes of the text model in versions of transformers and in
+        models that have it alone, which adapters' files may have instead of each other.
+      unread_parts: parts of the model that texts do not pass, by their first names.
       head_name: name of an untied head.
       token_parts: parts of `config.json` that also name special tokens, which count
         where neither `config.json` itself nor `generation_config.json` names them.
@@ -56,6 +59,8 @@ class Family:
     embedding_tables: tuple[str, ...]
     write_settings: Callable[[ModelConfig], dict[str, Any]] | None = None
     base_prefix: str = ""
+    prefix_aliases: tuple[str, ...] = ()
+    unread_parts: tuple[str, ...] = ()
     head_name: str = "lm_head.weight"
     quantization: str | None = None
     logit_bias: str = ""

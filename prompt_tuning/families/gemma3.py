@@ -23,6 +23,7 @@ from prompt_tuning.families.rotary_settings import read_rotary, read_window_rota
 TEXT = "text_config"
 STORED, LOADED = "language_model.model.", "model.language_model."
 """Prefix of the text model in files, and in the model that transformers loads."""
+ALIASES = (LOADED, STORED, "language_model.", "model.")
 TEXT_DEFAULTS = {
     **SIZES,
     "vocab_size": 262_208,
@@ -87,6 +88,7 @@ GEMMA3_TEXT = dataclasses.replace(
     model_type="gemma3_text",
     title="Gemma 3, text models",
     read_fields=read_gemma3,
+    prefix_aliases=ALIASES,
 )
 GEMMA3 = dataclasses.replace(
     GEMMA3_TEXT,
@@ -97,6 +99,7 @@ GEMMA3 = dataclasses.replace(
     embedding_tables=(f"{STORED}embed_tokens.weight", f"{LOADED}embed_tokens.weight"),
     head_name="language_model.lm_head.weight",
     token_parts=(TEXT,),
+    unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")

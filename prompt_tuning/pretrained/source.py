@@ -3,6 +3,8 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
+
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.mxfp4 import with_unpacked
@@ -148,6 +150,23 @@ def open_checkpoint(
         )
     config = dataclasses.replace(source.config, **choices)
     return config, t5x.t5x_recipes(config), t5x_checkpoint.open_t5x(path)
+
+
+def read_frozen(source: Pretrained, path: str) -> np.ndarray:
+    """Reads a parameter of a checkpoint that is one stored array, in its stored type.
+
+    Args:
+      source: the checkpoint.
+      path: path of the parameter.
+
+    Raises:
+      InputError: if the checkpoint cannot be read, or lacks the array.
+    """
+    _, recipes, stored = open_checkpoint(source)
+    (name,) = recipes[path].sources
+    if name not in stored:
+        raise InputError(f"{source.checkpoint} has no array {name}")
+    return recipes[path].transform(stored[name].read())
 
 
 def read_vocabulary(source: Pretrained) -> Vocabulary:

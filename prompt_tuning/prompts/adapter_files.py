@@ -22,6 +22,7 @@ from prompt_tuning.adapters.peft.folder import find_folder, read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.peft.prompts import STACKS
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
+from prompt_tuning.adapters.peft.table_copies import FrozenReader
 from prompt_tuning.adapters.prompt_files import find_checkpoint, read_array
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import STATE_FILE
@@ -42,13 +43,16 @@ PROMPT_PATHS = ("encoder/prompt/prompt", "decoder/prompt/prompt")
 _T5X = {f"{stack}.prompt.prompt.prompt": stack for stack in ("encoder", "decoder")}
 
 
-def read_adapter(path: Path | str, config: ModelConfig | None) -> Adapter:
+def read_adapter(
+    path: Path | str, config: ModelConfig | None, frozen: FrozenReader | None = None
+) -> Adapter:
     """Reads an adapter in any of these formats.
 
     Args:
       path: file or folder of the adapter.
       config: config of the adapter's model; None if it is unknown, which is enough for
         arrays whose name or shape determines their path.
+      frozen: reads parameters of that model; see `from_peft`.
 
     Raises:
       InputError: if the path contains nothing that can be read for this model.
@@ -67,7 +71,7 @@ def read_adapter(path: Path | str, config: ModelConfig | None) -> Adapter:
                 f"{path} is a PEFT adapter, and the meaning of its tensors depends on "
                 "the model: set the model that it is for (convert --base_model)"
             )
-        return from_peft(read_folder(path), config, str(path))
+        return from_peft(read_folder(path), config, str(path), frozen)
     files = [path] if path.is_file() else [path / name for name in _T5X]
     parameters: Arrays = {}
     for file in files:

@@ -257,7 +257,7 @@ class RunPlan:
             return None
         trained, frozen = parameter_groups.partition(abstract, self.labels)
         return plan_transfer(
-            read_source(Path(run.start_from), self.model.config),
+            read_source(Path(run.start_from), self.model.config, run.model),
             {path: trained[path] for path in self.labels},
             frozen,
             run.tuning.loras(abstract),

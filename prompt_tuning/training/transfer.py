@@ -5,6 +5,7 @@ carried over with the step counts that belong to them (see `optimizer_transfer`)
 """
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
+from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
@@ -113,19 +115,24 @@ class TransferSource:
             )
 
 
-def read_source(path: Path, config: ModelConfig) -> TransferSource:
+def read_source(
+    path: Path, config: ModelConfig, model: Pretrained | None = None
+) -> TransferSource:
     """Reads a run's best checkpoint, a checkpoint, a PEFT folder or a prompt file.
 
     Args:
       path: path of any of these.
       config: config of the frozen model.
+      model: the frozen model, with which a PEFT folder's copies of its embeddings and
+        head are compared; None for a run's own checkpoint, which has none.
 
     Raises:
       InputError: if the path contains nothing that can be read for this model.
     """
     checkpoint = find_checkpoint(path)
     if checkpoint is None:
-        adapter = read_adapter(path, config)
+        frozen = None if model is None else functools.partial(read_frozen, model)
+        adapter = read_adapter(path, config, frozen)
         return TransferSource(
             origin=str(path), leaves=adapter.parameters, scalings=adapter.scalings
         )

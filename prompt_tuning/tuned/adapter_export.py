@@ -1,6 +1,7 @@
 """Reads adapters from a run, checkpoint, PEFT folder or file, and writes them again."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from prompt_tuning.pretrained.checkpoint_path import (
 )
 from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -122,12 +124,13 @@ def open_source(
 
 
 def _open_adapter(path: Path, base: str | None) -> ConversionSource:
-    config = None
+    config = frozen = None
     folder = None if base is None else _present(base)
     if base is not None and folder is not None and (folder / "config.json").exists():
         base = str(folder) if hub_name_of(base) is None else base
         config = read_config(folder)
-    adapter = adapter_files.read_adapter(path, config)
+        frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
+    adapter = adapter_files.read_adapter(path, config, frozen)
     return ConversionSource(str(path), [adapter], config, base)
 
 

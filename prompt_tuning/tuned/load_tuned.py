@@ -89,7 +89,7 @@ def _load_other(
     """Loads the run's model with the content of a file or folder alone."""
     tuning = run.tuning
     config = open_checkpoint(run.model)[0]
-    source = read_source(path, config)
+    source = read_source(path, config, run.model)
     if tuning.is_empty and any(map(_is_added, source.leaves)):
         tuning = rebuild_tuning(source.adapter, config, run.prompting)
     model = open_pretrained(

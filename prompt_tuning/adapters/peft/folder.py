@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
+from prompt_tuning.adapters.peft.tensor_names import without_adapter_name
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError, shortened
@@ -76,8 +77,8 @@ def read_folder(path: Path | str) -> AdapterFolder:
       path: the adapter's folder, or the parent folder of a named adapter.
 
     Raises:
-      InputError: if a file is missing, damaged or a pickle, or the shapes of its arrays
-        contradict the settings.
+      InputError: if a file is missing, damaged or a pickle, if it has several adapters,
+        or if the shapes of its arrays contradict the settings.
     """
     folder = find_folder(path)
     if folder is None:
@@ -98,6 +99,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
         tensors[name] = stored.read().astype(np.float32)
         if not np.isfinite(tensors[name]).all():
             raise InputError(f"{file}: {name} has numbers that are not finite")
+    tensors = without_adapter_name(tensors, str(file))
     check_shapes(settings, tensors, str(folder))
     return AdapterFolder(settings, tensors)
 

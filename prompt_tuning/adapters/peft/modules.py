@@ -5,7 +5,7 @@ Several families have query, key and value in one module, of which each is a par
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
@@ -129,15 +129,39 @@ def unread_modules(config: ModelConfig) -> set[str]:
     return {name.format(i) for name in patterns for i in range(config.layers)}
 
 
-def full_name(module: str, known: Collection[str], source: str) -> str:
-    """Completes the name of a module if the adapter's model lacked the head.
+def find_name(
+    module: str, known: Collection[str], aliases: Sequence[str] = ()
+) -> str | None:
+    """Finds the name that a module has in the model that transformers loads.
+
+    Args:
+      module: name in an adapter's file.
+      known: names in the model.
+      aliases: prefixes that versions of the model have instead of each other.
+
+    Returns:
+      The name, completed if the adapter's model lacked the head; None if the model has
+      no such module.
+    """
+    stems = [module.removeprefix(alias) for alias in aliases]
+    for stem in dict.fromkeys((module, *stems)):
+        for prefix in (*HEADLESS, *aliases):
+            if prefix + stem in known:
+                return prefix + stem
+    return None
+
+
+def full_name(
+    module: str, known: Collection[str], source: str, aliases: Sequence[str] = ()
+) -> str:
+    """Completes the name of a projection's module; see `find_name`.
 
     Raises:
       InputError: if the model has no such module.
     """
-    for prefix in HEADLESS:
-        if prefix + module in known:
-            return prefix + module
+    name = find_name(module, known, aliases)
+    if name is not None:
+        return name
     if "experts" in module.split("."):
         raise InputError(
             f"{source} adapts experts ({shortened(module)}), which are frozen here: "

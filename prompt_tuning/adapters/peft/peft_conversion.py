@@ -4,7 +4,8 @@ PEFT's files (`folder`) and our parameters by path (`adapter`) differ in names, 
 scalings. Where both forms can represent an adapter, no number changes.
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import (
@@ -23,9 +24,7 @@ from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
     full_name,
-    match_targets,
     projections,
-    shortest_names,
     unread_modules,
 )
 from prompt_tuning.adapters.peft.peft_settings import (
@@ -53,8 +52,15 @@ from prompt_tuning.adapters.peft.shape_checks import (
     module_name,
 )
 from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.adapters.peft.table_copies import FrozenReader, without_copies
+from prompt_tuning.adapters.peft.target_settings import (
+    check_selection,
+    selects,
+    target_settings,
+)
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import hf_folder
 
 READ = (PROMPT, "P_TUNING", MULTITASK, PREFIX, LORA, IA3)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
@@ -67,28 +73,36 @@ _NAMES = {
 }
 
 
-def from_peft(folder: AdapterFolder, config: ModelConfig, source: str) -> Adapter:
+def from_peft(
+    folder: AdapterFolder,
+    config: ModelConfig,
+    source: str,
+    frozen: FrozenReader | None = None,
+) -> Adapter:
     """Converts a PEFT adapter to ours.
 
     Args:
       folder: contents of the adapter's folder.
       config: config of the adapter's model.
       source: origin of the adapter, for messages.
+      frozen: reads the model's embeddings and head, with which copies in the folder are
+        compared; None if they are not available.
 
     Raises:
       InputError: for a method or variant that is not supported, a tensor that does not
         belong to it, or a shape that does not fit the model.
     """
-    kind, settings, tensors = folder.kind, folder.settings, folder.tensors
+    kind, settings = folder.kind, folder.settings
     if kind not in READ:
         raise InputError(
             f"{source} has peft_type {shown(kind)}, expected one of {', '.join(READ)}"
         )
     check_supported(settings, source)
     _check_task(settings, config, source)
+    tensors = without_copies(folder.tensors, config, source, frozen)
     _check_names(kind, tensors, source)
     if kind in (LORA, IA3):
-        return _read_projections(folder, config, source)
+        return _read_projections(AdapterFolder(settings, tensors), config, source)
     if kind == PREFIX:
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
@@ -250,9 +264,9 @@ def _check_names(kind: str, tensors: Arrays, source: str) -> None:
     others = [n for n in tensors if n not in names and not n.endswith(endings or "\0")]
     if others:
         raise InputError(
-            f"{source} contains {others[0]} and {len(others) - 1} other tensors that "
-            f"do not belong to {kind}; modules that were trained as a whole are not "
-            "supported"
+            f"{source} contains {shortened(others[0])} and {len(others) - 1} other "
+            f"tensors that do not belong to {kind}; modules that were trained as a "
+            "whole are not supported"
         )
 
 
@@ -261,13 +275,31 @@ def _read_projections(
 ) -> Adapter:
     known = projections(config)
     modules = set(by_module(known))
+    family = hf_folder.find_family(config)
     given = sorted({module_name(name) for name in folder.tensors})
-    names = {full_name(module, modules, source): module for module in given}
+    unread = [name for name in given if _starts_with(name, family.unread_parts)]
+    names = {
+        full_name(module, modules, source, family.prefix_aliases): module
+        for module in given
+        if module not in unread
+    }
+    if not names:
+        raise InputError(
+            f"{source} adapts only modules that texts do not pass, such as "
+            f"{shortened(given[0])}"
+        )
     if folder.kind == IA3:
         parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
     else:
         parameters, scalings = read_lora(
             folder.tensors, names, folder.settings, known, source
+        )
+    check_selection(folder.settings, names, known, source)
+    if unread:
+        warnings.warn(
+            f"{source} adapts {len(unread)} modules that texts do not pass, such as "
+            f"{shortened(unread[0])}: they are left out",
+            stacklevel=2,
         )
     return Adapter(
         kind=folder.kind,
@@ -275,6 +307,11 @@ def _read_projections(
         scalings=scalings,
         settings=folder.settings,
     )
+
+
+def _starts_with(module: str, parts: Sequence[str]) -> bool:
+    """Returns whether a module belongs to one of the named parts of a model."""
+    return module.removeprefix("model.").split(".")[0] in parts
 
 
 def _write_projections(
@@ -296,8 +333,8 @@ def _write_projections(
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
     names = {*holders, *unread_modules(config)}
     inputs = {module for module in modules if holders[module][0].scales_input}
-    if not _selects(settings, modules, inputs, names):
-        derived |= _targets(adapter.kind, modules, inputs, names)
+    if not selects(settings, modules, inputs, names):
+        derived |= target_settings(adapter.kind, modules, inputs, names)
     return tensors, derived
 
 
@@ -332,42 +369,3 @@ def _has_scalings(
         and scaling_of(settings, module) == scaling
         for module, scaling in scalings.items()
     )
-
-
-def _selects(
-    settings: Settings, modules: set[str], inputs: set[str], names: set[str]
-) -> bool:
-    """Whether the settings already select exactly these modules.
-
-    Args:
-      settings: settings of a PEFT adapter.
-      modules: the adapted modules.
-      inputs: those that IA3 scales at their input.
-      names: all modules that PEFT can adapt.
-    """
-    narrowed = ("exclude_modules", "layers_to_transform", "layers_pattern")
-    if any(settings.get(name) for name in narrowed):
-        return False
-    return match_targets(settings["target_modules"], names) == modules and (
-        settings["peft_type"] != IA3
-        or match_targets(settings["feedforward_modules"], modules) == inputs
-    )
-
-
-def _targets(
-    kind: str, modules: set[str], inputs: set[str], names: set[str]
-) -> dict[str, Any]:
-    """Returns the settings that select exactly these modules; see `_selects`.
-
-    IA3's feed-forward modules must be among its targets under the same names.
-    """
-    narrowed: dict[str, Any] = {"exclude_modules": None}
-    if kind == LORA:
-        narrowed |= {"layers_to_transform": None, "layers_pattern": None}
-        return narrowed | {"target_modules": shortest_names(modules, names)}
-    before = shortest_names(inputs, names)
-    after = shortest_names(modules - inputs, names)
-    return narrowed | {
-        "target_modules": sorted(before + after),
-        "feedforward_modules": before,
-    }

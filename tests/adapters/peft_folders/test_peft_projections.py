@@ -139,7 +139,9 @@ def test_lower_ranks_are_padded_with_zeros():
 
 
 def test_layers_without_a_lora_are_not_changed():
-    theirs = lora({q_proj(1): (D, D)}, layers_to_transform=[1], target_modules=["q"])
+    theirs = lora(
+        {q_proj(1): (D, D)}, layers_to_transform=[1], target_modules=["q_proj"]
+    )
     adapter = from_peft(theirs, LLAMA, "here")
     (path,) = adapter.scalings
     assert not change(adapter, path, 0).any() and change(adapter, path, 1).any()
@@ -332,7 +334,8 @@ def test_ia3_survives_a_round_trip():
 def test_ia3_of_a_fused_module_is_split_and_padded_with_ones():
     module = "transformer.h.1.attn.c_attn"
     stored = normal(3 * D, 1)
-    adapter = from_peft(ia3({module: stored}), GPT2, "here")
+    theirs = ia3({module: stored}, target_modules=[module])
+    adapter = from_peft(theirs, GPT2, "here")
     for index, name in enumerate(("query", "key", "value")):
         path = f"decoder/layers/self_attention/{name}/adapters/ia3/scale"
         scale = adapter.parameters[path]
@@ -370,7 +373,21 @@ REFUSED = {
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),
-    "head": (lora({"lm_head": (D, 31)}), "module lm_head, which is not a projection"),
+    "head": (
+        lora({"lm_head": (D, 31)}),
+        r"low-rank adapter of the model's head \(lm_h",
+    ),
+    "embeddings": (
+        AdapterFolder(
+            lora(QUERIES).settings,
+            {
+                f"base_model.model.model.embed_tokens.lora_embedding_{x}": normal(2, 2)
+                for x in "AB"
+            },
+        ),
+        r"low-rank adapter of the model's embeddings \(model.embed_tokens\)",
+    ),
+    "other module": (lora({"score": (D, 2)}), "module score, which is not a proj"),
     "experts": (
         lora({"model.layers.0.mlp.experts.1.up_proj": (F, D)}),
         r"adapts experts \(model.*frozen",

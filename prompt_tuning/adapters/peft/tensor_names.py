@@ -1,0 +1,52 @@
+"""Names of an adapter's tensors, as PEFT and other programs write them.
+
+`save_pretrained` leaves the adapter's name out. A state dict that was saved without it
+has the name: `lora_A.default.weight`, `ia3_l.default`, or, for the vectors of a prompt,
+`prompt_encoder.default.embedding.weight`.
+"""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
+from prompt_tuning.core.errors import InputError, shown
+
+_NAMED = re.compile(
+    r"(.*\.(?:lora_[AB](?=\.[^.]+\.(?:weight|bias)$)"
+    r"|lora_embedding_[AB](?=\.[^.]+$)|ia3_l(?=\.[^.]+$)))\.([^.]+)(\..+)?"
+)
+_NAMED_PROMPT = re.compile(
+    r"prompt_encoder\.([^.]+)\.(embedding\.weight|prefix_task_cols|prefix_task_rows)"
+)
+_PROMPTS = {"embedding.weight": EMBEDDINGS, COLUMNS: COLUMNS, ROWS: ROWS}
+
+
+def without_adapter_name(
+    tensors: Mapping[str, np.ndarray], source: str
+) -> dict[str, np.ndarray]:
+    """Returns an adapter's tensors by the names that PEFT gives them in its files.
+
+    Args:
+      tensors: tensors by their names in a file.
+      source: the file, for messages.
+
+    Raises:
+      InputError: if the file has the tensors of several adapters.
+    """
+    prompts = [_NAMED_PROMPT.fullmatch(name) for name in tensors]
+    if tensors and all(prompts):
+        found = {m[0]: (m[1], _PROMPTS[m[2]]) for m in prompts if m}
+    else:
+        matches = [_NAMED.fullmatch(name) for name in tensors]
+        found = {m[0]: (m[2], m[1] + (m[3] or "")) for m in matches if m}
+    adapters = sorted({adapter for adapter, _ in found.values()})
+    names = [found[name][1] if name in found else name for name in tensors]
+    if len(adapters) > 1 or len(set(names)) < len(names):
+        raise InputError(
+            f"{source} has the tensors of several adapters "
+            f"({shown(adapters)[1:-1]}), expected those of one: save each in a folder "
+            "of its own with PEFT's save_pretrained"
+        )
+    return dict(zip(names, tensors.values(), strict=True))
