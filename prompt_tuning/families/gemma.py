@@ -20,17 +20,15 @@ def read_gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
     # Early folders name another activation, but were trained with this one.
     settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
     settings.choose("hidden_activation", ("gelu", "gelu_pytorch_tanh"))
-    return read_gemma_layout(settings) | read_rotary(
-        settings, settings.size("head_dim")
-    )
+    fields = read_gemma_layout(settings)
+    return fields | read_rotary(settings, fields["head_width"])
 
 
 def read_gemma_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that all versions of Gemma share."""
     settings.require("use_bidirectional_attention", False, CAUSAL)
-    fields = read_layout(settings, tied=True)
+    fields = read_layout(settings, tied=True, head_width=256)
     return fields | {
-        "head_width": settings.size("head_dim"),
         "key_value_heads": settings.size("num_key_value_heads"),
         "activation": "gelu_tanh",
         "biases": read_biases(settings),

@@ -26,7 +26,7 @@ def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    fields = read_layout(settings)
+    fields = read_layout(settings, head_width=128)
     return (
         fields
         | read_rotary(settings, fields["head_width"], partial=0.5)

@@ -16,7 +16,7 @@ def read_helium(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     settings.require("mlp_bias", False, "biases of Helium's MLP are not implemented")
-    fields = read_layout(settings)
+    fields = read_layout(settings, head_width=128)
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=100_000.0)

@@ -27,6 +27,8 @@ def read_windows(
       InputError: for a kind of layer that is not implemented, or a window of unknown
         size.
     """
+    if window is None and not has_window(settings, 1):
+        kinds = [FULL] * layers
     kinds = settings.sequence("layer_types", list(kinds))
     if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
         expected = f"a list of {layers} texts, each {FULL!r} or {SLIDING!r}"
@@ -37,6 +39,16 @@ def read_windows(
     if window is None:
         window = settings.integer("sliding_window", minimum=1)
     return {"window": window, "windowed_layers": windowed}
+
+
+def has_window(settings: HuggingFaceSettings, default: int = 0) -> bool:
+    """Returns whether `sliding_window` is set; some folders have 0 for no window.
+
+    Args:
+      settings: the settings in `config.json`.
+      default: size of the window if the setting is missing or null; 0 for none.
+    """
+    return settings.integer("sliding_window", default, minimum=0) > 0
 
 
 def alternating(layers: int, period: int) -> list[str]:

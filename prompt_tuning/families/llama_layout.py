@@ -57,6 +57,7 @@ def read_layout(
     *,
     activation: str = "hidden_act",
     tied: bool = False,
+    head_width: int | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` whose settings are named as Llama's.
 
@@ -64,6 +65,8 @@ def read_layout(
       settings: the settings in `config.json`.
       activation: name of the setting of the activation.
       tied: whether the head is tied if there is no setting.
+      head_width: `head_dim` if there is no setting; if None, the width divided by the
+        number of heads.
     """
     heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
     return {
@@ -74,7 +77,7 @@ def read_layout(
         "layers": settings.layers("num_hidden_layers"),
         "heads": heads,
         "key_value_heads": settings.size("num_key_value_heads", heads),
-        "head_width": settings.size("head_dim", width // heads),
+        "head_width": settings.size("head_dim", head_width or width // heads),
         "norm": "rms",
         "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
         "positions": "rotary",

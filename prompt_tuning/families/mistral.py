@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
@@ -19,7 +19,7 @@ def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
     # A missing setting has the default of transformers, and null means no window.
     values = {"sliding_window": 4096, **settings.values}
     settings = dataclasses.replace(settings, values=values)
-    kind = SLIDING if "sliding_window" in settings else FULL
+    kind = SLIDING if has_window(settings) else FULL
     reason = "transformers gives all layers of this family the same kind"
     layers = settings.layers("num_hidden_layers")
     settings.require("layer_types", [kind] * layers, reason)
@@ -33,7 +33,7 @@ def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     fields = read_layout(settings)
-    kind = SLIDING if "sliding_window" in settings else FULL
+    kind = SLIDING if has_window(settings) else FULL
     return (
         fields
         | {"key_value_heads": settings.size("num_key_value_heads")}

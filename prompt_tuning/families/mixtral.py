@@ -10,7 +10,7 @@ from prompt_tuning.families.expert_layout import (
     read_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
@@ -23,7 +23,7 @@ def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     fields = read_layout(settings)
-    kind = SLIDING if "sliding_window" in settings else FULL
+    kind = SLIDING if has_window(settings) else FULL
     return (
         fields
         | read_rotary(settings, fields["head_width"], base=1_000_000.0)

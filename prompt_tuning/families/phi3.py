@@ -7,7 +7,7 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
@@ -23,7 +23,7 @@ def read_phi3(settings: HuggingFaceSettings) -> dict[str, Any]:
     """
     fields = read_layout(settings)
     layers = fields["layers"]
-    kind = SLIDING if "sliding_window" in settings else FULL
+    kind = SLIDING if has_window(settings) else FULL
     fields |= read_rotary(settings, fields["head_width"], partial=1.0)
     fields["norm_epsilon"] = settings.positive("rms_norm_eps", 1e-5)
     return fields | read_windows(settings, layers, [kind] * layers)

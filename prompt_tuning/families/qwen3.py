@@ -16,14 +16,12 @@ def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    fields = read_layout(settings)
-    width = settings.size("head_dim")
+    fields = read_layout(settings, head_width=128)
     return (
         fields
-        | read_rotary(settings, width)
+        | read_rotary(settings, fields["head_width"])
         | read_qwen_windows(settings, fields["layers"])
         | {
-            "head_width": width,
             "biases": read_biases(settings),
             "query_key_norm": "head",
         }

@@ -5,7 +5,7 @@ import functools
 from typing import Any
 
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
-from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.layer_settings import has_window, read_windows
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama_layout import (
     INERT,
@@ -27,7 +27,7 @@ def read_starcoder2(settings: HuggingFaceSettings) -> dict[str, Any]:
     fields = read_layout(settings, tied=True)
     width = settings.head_width(fields["width"], fields["heads"])
     activation = settings.text("hidden_act", "gelu_pytorch_tanh")
-    kind = SLIDING if "sliding_window" in settings else FULL
+    kind = SLIDING if has_window(settings) else FULL
     return (
         fields
         | read_rotary(settings, width)

@@ -1,0 +1,47 @@
+"""Settings of `config.json` that folders leave out, or that mean nothing by zero."""
+
+import pytest
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.families import FAMILIES
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+SETTINGS = {
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "sliding_window": 3,
+    # Of models with experts, and of those with windows in some layers.
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+}
+WINDOWED = ("mistral", "ministral", "phi3", "mixtral", "starcoder2", "qwen2")
+
+
+def read(model_type, **settings):
+    values = HuggingFaceSettings("config.json", SETTINGS | settings)
+    return FAMILIES[model_type].read_fields(values)
+
+
+@pytest.mark.parametrize("model_type", [*WINDOWED, "qwen3_moe", "gemma2"])
+def test_a_window_of_zero_is_none(model_type):
+    assert 0 in read(model_type)["windowed_layers"]
+    assert "windowed_layers" not in read(model_type, sliding_window=0)
+    with pytest.raises(InputError, match="sliding_window = -1"):
+        read(model_type, sliding_window=-1)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "width"),
+    [("qwen3", 128), ("glm4", 128), ("helium", 128), ("gemma", 256), ("gemma2", 256)],
+)
+def test_a_missing_head_width_is_that_of_transformers(model_type, width):
+    assert read(model_type)["head_width"] == width
+    assert read(model_type, head_dim=6)["head_width"] == 6
