@@ -22,7 +22,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.resumable_lines import resumable_lines
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.data.rows.jsonl import JsonLine, parse_lines
-from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
+from prompt_tuning.data.text.conversations import (
+    MESSAGES_KEY,
+    has_prompt_messages,
+    read_chat_messages,
+    without_answer,
+)
+from prompt_tuning.data.text.record_fields import refuse_unread
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.row_draws import repetitions
@@ -161,13 +167,16 @@ class LineGeneration:
         """
         requests, fields = self._requests, JsonObject(line.location, line.content)
         chat, used = False, (PROMPT_KEY,)
+        key = PROMPT_KEY if has_prompt_messages(line.content, PROMPT_KEY) else ""
         if MESSAGES_KEY in line.content:
             if PROMPT_KEY in line.content:
                 raise InputError(
                     "found prompt and messages, expected one of them: leave out one"
                 )
-            chat, used = True, (MESSAGES_KEY,)
-            given, ids = self._read_messages(line)
+            key = MESSAGES_KEY
+        if key:
+            chat, used = True, (key,)
+            given, ids = self._read_messages(line, key)
         elif (template := requests.template) is not None and (
             PROMPT_KEY not in line.content
         ):
@@ -176,6 +185,7 @@ class LineGeneration:
             given = "".join(template.template.render(texts))
             ids = requests.encode_keys(texts)
         else:
+            refuse_unread(line.content, line.location)
             given = fields.text(PROMPT_KEY)
             ids = requests.encode(given)
         request = requests.request(
@@ -188,20 +198,20 @@ class LineGeneration:
         record = {name: x for name, x in line.content.items() if name not in used}
         return _Row(line, given, record, request)
 
-    def _read_messages(self, line: JsonLine) -> tuple[Any, list[int]]:
+    def _read_messages(self, line: JsonLine, key: str) -> tuple[Any, list[int]]:
         """Returns the messages of a line, and their ids without a known answer."""
-        messages = read_messages(line.content, MESSAGES_KEY, line.location)
+        record = read_chat_messages(line.content, key, line.location)
         if self._requests.settings.system is not None:
             raise InputError(
                 "--system is for texts, and the line has messages: put the system "
                 "message among them"
             )
         self._requests.check_chat()
-        if messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if not messages:
+        record = without_answer(record)
+        if not record.messages:
             raise InputError("the only message is an answer, expected one to answer")
-        return list(messages), self._requests.encode_chat(messages, line.location)
+        ids = self._requests.encode_chat(record, line.location)
+        return list(record.messages), ids
 
     def _settings(self) -> dict[str, Any]:
         """Returns everything that determines the results, by names for messages."""

@@ -10,7 +10,8 @@ from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.conversations import answers_of
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.beam_search import BeamSearch
@@ -128,14 +129,13 @@ class TextRequests:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, or of a message that begins a conversation."""
         if self.settings.chat:
-            return self.encode_chat(
-                first_turn(text, self.settings.system), "the message"
-            )
+            messages = first_turn(text, self.settings.system)
+            return self.encode_chat(answers_of(messages), "the message")
         return encode_given(self._prompted, text, self.template)
 
-    def encode_chat(self, messages: Sequence[Message], location: str) -> list[int]:
+    def encode_chat(self, record: ChatRecord, location: str) -> list[int]:
         """Returns the ids of a conversation up to its next answer."""
-        return self.encoder(messages, location)
+        return self.encoder(record, location)
 
     def encode_keys(self, texts: Mapping[str, str]) -> list[int]:
         """Returns the ids of the template of the run's data, by the texts of its keys.

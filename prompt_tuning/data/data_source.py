@@ -241,8 +241,8 @@ class DataSource:
             return False
         if self.template is not None:
             return True
-        path = self.paths[0]
-        return format_of(path, self.format, self.completion_key) == "pairs"
+        keys = self.prompt_key, self.completion_key
+        return format_of(self.paths[0], self.format, *keys) == ("pairs", False)
 
     @property
     def joined_words(self) -> str | None:
@@ -280,6 +280,12 @@ class DataSource:
             self.balance_key,
             self.objective_columns,
         )
+
+    @property
+    def row_keys(self) -> frozenset[str]:
+        """The keys of a line that are read besides its texts."""
+        keys = [key for key, _ in self.token_columns().keys.values()]
+        return frozenset(key for key in (*keys, self.prompt_id_key) if key is not None)
 
     def token_template(self, model: ModelInterface) -> TokenTemplate | None:
         """Returns the template as token ids of the model; None if none is set.

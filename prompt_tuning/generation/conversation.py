@@ -1,11 +1,12 @@
 """Conversations with a model through the chat template of its tokenizer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.line_formats import FormatChoice
 from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.conversations import answers_of
+from prompt_tuning.data.text.template_renderer import ChatRecord, Message
 from prompt_tuning.data.text.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
@@ -25,17 +26,17 @@ class ChatEncoder:
         self._tokenizer, self._template = tokenizer, template
         self._encode = TextEncoder(tokenizer)
 
-    def __call__(self, messages: Sequence[Message], location: str) -> list[int]:
+    def __call__(self, record: ChatRecord, location: str) -> list[int]:
         """Returns the ids of a conversation and of what precedes its next answer.
 
         Args:
-          messages: the conversation, ending with a turn of the user.
+          record: the conversation, ending with a turn of the user.
           location: where it comes from, for messages.
 
         Raises:
           InputError: if the template does not accept it.
         """
-        texts = [text for text, _ in self._render(messages, location)[:-1]]
+        texts = [text for text, _ in self._render(record, location)[:-1]]
         (parts,) = self._encode([texts])
         return [token for ids in parts for token in ids]
 
@@ -46,17 +47,18 @@ class ChatEncoder:
           InputError: if the template does not accept a conversation of two messages.
         """
         message = {"role": "user", "content": "question"}
-        answer, _ = self._render([message], "the chat template")[-1]
+        answer, _ = self._render(answers_of([message]), "the chat template")[-1]
         after = answer.rpartition(PLACEHOLDER)[2].strip()
         ids = self._tokenizer.encode(after)
         return ids[:1] if ids and _is_special(self._tokenizer, ids[0]) else []
 
-    def _render(
-        self, messages: Sequence[Message], location: str
-    ) -> list[tuple[str, int]]:
+    def _render(self, record: ChatRecord, location: str) -> list[tuple[str, int]]:
         """Renders a conversation with a next answer, whose text is the last."""
         answer = {"role": "assistant", "content": PLACEHOLDER}
-        texts = self._template.render([*messages, answer], location)
+        record = record._replace(
+            messages=(*record.messages, answer), learned=(*record.learned, True)
+        )
+        texts = self._template.render(record, location)
         if PLACEHOLDER not in texts[-1][0]:
             raise InputError(
                 f"{location}: the chat template of {self._template.origin} does not "
@@ -120,7 +122,7 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": text}]
         if not self._messages:
             messages = first_turn(text, self.system)
-        ids, answer = self.encoder(messages, "the conversation"), ""
+        ids, answer = self.encoder(answers_of(messages), "the conversation"), ""
         try:
             for piece in continue_ids(ids):
                 answer += piece

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
+from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.generation.conversation import ChatEncoder, Conversation, first_turn
@@ -85,7 +86,7 @@ class ChatSession(TextSession):
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a conversation that begins with a text."""
         messages = first_turn(text, self._conversation.system)
-        return self._conversation.encoder(messages, "the message")
+        return self._conversation.encoder(answers_of(messages), "the message")
 
     def opening(self, text: str) -> str:
         """Returns nothing: answers are shown alone."""

@@ -15,6 +15,7 @@ from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -217,7 +218,7 @@ class ServedModels:
         """Encodes a conversation; returns its ids and the tokens that end an answer."""
 
         def encode() -> tuple[list[int], tuple[int, ...]]:
-            return self._chat(messages, "messages"), self._turn_ends
+            return self._chat(answers_of(messages), "messages"), self._turn_ends
 
         return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
 

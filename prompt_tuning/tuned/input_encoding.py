@@ -12,15 +12,19 @@ from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.tasks import Tasks
-from prompt_tuning.data.text.conversations import MESSAGES_KEY, read_messages
+from prompt_tuning.data.text.conversations import (
+    MESSAGES_KEY,
+    has_prompt_messages,
+    joined_text,
+    read_chat_messages,
+    read_pair,
+    without_answer,
+)
+from prompt_tuning.data.text.record_fields import refuse_unread
 from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.row_encoding import add_special_ids, encode_given
-from prompt_tuning.generation.conversation import (
-    ChatEncoder,
-    first_turn,
-    open_chat_encoder,
-)
+from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 PROMPT_KEY = "prompt"
@@ -110,6 +114,7 @@ class _InputEncoder:
         self._model, self._source = model, source
         self._template = source.token_template(model.interface)
         self._key = source.prompt_key or PROMPT_KEY
+        self._read = {self._key, source.completion_key, *source.row_keys}
 
     def __call__(self, line: JsonLine) -> tuple[str, list[int], dict[str, Any]]:
         """Returns the text of a line, its ids, and the keys that the text lacks."""
@@ -119,16 +124,19 @@ class _InputEncoder:
             ids = add_special_ids(self._model, self._template.encode_prompt(values))
             text = "".join(self._template.template.render(values))
             return text, ids, dict(line.content)
-        if self._key not in line.content and MESSAGES_KEY in line.content:
-            messages = read_messages(line.content, MESSAGES_KEY, line.location)
-            if messages[-1]["role"] == "assistant":
-                messages = messages[:-1]  # an answer that is known already
-            text = messages[-1]["content"] if messages else ""
-            return text, self._chat(messages, line.location), dict(line.content)
+        content, location, read = line.content, line.location, self._read
+        in_prompt = has_prompt_messages(content, self._key)
+        if in_prompt or (self._key not in content and MESSAGES_KEY in content):
+            key = self._key if in_prompt else MESSAGES_KEY
+            record = without_answer(read_chat_messages(content, key, location, read))
+            text = joined_text(record.messages[-1]) if record.messages else ""
+            return text, self._chat(record, location), dict(content)
         text = line.text(self._key, "DataSource.prompt_key")
-        others = {name: x for name, x in line.content.items() if name != self._key}
+        others = {name: x for name, x in content.items() if name != self._key}
         if self._source.format_choice.renders_pairs:
-            return text, self._chat(first_turn(text), line.location), others
+            record = read_pair(text, "", content, location, read)
+            return text, self._chat(record, location), others
+        refuse_unread(content, location, read)
         return text, encode_given(self._model, text), others
 
     @functools.cached_property

@@ -10,6 +10,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder
 from prompt_tuning.data.text.chat_templates import chat_template_of
+from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.conversation import ChatEncoder, first_turn
@@ -43,7 +44,7 @@ def test_a_conversation_is_rendered_up_to_its_next_answer(encoder):
         {"role": "assistant", "content": "hello"},
         {"role": "user", "content": "the end"},
     ]
-    assert text_of(encoder, encoder(messages, "here")) == (
+    assert text_of(encoder, encoder(answers_of(messages), "here")) == (
         f"<|system|>\nbe kind{EOS}\n<|user|>\nhi{EOS}\n<|assistant|>\nhello{EOS}\n"
         f"<|user|>\nthe end{EOS}\n<|assistant|>\n"
     )
@@ -93,7 +94,7 @@ def test_the_tokens_before_an_answer_are_those_of_training(
     line = JsonLine(Path("x.jsonl"), 1, {"messages": messages})
     ((ids, types),) = rows.rows([line], True)
     last = len(ids) - 1 - types[::-1].tolist().index(0)
-    assert encoder(messages[:-1], "here") == ids[: last + 1].tolist()
+    assert encoder(answers_of(messages[:-1]), "here") == ids[: last + 1].tolist()
 
 
 def test_the_reason_of_an_end_is_reported():

@@ -143,6 +143,7 @@ def _open_text(
         source.joiner,
         PAIR_ENCODERS[model.architecture],
         template,
+        source.row_keys,
     )
     encoder = choose_encoder(paths[0], source.format_choice, pairs)
     if isinstance(encoder, ConversationEncoder):

@@ -29,6 +29,8 @@ from prompt_tuning.data.text.chat_templates import (
     ChatTemplate,
     read_chat_template,
 )
+from prompt_tuning.data.text.conversations import MESSAGES_KEY
+from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 from prompt_tuning.data.text.typed_texts import RenderedText, TypedTokens
 
@@ -287,6 +289,11 @@ def _json_line(file: InputFile, content: bytes, record: Record) -> bytes:
     """Returns a record as a line of JSON: unchanged, or built from a row or a text."""
     if file.delimiter is None and not file.is_text:
         return content.rstrip(b"\r\n") + b"\n"
-    turn = record.turns[0]
-    pair = {"prompt": turn.prompt, "completion": turn.completion}
-    return json.dumps(pair, ensure_ascii=False).encode("utf-8") + b"\n"
+    if record.chat is not None:
+        messages, _, tools, variables = record.chat
+        fields = {MESSAGES_KEY: messages, TOOLS_KEY: tools, VARIABLES_KEY: variables}
+        fields = {name: value for name, value in fields.items() if value is not None}
+    else:
+        turn = record.turns[0]
+        fields = {"prompt": turn.prompt, "completion": turn.completion}
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n"

@@ -13,8 +13,8 @@ from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.text.chat_templates import ChatTemplate
-from prompt_tuning.data.text.conversations import pair_messages
-from prompt_tuning.data.text.template_renderer import Message, TypedText
+from prompt_tuning.data.text.conversations import answers_of, pair_messages
+from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.data.text.typed_texts import (
     RenderedText,
@@ -67,9 +67,11 @@ class ExampleEncoder:
                 [m for each in conversations for m in each]
             )
         for (record, location), each in zip(records, conversations, strict=True):
-            if record.messages is not None and self._chat is None:
+            if record.chat is not None and self._chat is None:
                 yield InputError(
-                    f"{location}: found chat messages, which need --chat to be rendered"
+                    f"{location}: found chat messages, or keys that a chat template "
+                    "reads (system, history, tools, chat_template_kwargs), which need "
+                    "--chat to be rendered"
                 )
             elif self._chat is None or record.plain:
                 yield self._render_turns(record)
@@ -94,19 +96,19 @@ class ExampleEncoder:
         text = self._text
         return "pair" in (text.attention_boundary, text.packing_boundary)
 
-    def _conversations(self, record: Record) -> list[Sequence[Message]]:
+    def _conversations(self, record: Record) -> list[ChatRecord]:
         """Returns the conversations of a record, which the chat template renders."""
         if self._chat is None or record.plain:
             return []
-        if record.messages is not None:
-            conversations: list[Sequence[Message]] = [record.messages]
+        if record.chat is not None:
+            conversations = [record.chat]
         else:
             turns = self._turns(record)
             groups = [[turn] for turn in turns] if self._separates_turns else [turns]
             conversations = [_messages(group) for group in groups]
         if not self._text.keep_prompt_only:
             conversations = [until_last_answer(each) for each in conversations]
-        return [messages for messages in conversations if messages]
+        return [each for each in conversations if each.messages]
 
     def _render_turns(self, record: Record) -> list[RenderedText]:
         """Renders a record without a chat template."""
@@ -155,5 +157,7 @@ class ExampleEncoder:
         return RenderedText(((prompt, PROMPT), (completion, COMPLETION)), adds_bos)
 
 
-def _messages(turns: Sequence[Turn]) -> list[Message]:
-    return [m for turn in turns for m in pair_messages(turn.prompt, turn.completion)]
+def _messages(turns: Sequence[Turn]) -> ChatRecord:
+    return answers_of(
+        [m for turn in turns for m in pair_messages(turn.prompt, turn.completion)]
+    )

@@ -14,12 +14,18 @@ from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.rows.table_cells import decode_text, parse_row
 from prompt_tuning.data.text.conversations import (
+    CONTEXT_KEYS,
     RecordFormatName,
+    has_prompt_messages,
     read_alpaca,
-    read_messages,
+    read_chat_messages,
+    read_pair,
+    read_prompt_messages,
     read_sharegpt,
     recognize_format,
 )
+from prompt_tuning.data.text.record_fields import HISTORY_KEY, refuse_unread
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.templates import Template, parse_template
 
 NO_CATEGORY = -1
@@ -42,15 +48,15 @@ class Record:
     """One line of a file, or one row of a table.
 
     Attributes:
-      turns: prompts and completions in order; empty for chat messages.
-      messages: chat messages, objects with a role and a content; None for turns.
+      turns: prompts and completions in order; empty for a conversation.
+      chat: a conversation that only a chat template renders; None for turns.
       category: index of the category, or `NO_CATEGORY`.
       weight: loss weight of the record's tokens.
       plain: whether the record is a line of text that is used as it is.
     """
 
     turns: tuple[Turn, ...]
-    messages: tuple[dict[str, Any], ...] | None = None
+    chat: ChatRecord | None = None
     category: int = NO_CATEGORY
     weight: float = 1.0
     plain: bool = False
@@ -134,19 +140,59 @@ class RecordReader:
         if self._format.weight_key is not None:
             weight = _loss_weight(objects[0], self._format.weight_key, location)
             _check_equal(objects, self._format.weight_key, location)
-        if any(self._format.messages_key in item for item in objects):
-            _check_one_conversation(objects, location)
-            messages = read_messages(objects[0], self._format.messages_key, location)
-            return Record((), messages, category, weight)
-        if self._format_of(objects[0]) == "sharegpt":
-            _check_one_conversation(objects, location)
-            messages = read_sharegpt(objects[0], location)
-            return Record((), messages, category, weight)
+        chat = self._chat(objects, location)
+        if chat is not None:
+            return Record((), chat, category, weight)
         turns = [turn for item in objects for turn in self._turns(item, location)]
         return Record(tuple(turns), None, category, weight)
 
-    def _turns(self, content: dict[str, Any], location: str) -> list[Turn]:
+    def _chat(
+        self, objects: Sequence[dict[str, Any]], location: str
+    ) -> ChatRecord | None:
+        """Returns the conversation of a record; None for turns."""
+        record, first = self._format, objects[0]
+        prompt_key, key = record.prompt_key, record.messages_key
+        format = self._format_of(first)
+        in_prompt = self._uses_keys and has_prompt_messages(first, prompt_key)
+        has_messages = any(key in item for item in objects)
+        if has_messages or in_prompt or format == "sharegpt":
+            _check_one_conversation(objects, location)
+        read = self._read_keys
+        if has_messages:
+            return read_chat_messages(first, key, location, read)
+        if in_prompt:
+            completion = record.completion_key
+            return read_prompt_messages(first, prompt_key, completion, location, read)
+        if format == "sharegpt":
+            return read_sharegpt(first, location, read)
+        # Without a chat template such a pair is refused.
+        context = [k for k in (*CONTEXT_KEYS, HISTORY_KEY) if k not in read]
+        if not self._uses_keys or len(objects) > 1 or not any(map(first.get, context)):
+            return None
+        turns = self._turns(first, location, [*read, *context])
+        if len(turns) != 1:
+            return None
+        return read_pair(turns[0].prompt, turns[0].completion, first, location, read)
+
+    @property
+    def _uses_keys(self) -> bool:
+        """Whether texts are found by their keys, and not by templates."""
+        return self._prompt is None and self._completion is None
+
+    @property
+    def _read_keys(self) -> list[str]:
+        """The keys that are read besides those of a conversation."""
         record = self._format
+        keys = [record.prompt_key, record.completion_key]
+        keys += [record.category_key] if record.categories else []
+        return keys + ([record.weight_key] if record.weight_key else [])
+
+    def _turns(
+        self, content: dict[str, Any], location: str, read: Sequence[str] | None = None
+    ) -> list[Turn]:
+        record = self._format
+        if self._uses_keys:
+            refuse_unread(content, location, self._read_keys if read is None else read)
         if self._format_of(content) == "alpaca":
             return [Turn(*read_alpaca(content, location))]
         completions = self._texts(
@@ -165,7 +211,7 @@ class RecordReader:
 
     def _format_of(self, content: Container[str]) -> RecordFormatName:
         """Returns the format of a record, by its keys or the names of its columns."""
-        if self._prompt is not None or self._completion is not None:
+        if not self._uses_keys:
             return "pairs"
         return recognize_format(content, self._format.completion_key)
 

@@ -9,14 +9,18 @@ from prompt_tuning.core.token_weights import SEPARATOR
 from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder, TypedRow
 from prompt_tuning.data.text.chat_templates import ChatTemplate
 from prompt_tuning.data.text.conversations import (
+    FORMAT_KEYS,
     MESSAGES_KEY,
     RecordFormatName,
-    pair_messages,
+    has_prompt_messages,
     read_alpaca,
-    read_messages,
+    read_chat_messages,
+    read_pair,
+    read_prompt_messages,
     read_sharegpt,
 )
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.record_fields import warn_of_unread
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.typed_texts import (
     RenderedText,
     TypedTextEncoder,
@@ -45,19 +49,25 @@ class ConversationEncoder:
         self._format: RecordFormatName = format
         self._chat = chat
         self._pairs = pairs
+        self._read_keys = [*FORMAT_KEYS[format], *pairs.own_keys]
+        self._warned = False
         self._encode = TypedTextEncoder(tokenizer)
         self._eos_text = chat.eos_token or tokenizer.token(tokenizer.eos_id)
 
     def has_completion(self, line: JsonLine) -> bool:
         """Returns whether a pair has an answer; see `RowEncoder`."""
-        if self._format == "alpaca":
-            return bool(read_alpaca(line.content, line.location)[1])
-        return self._format != "pairs" or self._pairs.has_completion(line)
+        is_pair = self._format in ("alpaca", "pairs")
+        if not is_pair or has_prompt_messages(line.content, self._pairs.prompt_key):
+            return True
+        return any(self._read(line).learned)
 
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
         """Encodes lines as rows; see `RowEncoder`."""
         del add_eos  # the template ends each answer
-        conversations = [self._messages(line) for line in lines]
+        conversations = [self._conversation(line) for line in lines]
+        if not self._warned:
+            self._warned = True
+            warn_of_unread(lines[0].content, lines[0].location, self._read_keys)
         rendered = self._chat.render_many(conversations)
         texts = []
         for line, parts in zip(lines, rendered, strict=True):
@@ -66,22 +76,31 @@ class ConversationEncoder:
             texts.append(conversation_text(parts, self._eos_text))
         return self._encode_all(lines, texts)
 
-    def _messages(self, line: JsonLine) -> Sequence[Message]:
-        if self._format == "messages":
-            messages = read_messages(line.content, MESSAGES_KEY, line.location)
-        elif self._format == "sharegpt":
-            messages = read_sharegpt(line.content, line.location)
-        elif self._format == "alpaca":
-            messages = pair_messages(*read_alpaca(line.content, line.location))
-        else:
-            messages = pair_messages(*self._pairs.texts(line))
-        messages = until_last_answer(messages)
-        if not messages:
+    def _conversation(self, line: JsonLine) -> ChatRecord:
+        record = until_last_answer(self._read(line))
+        if not record.messages:
             raise InputError(
-                f"{line.location}: no message of an assistant, so nothing is learned; "
-                "leave the line out"
+                f"{line.location}: no message of an assistant that is learned, so "
+                "nothing is learned; leave the line out"
             )
-        return messages
+        return record
+
+    def _read(self, line: JsonLine) -> ChatRecord:
+        pairs, elsewhere = self._pairs, self._pairs.elsewhere
+        content, location = line.content, line.location
+        if self._format == "messages":
+            return read_chat_messages(content, MESSAGES_KEY, location, elsewhere)
+        if self._format == "sharegpt":
+            return read_sharegpt(content, location, elsewhere)
+        if self._format == "alpaca":
+            pair = read_alpaca(content, location)
+            return read_pair(*pair, content, location, elsewhere)
+        key = pairs.prompt_key
+        if key is not None and has_prompt_messages(content, key):
+            return read_prompt_messages(
+                content, key, pairs.completion_key, location, elsewhere
+            )
+        return read_pair(*pairs.texts(line), content, location, pairs.own_keys)
 
     def _encode_all(
         self, lines: Sequence[JsonLine], texts: Sequence[RenderedText]

@@ -16,6 +16,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.core.typed_json import json_kind, parse_json
 from prompt_tuning.data.text.conversations import read_alpaca
+from prompt_tuning.data.text.record_fields import refuse_unread
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import (
     Tokenizer,
@@ -213,6 +214,7 @@ class LineEncoder:
         `separate_pair` for two texts.
       template: template of the prompt, which replaces `prompt_key` and `encode_pair`;
         None for no template.
+      elsewhere: further keys of a line that something else reads, such as its weight.
     """
 
     tokenizer: Tokenizer
@@ -221,6 +223,13 @@ class LineEncoder:
     joiner: str = ""
     encode_pair: PairEncoder = continued_pair
     template: TokenTemplate | None = None
+    elsewhere: frozenset[str] = frozenset()
+
+    @property
+    def own_keys(self) -> frozenset[str]:
+        """The keys of a line that are read."""
+        own = {self.completion_key, self.prompt_key or self.completion_key}
+        return self.elsewhere | own
 
     def __call__(self, line: JsonLine) -> tuple[list[int], list[int]]:
         """Returns the ids of the prompt and of the completion of a line.
@@ -233,6 +242,7 @@ class LineEncoder:
             texts = {key: line.text(key, "DataSource.template") for key in keys}
             completion = self.joiner + self._completion(line)
             return self.template.encode_pair(texts, completion)
+        refuse_unread(line.content, line.location, self.own_keys)
         prompt, completion = self.texts(line)
         joiner = self.joiner if prompt else ""
         return self.encode_pair(self.tokenizer, prompt, joiner + completion)

@@ -16,7 +16,11 @@ from prompt_tuning.data.text.chat_templates import (
     chat_template_of,
     has_chat_template,
 )
-from prompt_tuning.data.text.conversations import RecordFormatName, recognize_format
+from prompt_tuning.data.text.conversations import (
+    RecordFormatName,
+    has_prompt_messages,
+    recognize_format,
+)
 from prompt_tuning.data.text.tokenizers import continued_pair
 
 LineFormat = Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
@@ -73,15 +77,21 @@ def first_record(path: Path) -> Mapping[str, Any]:
     return {}
 
 
-def format_of(path: Path, format: LineFormat, completion_key: str) -> RecordFormatName:
-    """Returns the format of a file's lines.
+def format_of(
+    path: Path, format: LineFormat, prompt_key: str | None, completion_key: str
+) -> tuple[RecordFormatName, bool]:
+    """Returns the format of a file's lines, and whether they are chat messages.
+
+    Pairs are if their prompts are lists of messages.
 
     Raises:
       InputError: if its first line cannot be read.
     """
-    if format != "auto":
-        return format
-    return recognize_format(first_record(path), completion_key)
+    record = first_record(path)
+    if format == "auto":
+        format = recognize_format(record, completion_key)
+    has_messages = has_prompt_messages(record, prompt_key)
+    return format, has_messages if format == "pairs" else format != "alpaca"
 
 
 def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowEncoder:
@@ -103,18 +113,20 @@ def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowE
                 "no conversation: leave out format, chat, chat_template and chat_date"
             )
         return pairs
-    format = format_of(path, choice.format, pairs.completion_key)
+    format, is_chat = format_of(
+        path, choice.format, pairs.prompt_key, pairs.completion_key
+    )
     tokenizer = pairs.tokenizer
-    if format == "pairs" and not choice.renders_pairs:
+    rendered = is_chat or choice.renders_pairs
+    if format == "pairs" and not rendered:
         return pairs
-    if (
-        format == "alpaca"
-        and not choice.renders_pairs
-        and not has_chat_template(tokenizer)
-    ):
+    if format == "alpaca" and not rendered and not has_chat_template(tokenizer):
         line_feed = "\n" if pairs.encode_pair is continued_pair else ""
         return AlpacaEncoder(
-            tokenizer, joiner=pairs.joiner or line_feed, encode_pair=pairs.encode_pair
+            tokenizer,
+            joiner=pairs.joiner or line_feed,
+            encode_pair=pairs.encode_pair,
+            elsewhere=pairs.elsewhere,
         )
     return ConversationEncoder(format, _open_template(path, choice, pairs), pairs)
 

@@ -43,8 +43,22 @@ def read_parquet(path: Path) -> Iterator[JsonLine]:
                     f"{batch.nbytes:,} bytes, expected at most {MAXIMUM_BATCH:,}"
                 )
             for row in batch.to_pylist():
-                yield JsonLine(path, number, row, unit="row")
+                content = {name: drop_nulls(value) for name, value in row.items()}
+                yield JsonLine(path, number, content, unit="row")
                 number += 1
+
+
+def drop_nulls(value: Any) -> Any:
+    """Drops the keys of objects that hold None.
+
+    Arrow gives all objects of a column the same keys, and so adds keys with None to
+    those that lack some.
+    """
+    if isinstance(value, dict):
+        return {name: drop_nulls(x) for name, x in value.items() if x is not None}
+    if isinstance(value, list):
+        return [drop_nulls(x) for x in value]
+    return value
 
 
 def _import_parquet(path: Path) -> Any:

@@ -5,7 +5,6 @@ import datetime
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
@@ -17,10 +16,11 @@ from prompt_tuning.data.text.special_tokens import (
     role_texts,
 )
 from prompt_tuning.data.text.template_process import TemplateProcess
-from prompt_tuning.data.text.template_renderer import Message, TypedText
+from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER, CHAT_TEMPLATE = "Pretrained.tokenizer", "DataSource.chat_template"
 """Settings that messages name."""
 MAXIMUM_TEMPLATE = 2**20
@@ -36,28 +36,31 @@ class ChatTemplate:
       special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
       origin: file of the template, for messages.
       date: date given to the template as the current one; None for the real one.
+      tool_source: text of the template for conversations with tools; None if it is the
+        same.
     """
 
     source: str
     special_tokens: Mapping[str, str]
     origin: str
     date: datetime.date | None = None
+    tool_source: str | None = None
 
-    def render(self, messages: Sequence[Message], location: str) -> list[TypedText]:
-        """Renders a conversation as prompts (type 0) and answers (type 1).
+    def render(self, record: ChatRecord, location: str) -> list[TypedText]:
+        """Renders a conversation as prompts (type 0) and learned answers (type 1).
 
         Raises:
           InputError: if the template rejects the messages, exceeds its limits, or
             renders a message differently once another follows, so that the answer's
             text is not defined.
         """
-        (texts,) = self.render_many([messages])
+        (texts,) = self.render_many([record])
         if isinstance(texts, str):
             raise InputError(f"{location}: {texts}")
         return texts
 
     def render_many(
-        self, conversations: Sequence[Sequence[Message]]
+        self, conversations: Sequence[ChatRecord]
     ) -> Iterator[list[TypedText] | str]:
         """Yields what `render` returns for each conversation, or its problem."""
         return self._process.render(conversations)
@@ -65,7 +68,9 @@ class ChatTemplate:
     @functools.cached_property
     def _process(self) -> TemplateProcess:
         date = None if self.date is None else self.date.isoformat()
-        return TemplateProcess(self.source, self.special_tokens, self.origin, date)
+        return TemplateProcess(
+            self.source, self.special_tokens, self.origin, date, self.tool_source
+        )
 
     @functools.cached_property
     def uses_date(self) -> bool:
@@ -124,8 +129,7 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
         return False
     if (tokenizer.folder / TEMPLATE_FILE).is_file():
         return True
-    config = read_json_object(tokenizer.folder / CONFIG_FILE)
-    return _default_template(config) is not None
+    return "default" in _named_templates(tokenizer.folder)
 
 
 def role_texts_of(tokenizer: Tokenizer, folder: Path) -> dict[str, str]:
@@ -157,37 +161,52 @@ def read_chat_template(
     Raises:
       InputError: if the template is missing or not jinja2.
     """
-    folder_file = folder / TEMPLATE_FILE
-    if file is None and folder_file.is_file():
-        file = str(folder_file)
-    elif file is not None and not Path(file).exists():
+    if file is not None and not Path(file).exists():
         raise InputError(
             f"the chat template {file}, which renders the data, is missing: put it "
             f"back, or give a copy by {how_to_set(CHAT_TEMPLATE, 'FILE')}"
         )
-    if file is not None:
-        source, origin = _read_text(Path(file)), file
+    if file is None:
+        origin, named = _folder_templates(folder)
     else:
-        origin = str(folder / CONFIG_FILE)
-        source = _default_template(read_json_object(folder / CONFIG_FILE))
-        if source is None:
-            raise InputError(
-                f"{origin} has no chat_template, and {folder} no {TEMPLATE_FILE}: use "
-                "the folder of a chat model, or name a template's file with "
-                "--chat_template FILE"
-            )
-    template = ChatTemplate(source, special_tokens, origin, date)
+        origin, named = file, {"default": _read_text(Path(file))}
+    template = ChatTemplate(
+        named["default"], special_tokens, origin, date, named.get("tool_use")
+    )
     template.check()
     return template
 
 
-def _default_template(config: dict[str, Any]) -> str | None:
-    template = config.get("chat_template")
+def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
+    """Returns the file and the texts of a folder's templates, by their names.
+
+    Raises:
+      InputError: if the folder has none.
+    """
+    if not (folder / TEMPLATE_FILE).is_file():
+        named = _named_templates(folder)
+        if "default" not in named:
+            raise InputError(
+                f"{folder / CONFIG_FILE} has no chat_template, and {folder} no "
+                f"{TEMPLATE_FILE}: use the folder of a chat model, or name a "
+                f"template's file with --chat_template FILE"
+            )
+        return str(folder / CONFIG_FILE), named
+    named = {"default": _read_text(folder / TEMPLATE_FILE)}
+    if (folder / TOOL_TEMPLATE_FILE).is_file():
+        named["tool_use"] = _read_text(folder / TOOL_TEMPLATE_FILE)
+    return str(folder / TEMPLATE_FILE), named
+
+
+def _named_templates(folder: Path) -> dict[str, str]:
+    """Returns the templates in a folder's `tokenizer_config.json`, by their names."""
+    template = read_json_object(folder / CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
-        by_name = {entry.get("name"): entry.get("template") for entry in entries}
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None
+        named = {str(x.get("name")): x.get("template") for x in entries}
+    else:
+        named = {"default": template}
+    return {name: text for name, text in named.items() if isinstance(text, str)}
 
 
 def _read_text(file: Path) -> str:

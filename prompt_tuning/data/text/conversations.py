@@ -2,26 +2,45 @@
 
 | format | keys of a record |
 |---|---|
-| `pairs` | a prompt and a completion |
+| `pairs` | a prompt and a completion: two texts, or two lists of chat messages |
 | `messages` | `messages`: a list of objects with `role` and `content` |
-| `sharegpt` | `conversations`: a list of objects with `from` and `value`; `system` |
-| `alpaca` | `instruction`, `input` (may be missing or empty) and `output` |
+| `sharegpt` | `conversations`: a list of objects with `from` and `value` |
+| `alpaca` | `instruction`, `input` (may be missing or empty) and `output`; `history` |
+
+A conversation may also have `system`, `tools` and `chat_template_kwargs`.
+`record_fields` describes what becomes of other keys.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.core.typed_json import parse_json
+from prompt_tuning.data.text.chat_messages import list_of_objects, read_messages
+from prompt_tuning.data.text.record_fields import (
+    HISTORY_KEY,
+    SYSTEM_KEY,
+    TOOLS_KEY,
+    VARIABLES_KEY,
+    is_learned,
+    refuse_unread,
+)
+from prompt_tuning.data.text.template_renderer import ChatRecord, Message, join_parts
 
 RecordFormatName = Literal["pairs", "messages", "sharegpt", "alpaca"]
 
 MESSAGES_KEY = "messages"
 CONVERSATIONS_KEY = "conversations"
 INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY = "instruction", "input", "output"
-SYSTEM_KEY = "system"
 
-ROLES = ("system", "user", "assistant", "tool")
+FORMAT_KEYS: Mapping[RecordFormatName, tuple[str, ...]] = {
+    "pairs": (),
+    "messages": (MESSAGES_KEY,),
+    "sharegpt": (CONVERSATIONS_KEY,),
+    "alpaca": (INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY),
+}
+"""The keys of each format; those of pairs are chosen by the user."""
+
 SHAREGPT_ROLES = {
     "human": "user",
     "user": "user",
@@ -34,6 +53,11 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
+CONTEXT_KEYS = (SYSTEM_KEY, TOOLS_KEY, VARIABLES_KEY)
+"""Keys of a record that a chat template reads besides its messages."""
+
+TEMPLATE_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
+"""Variables of a template that a record cannot replace."""
 
 
 def recognize_format(content: Container[str], completion_key: str) -> RecordFormatName:
@@ -54,58 +78,103 @@ def recognize_format(content: Container[str], completion_key: str) -> RecordForm
     return "pairs"
 
 
-def read_messages(
-    content: Mapping[str, Any], key: str, location: str
-) -> tuple[dict[str, Any], ...]:
-    """Returns the chat messages of a record.
+def read_chat_messages(
+    content: Mapping[str, Any], key: str, location: str, elsewhere: Collection[str] = ()
+) -> ChatRecord:
+    """Returns the conversation of a record with chat messages.
+
+    Args:
+      content: the record.
+      key: key of the messages.
+      location: where the record comes from, for messages.
+      elsewhere: keys that something else reads.
 
     Raises:
-      InputError: if there are none, or one is not an object with a role and a content.
+      InputError: if there are none, one is not an object with a role and a content, or
+        a field of the record is not read and changes what is learned.
     """
-    value = _list_of_objects(content, key, location)
-    for message in value:
-        if not isinstance(message.get("role"), str) or not isinstance(
-            message.get("content"), str
-        ):
-            raise InputError(
-                f"{location}: {key!r} must be a list of objects, each with the strings "
-                f"'role' ({', '.join(ROLES)}) and 'content'; found {shown(message)}"
-            )
-    return tuple(value)
+    messages = read_messages(content, key, location)
+    return _with_context(messages, content, location, elsewhere)
 
 
 def read_sharegpt(
-    content: Mapping[str, Any], location: str
-) -> tuple[dict[str, Any], ...]:
-    """Returns the messages of a ShareGPT conversation.
-
-    A text under `system` becomes the first message.
+    content: Mapping[str, Any], location: str, elsewhere: Collection[str] = ()
+) -> ChatRecord:
+    """Returns the conversation of a ShareGPT record; see `read_chat_messages`.
 
     Raises:
-      InputError: if there are none, or one is not an object with a known `from` and a
+      InputError: as there, or if a message is not an object with a known `from` and a
         text as its `value`.
     """
-    value = _list_of_objects(content, CONVERSATIONS_KEY, location)
-    if all("role" in message for message in value):
-        messages = list(read_messages(content, CONVERSATIONS_KEY, location))
-    else:
+    value = list_of_objects(content, CONVERSATIONS_KEY, location)
+    if not all("role" in message for message in value):
         messages = [_sharegpt_message(message, location) for message in value]
-    system = content.get(SYSTEM_KEY)
-    if isinstance(system, str) and system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": system})
-    return tuple(messages)
+        content = {**content, CONVERSATIONS_KEY: messages}
+    return read_chat_messages(content, CONVERSATIONS_KEY, location, elsewhere)
 
 
-def _sharegpt_message(message: Mapping[str, Any], location: str) -> dict[str, Any]:
-    sender, text = message.get("from"), message.get("value")
-    role = SHAREGPT_ROLES.get(sender) if isinstance(sender, str) else None
-    if role is None or not isinstance(text, str):
+def read_pair(
+    prompt: str,
+    completion: str,
+    content: Mapping[str, Any],
+    location: str,
+    elsewhere: Collection[str] = (),
+) -> ChatRecord:
+    """Returns a prompt and its completion as a conversation, after its history.
+
+    Args:
+      prompt: a message of the user; "" for none.
+      completion: the answer; "" for none.
+      content: the record that they are read from.
+      location: see `read_chat_messages`.
+      elsewhere: see `read_chat_messages`.
+
+    Raises:
+      InputError: see `read_chat_messages`.
+    """
+    turns = [*_history(content, location), (prompt, completion)]
+    messages = [message for turn in turns for message in pair_messages(*turn)]
+    return _with_context(messages, content, location, [*elsewhere, HISTORY_KEY])
+
+
+def has_prompt_messages(content: Mapping[str, Any], prompt_key: str | None) -> bool:
+    """Returns whether the prompt of a record is a list of messages, as TRL has it."""
+    value = content.get(prompt_key) if prompt_key is not None else None
+    return isinstance(value, list) and all(isinstance(x, dict) for x in value)
+
+
+def read_prompt_messages(
+    content: Mapping[str, Any],
+    prompt_key: str,
+    completion_key: str,
+    location: str,
+    elsewhere: Collection[str] = (),
+) -> ChatRecord:
+    """Returns the conversation of a prompt and a completion that are messages.
+
+    TRL has this format. Only the completion is learned.
+
+    Raises:
+      InputError: as in `read_chat_messages`, or if the completion is not one answer.
+    """
+    messages = read_messages(content, prompt_key, location)
+    answer = read_messages(content, completion_key, location)
+    roles = messages[-1]["role"], *(message["role"] for message in answer)
+    if roles[0] == "assistant" or roles[1:] != ("assistant",):
         raise InputError(
-            f"{location}: {CONVERSATIONS_KEY!r} must be a list of objects, each with "
-            f"the strings 'from' ({', '.join(SHAREGPT_ROLES)}) and 'value'; found "
-            f"{shown(message)}"
+            f"{location}: {prompt_key!r} ends with a message of the role "
+            f"{roles[0]!r}, and {completion_key!r} has the roles {list(roles[1:])}: "
+            "expected a prompt that ends with another role than assistant, and one "
+            f"message of the assistant; put other conversations under {MESSAGES_KEY!r}"
         )
-    return {"role": role, "content": text}
+    if content.get("label") is False:
+        raise InputError(
+            f"{location}: 'label' is False, so the completion is not to be learned: "
+            "leave the record out"
+        )
+    record = _with_context((*messages, *answer), content, location, elsewhere)
+    count = len(record.messages)
+    return record._replace(learned=(False,) * (count - 1) + record.learned[-1:])
 
 
 def read_alpaca(content: Mapping[str, Any], location: str) -> tuple[str, str]:
@@ -147,20 +216,137 @@ def pair_messages(prompt: str, completion: str) -> list[Message]:
     return messages
 
 
-def _list_of_objects(
-    content: Mapping[str, Any], key: str, location: str
-) -> list[dict[str, Any]]:
-    value = content.get(key)
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(item, dict) for item in value)
-    ):
-        return value
-    if key not in content:
+def answers_of(messages: Sequence[Message]) -> ChatRecord:
+    """Returns messages as a conversation whose every answer is learned."""
+    learned = tuple(message["role"] == "assistant" for message in messages)
+    return ChatRecord(tuple(messages), learned)
+
+
+def joined_text(message: Message) -> str:
+    """Returns the text of a message, whose content may be parts or None."""
+    content = join_parts(message).get("content")
+    return content or ""
+
+
+def without_answer(record: ChatRecord) -> ChatRecord:
+    """Returns a conversation without a known answer at its end."""
+    if not record.messages or record.messages[-1]["role"] != "assistant":
+        return record
+    return record._replace(messages=record.messages[:-1], learned=record.learned[:-1])
+
+
+def _sharegpt_message(message: Mapping[str, Any], location: str) -> dict[str, Any]:
+    sender, text = message.get("from"), message.get("value")
+    role = SHAREGPT_ROLES.get(sender) if isinstance(sender, str) else None
+    if role is None or not isinstance(text, str):
         raise InputError(
-            f"{location}: found the keys {shown(sorted(content))}, expected {key!r}"
+            f"{location}: {CONVERSATIONS_KEY!r} must be a list of objects, each with "
+            f"the strings 'from' ({', '.join(SHAREGPT_ROLES)}) and 'value'; found "
+            f"{shown(message)}"
         )
-    raise InputError(
-        f"{location}: {key!r} is {shown(value)}, expected a list of at least one object"
+    others = {key: x for key, x in message.items() if key not in ("from", "value")}
+    return {"role": role, "content": text, **others}
+
+
+def _with_context(
+    messages: Sequence[Message],
+    content: Mapping[str, Any],
+    location: str,
+    elsewhere: Collection[str],
+) -> ChatRecord:
+    """Returns messages with the system message, the tools and the template's variables.
+
+    Raises:
+      InputError: if one of them, or another field, is not as expected.
+    """
+    refuse_unread(content, location, [*elsewhere, *CONTEXT_KEYS])
+    messages = [*_system_message(messages, content, location), *messages]
+    return ChatRecord(
+        tuple(messages),
+        tuple(is_learned(message, location) for message in messages),
+        _parsed(content, TOOLS_KEY, _is_list_of_tools, "a list of objects", location),
+        _parsed(content, VARIABLES_KEY, _are_variables, _VARIABLES_FORM, location),
     )
+
+
+def _system_message(
+    messages: Sequence[Message], content: Mapping[str, Any], location: str
+) -> list[Message]:
+    """Returns the text under `system` as a message; none if there is no such text.
+
+    Raises:
+      InputError: if it is no text, or the first message is another system message.
+    """
+    system = content.get(SYSTEM_KEY)
+    if system is None or system == "":
+        return []
+    if not isinstance(system, str):
+        raise InputError(
+            f"{location}: {SYSTEM_KEY!r} is {shown(system)}, expected a text"
+        )
+    first = messages[0] if messages else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": system}]
+    if first.get("content") == system:
+        return []
+    raise InputError(
+        f"{location}: {SYSTEM_KEY!r} is {shown(system)}, and the first message is "
+        f"another system message, {shown(first.get('content'))}: leave one out"
+    )
+
+
+def _history(content: Mapping[str, Any], location: str) -> list[tuple[str, str]]:
+    """Returns the earlier turns of a task: pairs of a prompt and its answer.
+
+    Raises:
+      InputError: if they are something else.
+    """
+    value = content.get(HISTORY_KEY) or []
+    turns = parse_json(value, location) if isinstance(value, str) else value
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, list)
+        and len(turn) == 2
+        and all(isinstance(text, str) for text in turn)
+        for turn in turns
+    ):
+        raise InputError(
+            f"{location}: {HISTORY_KEY!r} is {shown(value)}, expected a list of pairs "
+            "[prompt, answer]"
+        )
+    return [(prompt, answer) for prompt, answer in turns]
+
+
+_VARIABLES_FORM = (
+    "an object with the names and values of variables of the chat template, other "
+    f"than {', '.join(TEMPLATE_ARGUMENTS)}"
+)
+
+
+def _is_list_of_tools(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(tool, dict) for tool in value)
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, dict) and not value.keys() & set(TEMPLATE_ARGUMENTS)
+
+
+def _parsed(
+    content: Mapping[str, Any],
+    key: str,
+    accepts: Callable[[Any], bool],
+    form: str,
+    location: str,
+) -> Any:
+    """Returns the value of a key, which a text may have as JSON; None for none.
+
+    Raises:
+      InputError: if it is not accepted.
+    """
+    value = content.get(key)
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        value = parse_json(value, f"{location}, {key!r}")
+    if not accepts(value):
+        raise InputError(f"{location}: {key!r} is {shown(value)}, expected {form}")
+    return value

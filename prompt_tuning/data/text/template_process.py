@@ -12,7 +12,7 @@ from prompt_tuning.core.limited_process import python_command
 from prompt_tuning.data.text.template_renderer import (
     MAXIMUM_MEMORY,
     MAXIMUM_SECONDS,
-    Message,
+    ChatRecord,
     TypedText,
     read_frame,
     write_frame,
@@ -43,6 +43,7 @@ class TemplateProcess:
       special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
       origin: file of the template, for messages.
       date: ISO date given to the template as the current one; None for the real one.
+      tool_source: see `TemplateRenderer`.
 
     Raises:
       InputError: if the template is not jinja2, or compiling it exceeds the limits.
@@ -54,14 +55,15 @@ class TemplateProcess:
         special_tokens: Mapping[str, str],
         origin: str,
         date: str | None,
+        tool_source: str | None = None,
     ):
-        self._arguments = source, dict(special_tokens), origin, date
+        self._arguments = source, dict(special_tokens), origin, date, tool_source
         self._origin = origin
         self._stopped = 0
         self._start()
 
     def render(
-        self, conversations: Sequence[Sequence[Message]]
+        self, conversations: Sequence[ChatRecord]
     ) -> Iterator[list[TypedText] | str]:
         """Yields the typed texts of each conversation, or why it has none.
 
@@ -70,7 +72,8 @@ class TemplateProcess:
         """
         start = 0
         while start < len(conversations):
-            self._send(list(conversations[start:]))
+            # The frames have plain values, no classes.
+            self._send([tuple(record) for record in conversations[start:]])
             try:
                 while start < len(conversations):
                     answer = read_frame(self._output)

@@ -17,8 +17,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from prompt_tuning.core.errors import MAXIMUM_SHOWN
 
@@ -50,11 +50,32 @@ DATE_FUNCTION = "strftime_now"
 PROMPT, COMPLETION = 0, 1
 """Token types; importing them would import NumPy into the process."""
 
+PROBE, PROBE_KEY = "the text of a part", "its other key"
+"""A text, and a key that a template writes only if it does not read parts."""
+
 _LENGTH = struct.Struct("<Q")
 
 Message = Mapping[str, Any]
 TypedText = tuple[str, int]
 """A text and the type of its tokens."""
+
+
+class ChatRecord(NamedTuple):
+    """A conversation, and everything else that its rendering depends on.
+
+    Attributes:
+      messages: objects with a role and a content: a text, None, or a list of text
+        parts.
+      learned: whether each message is an answer that is learned.
+      tools: the tools that the model may call, as the template reads them; None for
+        none.
+      variables: further variables of the template, by name; None for none.
+    """
+
+    messages: tuple[Message, ...]
+    learned: tuple[bool, ...]
+    tools: list[Any] | None = None
+    variables: Mapping[str, Any] | None = None
 
 
 class TemplateProblem(Exception):
@@ -69,6 +90,8 @@ class TemplateRenderer:
       special_tokens: texts of `bos_token`, `eos_token` and other special tokens.
       origin: file of the template, for messages.
       date: ISO date given to the template as the current one; None for the real one.
+      tool_source: text of the template for conversations with tools; None if it is the
+        same.
     """
 
     def __init__(
@@ -77,67 +100,68 @@ class TemplateRenderer:
         special_tokens: Mapping[str, str],
         origin: str,
         date: str | None,
+        tool_source: str | None,
     ):
         self._origin = origin
         self._special_tokens = special_tokens
         self._date = None if date is None else datetime.date.fromisoformat(date)
         self._environment = _environment(self._format_date)
         self._template = self._environment.from_string(source)
-        self._source = source
+        self._tool_template = self._template
+        if tool_source is not None:
+            self._tool_template = self._environment.from_string(tool_source)
+        self._sources = source, tool_source or ""
+        self._reads_parts: dict[bool, bool] = {}
 
     @property
     def uses_date(self) -> bool:
         """Whether the rendered text depends on the current date."""
         from jinja2 import nodes
 
-        parsed = self._environment.parse(self._source)
-        return any(name.name == DATE_FUNCTION for name in parsed.find_all(nodes.Name))
+        parsed = [self._environment.parse(source) for source in self._sources]
+        names = [name.name for each in parsed for name in each.find_all(nodes.Name)]
+        return DATE_FUNCTION in names
 
-    def render(self, messages: Sequence[Message]) -> list[TypedText]:
-        """Renders a conversation as prompts (type 0) and answers (type 1).
+    def render(self, record: ChatRecord) -> list[TypedText]:
+        """Renders a conversation as prompts (type 0) and learned answers (type 1).
 
         Raises:
           TemplateProblem: if the template rejects the messages, renders more text than
             allowed, or renders a message differently once another follows, so that the
             answer's text is not defined.
         """
-        if len(messages) > MAXIMUM_MESSAGES:
+        count = len(record.messages)
+        if count > MAXIMUM_MESSAGES:
             raise TemplateProblem(
-                f"{len(messages):,} messages, expected at most {MAXIMUM_MESSAGES:,}: "
+                f"{count:,} messages, expected at most {MAXIMUM_MESSAGES:,}: "
                 "divide the conversation into several"
             )
-        limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(messages))
+        record = self._read_parts(record)
+        limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(tuple(record)))
         texts: list[TypedText] = []
         rendered = ""
-        for number, message in enumerate(messages, start=1):
-            if message["role"] != "assistant":
+        for number, learned in enumerate(record.learned, start=1):
+            if not learned:
                 continue
-            before = self._render(messages[: number - 1], True, limit)
-            after = self._render(messages[:number], False, limit)
+            before = self._render(record, number - 1, True, limit)
+            after = self._render(record, number, False, limit)
             _check_extends(rendered, before, number)
             _check_extends(before, after, number)
             texts.append((before[len(rendered) :], PROMPT))
             texts.append((after[len(before) :], COMPLETION))
             rendered = after
-        if messages[-1]["role"] != "assistant":
-            after = self._render(messages, False, limit)
-            _check_extends(rendered, after, len(messages))
+        if not record.learned[-1]:
+            after = self._render(record, count, False, limit)
+            _check_extends(rendered, after, count)
             texts.append((after[len(rendered) :], PROMPT))
         return texts
 
     def _render(
-        self, messages: Sequence[Message], answer_next: bool, limit: int
+        self, record: ChatRecord, count: int, answer_next: bool, limit: int
     ) -> str:
-        limit_time()
+        """Renders the first messages of a conversation."""
         try:
-            text = self._template.render(
-                messages=[_drop_none(message) for message in messages],
-                # Templates test these for None without testing that they are defined.
-                tools=None,
-                documents=None,
-                add_generation_prompt=answer_next,
-                **self._special_tokens,
-            )
+            text = self._render_messages(record, count, answer_next)
         except Exception as error:  # a template is a program that can raise anything
             raise TemplateProblem(self.rejection(reason(error))) from error
         if len(text) > limit:
@@ -146,6 +170,45 @@ class TemplateRenderer:
                 f"{len(text):,} characters, expected at most {limit:,}"
             )
         return text
+
+    def _render_messages(
+        self, record: ChatRecord, count: int, answer_next: bool
+    ) -> str:
+        limit_time()
+        with_tools = record.tools is not None
+        template = self._tool_template if with_tools else self._template
+        # Templates test tools and documents for None without testing that they exist.
+        variables = {"documents": None, **self._special_tokens}
+        variables |= record.variables or {}
+        return template.render(
+            variables,
+            messages=[_drop_none(message) for message in record.messages[:count]],
+            tools=record.tools,
+            add_generation_prompt=answer_next,
+        )
+
+    def _read_parts(self, record: ChatRecord) -> ChatRecord:
+        """Joins the parts of contents, unless the template itself reads parts."""
+        messages = record.messages
+        if not any(isinstance(message.get("content"), list) for message in messages):
+            return record
+        has_tools = record.tools is not None
+        if has_tools not in self._reads_parts:
+            self._reads_parts[has_tools] = self._finds_text_in_parts(record)
+        if self._reads_parts[has_tools]:
+            return record
+        return record._replace(messages=tuple(map(join_parts, messages)))
+
+    def _finds_text_in_parts(self, record: ChatRecord) -> bool:
+        """Returns whether the template writes the text of a part, and only the text."""
+        part = {"type": "text", "text": PROBE, PROBE_KEY: PROBE_KEY}
+        message = {"role": "user", "content": [part]}
+        probe = record._replace(messages=(message,), learned=(False,))
+        try:
+            text = self._render_messages(probe, 1, True)
+        except Exception:  # a template is a program that can raise anything
+            return False
+        return PROBE in text and PROBE_KEY not in text
 
     def rejection(self, reason: str) -> str:
         """Returns the message for a conversation that the template rejects."""
@@ -184,8 +247,23 @@ def _check_extends(before: str, after: str, number: int) -> None:
 
 
 def _drop_none(message: Message) -> dict[str, Any]:
-    """Drops the keys that hold None, which templates would write as text."""
-    return {name: value for name, value in message.items() if value is not None}
+    """Drops the keys that hold None, which templates would write as text.
+
+    A content of None remains: templates test it, and write nothing for it.
+    """
+    return {
+        name: value
+        for name, value in message.items()
+        if value is not None or name == "content"
+    }
+
+
+def join_parts(message: Message) -> Message:
+    """Returns a message whose content is a text instead of parts."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}
 
 
 def _environment(format_date: Callable[[str], str]) -> "jinja2.Environment":
@@ -304,9 +382,9 @@ def serve() -> None:
     answers.flush()
     while True:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        for messages in read_frame(requests):
+        for fields in read_frame(requests):
             try:
-                write_frame(answers, renderer.render(messages))
+                write_frame(answers, renderer.render(ChatRecord(*fields)))
             except TemplateProblem as problem:
                 write_frame(answers, str(problem))
             except MemoryError as error:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT
-from prompt_tuning.data.text.template_renderer import Message, TypedText
+from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
 from prompt_tuning.data.text.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -90,11 +90,13 @@ def conversation_text(parts: Sequence[TypedText], eos_text: str) -> RenderedText
     return RenderedText((*others, (last, kind)), adds_bos=False)
 
 
-def until_last_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Cuts a conversation after its last answer; returns an empty one without any.
+def until_last_answer(record: ChatRecord) -> ChatRecord:
+    """Cuts a conversation after its last learned answer; it is empty without any.
 
     The messages after it would end with a learned separator although nothing answers
     them.
     """
-    answers = [i for i, m in enumerate(messages, start=1) if m["role"] == "assistant"]
-    return messages[: answers[-1]] if answers else ()
+    count = max((i for i, x in enumerate(record.learned, start=1) if x), default=0)
+    return record._replace(
+        messages=record.messages[:count], learned=record.learned[:count]
+    )

@@ -16,6 +16,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
     TokenizerChoice,
 )
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from tests.support.chat_records import READ
 from tests.support.prepared_files import write_jsonl
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
@@ -45,7 +46,16 @@ ALPACA = [
     {"instruction": "Add.", "input": "1 2", "output": "3"},
     {"instruction": "Name a color.", "input": "", "output": "red"},
 ]
-FORMATS = {"messages": MESSAGES, "sharegpt": SHAREGPT, "alpaca": ALPACA}
+FIELDS = ("an unlearned end", "openai weights", "tools", "parts", "top-level system")
+FORMATS = {
+    "messages": MESSAGES,
+    "sharegpt": SHAREGPT,
+    "alpaca": ALPACA,
+    "fields of messages": [READ[name].record for name in FIELDS],
+    "fields of sharegpt": [READ["sharegpt tools"].record, READ["sharegpt"].record],
+    "fields of alpaca": [READ["alpaca"].record, ALPACA[1]],
+    "trl": [READ["trl with tools"].record, READ["trl"].record],
+}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from prompt_tuning.data.text.chat_templates import (
     ChatTemplate,
     read_chat_template,
 )
+from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.exhaustive import sample
 from tests.support.shared_data import FIXTURES
@@ -33,7 +34,9 @@ def chat(source, **special):
 
 def talk(*texts):
     roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    return answers_of(
+        [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    )
 
 
 def test_answers_and_their_end_tokens_are_learned():
@@ -77,7 +80,7 @@ def test_a_template_that_changes_earlier_output_is_refused():
 
 def test_the_number_of_messages_is_limited():
     with pytest.raises(InputError, match="here: 1,002 messages, expected at most 1,0"):
-        chat(CHAT).render(talk("hi", "yes") * 501, "here")
+        chat(CHAT).render(talk(*["hi", "yes"] * 501), "here")
 
 
 def test_errors_raised_by_a_template_are_reported():
@@ -155,7 +158,7 @@ def test_a_tokenizer_without_a_config_names_its_own_tokens():
 
 def rendered(source, **fields):
     ((text, _), *_) = ChatTemplate(source, {}, "a test", **fields).render(
-        [{"role": "user", "content": "hi", "name": None}], "here"
+        answers_of([{"role": "user", "content": "hi", "name": None}]), "here"
     )
     return text
 
@@ -285,10 +288,10 @@ def test_messages_after_the_last_answer_are_dropped(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder)
     answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
-    one, other = (encoder.render(Record((), tuple(m)), "") for m in (answered, asking))
+    one, other = (encoder.render(Record((), m), "") for m in (answered, asking))
     assert one == other != []
     with_prompts = chat_encoder(folder, keep_prompt_only=True)
-    (rendered,) = with_prompts.render(Record((), tuple(asking)), "")
+    (rendered,) = with_prompts.render(Record((), asking), "")
     assert rendered.parts[-1] == ("<|user|>\nand?" + EOS, 0)
 
 
@@ -312,9 +315,9 @@ def test_messages_and_pairs_are_the_same(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder)
     pairs = Record((Turn("hi", "yes"),))
-    messages = Record((), tuple(talk("hi", "yes")))
+    messages = Record((), talk("hi", "yes"))
     assert encoder.render(pairs, "") == encoder.render(messages, "")
-    assert encoder.render(Record((), tuple(talk("hi"))), "") == []
+    assert encoder.render(Record((), talk("hi")), "") == []
 
 
 def test_separate_pairs_are_separate_conversations(tmp_path):
