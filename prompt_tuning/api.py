@@ -14,16 +14,25 @@ from typing import Any
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
-from prompt_tuning.config.python_runs import TuneRequest, remove, tune_request
+from prompt_tuning.config.python_runs import (
+    DEFAULT_STEPS,
+    TuneRequest,
+    remove,
+    tune_request,
+)
 from prompt_tuning.config.values_in_use import operative_config
 from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.model import Model, TunedModel
+from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import Callback, python_reporter
 from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
+from prompt_tuning.tuned.trained_files import where_trained
 
 
 def load(checkpoint: str | Path, **settings: Any) -> Model:
@@ -47,7 +56,8 @@ def tune(
     method: Any,
     data: Any,
     *,
-    steps: int = 1000,
+    steps: int | None = None,
+    epochs: int | float | None = None,
     learning_rate: Any = None,
     optimizer: Any = None,
     objective: Any = None,
@@ -66,9 +76,12 @@ def tune(
       method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
       data: pairs `(prompt, completion)`, mappings with these keys (a
         `datasets.Dataset`, for example), or paths of jsonl or HDF5 files.
-      steps: number of optimizer steps.
-      learning_rate: number or schedule; by default the method's recipe: Adafactor at
-        0.3 for prompts, AdamW at 0.001 for LoRA, 0.01 for IA3, 0.02 for prefixes.
+      steps: number of optimizer steps; 1000 unless `epochs` is given.
+      epochs: how often each example is read, instead of `steps`; rounded up to whole
+        steps.
+      learning_rate: number or schedule, which gets the number of steps if it is given
+        none; by default the method's recipe: Adafactor at 0.3 for prompts, AdamW at
+        0.001 for LoRA, 0.01 for IA3, 0.02 for prefixes.
       optimizer: settings such as `adamw()`, or any optax transformation.
       objective: settings such as `TokenObjective(label_smoothing=0.1)`, a function
         `(logits [B, m, V], targets [B, m]) -> losses [B, m]`, or an object with the
@@ -84,6 +97,11 @@ def tune(
     Raises:
       InputError: if an argument or the data cannot be used; nothing is written then.
     """
+    if steps is not None and epochs is not None:
+        raise InputError(
+            "steps and epochs both set the length of the run: leave one of them out"
+        )
+    check_value("epochs", epochs, PositiveNumber | None)
     base = model if isinstance(model, Model) else load(model)
     temporary = None
     if directory is None:
@@ -100,8 +118,12 @@ def tune(
                 learning_rate=learning_rate,
                 optimizer=optimizer,
                 objective=objective,
-                settings={"steps": steps, **settings},
+                settings={
+                    "steps": DEFAULT_STEPS if steps is None else steps,
+                    **settings,
+                },
             ),
+            epochs,
             callbacks,
             progress,
         )
@@ -111,16 +133,27 @@ def tune(
         raise
     if temporary is not None:
         tuned.keep_until_collected(temporary)
+    if progress:
+        print(where_trained(tuned.run, tuned.trained))
+        if temporary is not None:
+            print("it is removed with the result: tuned.save(FOLDER) keeps it")
     return tuned
 
 
 def _tune(
-    base: Model, request: TuneRequest, callbacks: Sequence[Callback], progress: bool
+    base: Model,
+    request: TuneRequest,
+    epochs: int | float | None,
+    callbacks: Sequence[Callback],
+    progress: bool,
 ) -> TunedModel:
     """Opens and trains a run; data files of one that cannot be opened are removed."""
     try:
         with shown_activity() if progress else contextlib.nullcontext():
             run = request.read()
+            if epochs is not None:
+                request = request.with_steps(steps_of_epochs(run, epochs))
+                run = request.read()
             trainer = open_run(run, reuse=base.loaded)
     except BaseException:
         remove(request.written)
@@ -131,6 +164,7 @@ def _tune(
         config=operative_config(),
         make_reporter=lambda done: python_reporter(run.steps, done, progress),
         callbacks=callbacks,
+        notes=[trainer.duration()],
     )
     parameters = trainer.parameters(load_trained(run, trainer.model))
     return TunedModel(base.settings, run, trainer.model, parameters, result)

@@ -11,6 +11,7 @@ from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
+    check_duration,
     check_frozen,
     check_numbers,
     check_training,
@@ -132,6 +133,7 @@ def check_options(
         can be found in a config and in file names.
     """
     choices = given_choices(options)
+    check_duration(choices, [*options.bindings, *(varied or ())])
     directory = getattr(options, "run", None)
     if directory is None and not options.gin_file:
         choices |= choices_in(options.bindings, macros=True)[0]
@@ -159,6 +161,8 @@ def _check_config(
     named, bindings = choices_in(bindings, macros=alone)
     choices = given_choices(options) | named
     check_numbers(choices)
+    # The number of its steps is not known before the data are read.
+    choices.pop("epochs", None)
     if getattr(options, "print_config", False):
         unread = RECORDED_PATHS  # a config is printed before its files exist
     else:

@@ -12,10 +12,11 @@ from prompt_tuning import __version__, processes
 from prompt_tuning.cli.run_options import find_run_directory, given_choices
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.config_changes import relevant_lines
-from prompt_tuning.config.flat_choices import choices_in
+from prompt_tuning.config.flat_choices import Choices, choices_in
 from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.tuned.prediction import label_settings
 
 PROCESS_OPTIONS = (
@@ -52,18 +53,26 @@ def read_run(
     named, bindings = choices_in([*options.bindings, *bindings], macros=alone)
     choices = given_choices(options) | named
     permissions = {"allow_imports": imports, "allow_unused": allow_unused}
-    if files and directory_of_run is None:
-        return gin_files.read_run(
-            files, bindings, directory, choices=choices, **permissions
-        )
-    if directory_of_run is not None:
-        folder = find_run_directory(directory_of_run)
-        return gin_files.read_run_directory(
-            folder, bindings, files, choices=choices, allow_imports=imports
-        )
-    if trains:
-        return read_flat_run(choices, bindings, directory, **permissions)
-    return read_frozen_run(choices, bindings, **permissions)
+
+    def read(choices: Choices) -> Run:
+        if files and directory_of_run is None:
+            return gin_files.read_run(
+                files, bindings, directory, choices=choices, **permissions
+            )
+        if directory_of_run is not None:
+            folder = find_run_directory(directory_of_run)
+            return gin_files.read_run_directory(
+                folder, bindings, files, choices=choices, allow_imports=imports
+            )
+        if trains:
+            return read_flat_run(choices, bindings, directory, **permissions)
+        return read_frozen_run(choices, bindings, **permissions)
+
+    epochs = choices.pop("epochs", None)
+    run = read(choices)
+    if epochs is None:
+        return run
+    return read({**choices, "steps": steps_of_epochs(run, epochs)})
 
 
 @dataclasses.dataclass(frozen=True)

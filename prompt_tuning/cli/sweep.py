@@ -81,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.selected_run import report_idle_devices
     from prompt_tuning.training.run_directory import hold_run
 
+    options = _with_steps(options)
     if options.print_config:
         return _print_configs(options)
     console = Console()
@@ -157,6 +158,21 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     return prepare_sweep(directory, members, options.at_once)
 
 
+def _with_steps(options: argparse.Namespace) -> argparse.Namespace:
+    """Replaces `--epochs` by the number of steps, which all members share."""
+    from prompt_tuning.training.epochs import count_steps
+    from prompt_tuning.training.run_plan import plan_run
+
+    if options.epochs is None:
+        return options
+    given = argparse.Namespace(**{**vars(options), "epochs": None})
+    plans = [plan_run(_read_member(given, each)) for each in _variations(options)]
+    # All batches are planned for the longest prompt.
+    longest = max(plans, key=lambda plan: plan.model.prompt_length)
+    given.steps = count_steps(longest, options.epochs)
+    return given
+
+
 def _variations(options: argparse.Namespace) -> Sequence[Variation]:
     if not options.vary:
         raise InputError(f"nothing varies; give what differs: {SHAPE}")
@@ -199,6 +215,7 @@ def _report_results(
         summary_table,
         write_summary,
     )
+    from prompt_tuning.tuned.trained_files import where_trained
 
     directory = sweep.directory
     summary = summarize(sweep)
@@ -216,4 +233,10 @@ def _report_results(
         print_lines(console, f"curves: {directory / CURVES_FILE}")
     if summary.best is not None:
         best = directory / summary.best
-        print_lines(console, f"best: {best}", next_command.line(best))
+        member = next(m for m in sweep.members if m.name == summary.best).training
+        print_lines(
+            console,
+            f"best: {best}",
+            where_trained(member.run, member.start.trained),
+            next_command.line(best),
+        )

@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.training.progress import make_reporter
     from prompt_tuning.training.run_directory import check_resumable, hold_run
     from prompt_tuning.training.run_plan import open_run
+    from prompt_tuning.tuned.trained_files import where_trained
 
     run = read_run(options, trains=True)
     if options.print_config:
@@ -102,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
         print_lines(
             console,
             f"{how}; the run is in {run.directory}",
+            run_on_first(lambda: where_trained(run, outcome.trained)),
             next_command.line(run.directory),
         )
     return INTERRUPTED if outcome.interrupted else 0

@@ -43,6 +43,26 @@ def check_numbers(choices: Choices) -> None:
             check_range(option.flag, number, range_of(option.kind))
 
 
+def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
+    """Checks that the length of a run is given in steps or in epochs.
+
+    Args:
+      choices: the options.
+      bindings: bindings of parameters and macros.
+
+    Raises:
+      InputError: if both are given.
+    """
+    steps = OPTIONS["steps"]
+    bound = {binding.partition("=")[0].strip() for binding in bindings}
+    if "epochs" in choices and (
+        "steps" in choices or bound & {steps.setting, steps.macro}
+    ):
+        raise InputError(
+            "--epochs and --steps both set the length of the run: leave one of them out"
+        )
+
+
 def check_training(choices: Choices) -> None:
     """Checks the options of a run that is configured by them alone.
 

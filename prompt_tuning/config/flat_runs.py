@@ -28,7 +28,6 @@ IMPLIED = {
     "Pipeline": ("Run", "pipeline"),
 }
 """Parameters that refer to a factory if bindings set some of the factory's values."""
-DEFAULT_STEPS = 1000
 DEFAULT_RATES = dict((PROMPT_RATE, ADAPTER_RATE))
 """Learning rates of the optimizers where `--optimizer` chooses one."""
 
@@ -215,7 +214,5 @@ def _learning_rate(choices: Choices, method: Configured | None) -> Any:
         rate = DEFAULT_RATES[choices["optimizer"]]
     elif rate is None:
         rate = recipe_of(method).parameters["learning_rate"]
-    if schedule == "warmup_rsqrt_decay":
-        return Configured(schedule, {"peak": rate})
-    steps = choices.get("steps", DEFAULT_STEPS)
-    return Configured(schedule, {"peak": rate, "steps": steps})
+    # A decay over all steps gets their number from the request.
+    return Configured(schedule, {"peak": rate})

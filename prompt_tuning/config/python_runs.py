@@ -18,12 +18,14 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import check_used, unused_bindings
 from prompt_tuning.config.written_config import stand_in
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
+from prompt_tuning.core.flat_options import SCHEDULES
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import is_files, write_rows
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
+DEFAULT_STEPS = 1000
 PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
 ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
 MEASURES = ("labels", "exact_match")
@@ -47,6 +49,15 @@ class TuneRequest:
     replacements: Mapping[str, Any]
     written: Sequence[Path]
 
+    @property
+    def steps(self) -> int:
+        """Number of steps of the run."""
+        return self.settings.parameters.get("steps", DEFAULT_STEPS)
+
+    def with_steps(self, steps: int) -> "TuneRequest":
+        """Returns the same request with another number of steps."""
+        return dataclasses.replace(self, settings=self.settings.replace(steps=steps))
+
     def read(
         self,
         bindings: Sequence[str] = (),
@@ -61,9 +72,10 @@ class TuneRequest:
           allow_imports: see `read_run`.
           allow_unused: whether further bindings may set values that are not used.
         """
+        settings = _with_lengths(self.settings, self.steps)
         run = read_run(
             [],
-            [*gin_bindings(self.settings, prompt_names()), *bindings],
+            [*gin_bindings(settings, prompt_names()), *bindings],
             allow_imports=allow_imports,
             allow_unused=True,
         )
@@ -129,6 +141,18 @@ def tune_request(
         remove(files.written)
         raise
     return TuneRequest(Configured("Run", fields), replacements, tuple(files.written))
+
+
+def _with_lengths(value: Any, steps: int) -> Any:
+    """Gives schedules the number of steps of the run, where they need it."""
+    if type(value) in (list, tuple):
+        return type(value)(_with_lengths(item, steps) for item in value)
+    if not isinstance(value, Configured):
+        return value
+    values = {name: _with_lengths(item, steps) for name, item in value}
+    if value.name in SCHEDULES.values() and "steps" in parameter_names(value.name):
+        values.setdefault("steps", steps)
+    return value.replace(**values)
 
 
 def remove(files: Sequence[Path]) -> None:

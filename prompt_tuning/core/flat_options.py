@@ -185,6 +185,12 @@ TABLE = (
         default=1000,
     ),
     FlatOption(
+        "epochs",
+        TRAINING,
+        "how often each example is read, instead of --steps; rounded up to whole steps",
+        kind=PositiveNumber,
+    ),
+    FlatOption(
         "batch_size",
         TRAINING,
         "examples of a batch",

@@ -63,6 +63,7 @@ class TrainingResult:
       reason: why the run stopped before its last step, by `Run.early_stopping`; None
         if it did not.
       interrupted: whether Ctrl-C stopped the run.
+      epochs: how often the completed steps have read each example.
     """
 
     step: int
@@ -71,6 +72,7 @@ class TrainingResult:
     metrics: dict[str, float]
     reason: str | None = None
     interrupted: bool = False
+    epochs: float = 0.0
 
 
 def train(
@@ -80,6 +82,7 @@ def train(
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter] | None = None,
     callbacks: Sequence[Callback] = (),
+    notes: Sequence[str] = (),
 ) -> TrainingResult:
     """Trains until the last step, early stopping, SIGTERM or SIGINT.
 
@@ -92,6 +95,7 @@ def train(
             record=record,
             make_reporter=make_reporter,
             callbacks=callbacks,
+            notes=notes,
         )
 
 
@@ -102,6 +106,7 @@ def train_held(
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter] | None = None,
     callbacks: Sequence[Callback] = (),
+    notes: Sequence[str] = (),
     profile: Path | None = None,
 ) -> TrainingResult:
     """Trains in a run directory that the caller holds (see `hold_run`).
@@ -117,6 +122,7 @@ def train_held(
         None shows a bar or lines.
       callbacks: functions called with a step and its logged metrics; where one returns
         true, the run saves and stops.
+      notes: lines to show first.
       profile: folder for a trace of three steps; None for no trace.
 
     Raises:
@@ -136,7 +142,7 @@ def train_held(
         )
     )
     store = open_store(run)
-    messages: list[str] = []
+    messages = list(notes)
     state = resume(training, store, messages.append)
     done = int(state.step)
     check_steps(directory, done, run.steps)
@@ -222,7 +228,10 @@ class _Loop:
             self._reporter.say(stopped_message(done, last))
         finished = done == last or reason is not None
         measured = self._recorder.measured
-        return TrainingResult(done, finished, state.trained, measured, reason)
+        epochs = done / self._training.batch_plan.batches_per_epoch
+        return TrainingResult(
+            done, finished, state.trained, measured, reason, epochs=epochs
+        )
 
     def _batches(self, start: int) -> Iterator[Batch]:
         if self._recorder.reason is not None:

@@ -66,7 +66,8 @@ class Recorder:
         self.meter.count(batch)
         if not _every(step, self._run.log_every) and step != self._run.steps:
             return None
-        logged = values | self.meter.read()
+        epochs = step / self._training.batch_plan.batches_per_epoch
+        logged = values | {"epoch": epochs} | self.meter.read()
         self._log.write(step, logged)
         return logged
 

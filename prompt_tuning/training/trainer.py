@@ -25,6 +25,15 @@ Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
 """`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
 
 
+MANY_EPOCHS = 200
+"""Epochs from which a note tells how often each example is read."""
+
+
+def _brief(epochs: float) -> str:
+    """Returns a number of epochs with at least two digits."""
+    return f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Trainer:
     """A run that is ready to step.
@@ -99,7 +108,7 @@ class Trainer:
                 f"loss, in training and evaluation: {self.evaluator.loss_meaning}"
             )
         rows += self._joining_note()
-        rows.append(f"{len(self.examples)} training examples")
+        rows.append(self.duration())
         rows += self._types_note()
         if self.examples.skipped:
             rows.append(f"{self.examples.skipped} left out because they are too long")
@@ -114,6 +123,22 @@ class Trainer:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")
         return "\n".join(rows)
+
+    @property
+    def epochs(self) -> float:
+        """How often the whole run reads each example."""
+        return self.run.steps / self.batch_plan.batches_per_epoch
+
+    def duration(self) -> str:
+        """Describes the length of the run, with a note if it repeats few examples."""
+        count, steps = len(self.examples), f"{self.run.steps:,} steps"
+        row = f"{count} training examples; {steps} are {_brief(self.epochs)} epochs"
+        if self.epochs < MANY_EPOCHS:
+            return row
+        return (
+            f"{row}\nnote: the run reads each example {self.epochs:,.0f} times: "
+            "--steps or --epochs (in Python steps= or epochs=) sets less"
+        )
 
     def _types_note(self) -> list[str]:
         """Returns a note if every token is learned because the data has no types."""
