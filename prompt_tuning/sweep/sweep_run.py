@@ -327,7 +327,7 @@ def _evaluators(opened: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
             "or sweep over shorter prompts"
         )
     several = len({member.model.maximum_length for member in opened}) > 1
-    if several and any(x.truncated for x in evaluators.values()):
+    if several and any(x.examples.truncated for x in evaluators.values()):
         raise InputError(
             "prompts of these lengths truncate held-out rows to different lengths, so "
             "members would be compared on different rows; shorten rows or sweep over "
