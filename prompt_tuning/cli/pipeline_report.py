@@ -1,5 +1,6 @@
 """Prints and draws how the stages of a pipeline share a step."""
 
+import itertools
 from pathlib import Path
 
 from rich.console import Console
@@ -8,7 +9,11 @@ from prompt_tuning.cli.console import print_lines
 from prompt_tuning.cli.memory import format_size
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import write_file
-from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
+from prompt_tuning.pipeline.timeline_pictures import (
+    chunk_letter,
+    timeline_svg,
+    timeline_text,
+)
 from prompt_tuning.training.pipeline_estimate import PipelineEstimate
 
 COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2", "held")
@@ -18,6 +23,9 @@ EXPLANATION = (
     "micro-batch, 100% for an average stage; hold: most micro-batches at a time, times",
     "the bytes of each on a device, from the forward pass to p1 and from p1 to p2;",
     "held: the most bytes of all of them at a time",
+)
+CHUNKS = (
+    "a, b, ...: chunks of a stage; weights and held are those of the whole stage",
 )
 CONSOLE_WIDTH = 120
 """Columns that a timeline needs."""
@@ -51,27 +59,23 @@ def _stage_table(estimate: PipelineEstimate) -> list[str]:
         _row("stage", *COLUMNS).replace("│", "┃"),
     ]
     kept, postponed = estimate.microbatch_bytes()
-    stages = zip(
-        plan.layers,
-        plan.costs,
-        estimate.weight_bytes(),
-        map(_times, plan.in_flight(), kept),
-        map(_times, plan.postponed(), postponed),
-        plan.peak_bytes(kept, postponed),
-        strict=True,
-    )
-    for stage, values in enumerate(stages):
-        blocks, cost, weights, for_p1, for_p2, held = values
+    for_p1 = plan.of_stages([*map(_times, plan.in_flight(), kept)])
+    for_p2 = plan.of_stages([*map(_times, plan.postponed(), postponed)])
+    layers, costs = plan.of_stages(plan.layers), plan.of_stages(plan.costs)
+    weights, held = estimate.weight_bytes(), plan.peak_bytes(kept, postponed)
+    for stage, chunk in itertools.product(range(plan.stages), range(plan.virtual)):
+        blocks, cost = layers[stage][chunk], costs[stage][chunk]
         shares = (cost.forward, cost.input_gradient, cost.weight_gradient)
         cells = [
             *(f"{share:.1%}" for share in shares),
-            format_size(weights),
-            for_p1,
-            for_p2,
-            format_size(held),
+            "" if chunk else format_size(weights[stage]),
+            for_p1[stage][chunk],
+            for_p2[stage][chunk],
+            "" if chunk else format_size(held[stage]),
         ]
-        lines.append(_row(f"{stage}: {blocks} block{'s' * (blocks > 1)}", *cells))
-    return [*lines, *EXPLANATION]
+        name = f"{stage}{chunk_letter(chunk) if plan.virtual > 1 else ''}"
+        lines.append(_row(f"{name}: {blocks} block{'s' * (blocks > 1)}", *cells))
+    return [*lines, *EXPLANATION, *CHUNKS[: plan.virtual > 1]]
 
 
 def _times(count: int, size: int) -> str:

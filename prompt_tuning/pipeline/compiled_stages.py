@@ -1,4 +1,8 @@
-"""The stages of a model, compiled for one shape of micro-batch."""
+"""The stages of a model, compiled for one shape of micro-batch.
+
+With virtual stages, each chunk of blocks is compiled as if it were a stage. The
+chunks are in the order of the model, and several have the same devices.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,7 +25,7 @@ from prompt_tuning.pipeline.stage_parameters import (
     take_rows,
 )
 from prompt_tuning.pipeline.stage_programs import Program, StagePrograms, zeros_for_sum
-from prompt_tuning.pipeline.stage_worker import StageWork, StageWorker
+from prompt_tuning.pipeline.stage_worker import HeldMemory, StageWork, StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
 
 
@@ -46,8 +50,8 @@ class CompiledStages:
         Args:
           graph: the model's structure.
           objective: the training objective.
-          stages: the devices of each stage.
-          layers: number of blocks of each stage.
+          stages: the devices of each stage, or of each chunk.
+          layers: number of blocks of each.
           parameters: the trained parameters, or their shapes, and the shapes of all
             parameters without padding.
           others: a micro-batch, the dropout key and the micro-batch's number.
@@ -194,7 +198,10 @@ class CompiledStages:
             return
         for stage in range(len(self._stages)):
             shapes = self._select(self._own_shapes[stage], False)
-            key = {path: (stage, path, self._row_range(stage, path)) for path in shapes}
+            device = self._stages[stage].device
+            key = {
+                path: (device, path, self._row_range(stage, path)) for path in shapes
+            }
             known = placed.of(frozen)
             missing = [path for path in shapes if key[path] not in known]
             rows = self._own_rows(stage, {path: frozen[path] for path in missing})
@@ -238,6 +245,7 @@ class CompiledStages:
         Stages of other processes have none here.
         """
         boxes = [None, *self._mailboxes(links), None]
+        memory = {devices.device: HeldMemory() for devices in self._stages}
         workers: list[StageWorker | None] = []
         for stage, devices in enumerate(self._stages):
             paths = self._select(self._own_shapes[stage], True)
@@ -251,7 +259,8 @@ class CompiledStages:
             prefix = self.prefix_programs[stage] if self.prefix_programs else None
             neighbors = boxes[stage], boxes[stage + 1], boxes[stage + 2]
             programs = self.programs[stage]
-            workers.append(StageWorker(stage, programs, prefix, place, neighbors))
+            held = memory[devices.device]
+            workers.append(StageWorker(stage, programs, prefix, place, neighbors, held))
         return workers
 
     def _mailboxes(self, links: StepLinks | None) -> list[Any]:

@@ -37,6 +37,9 @@ Orders = Sequence[Order]
 class PipelinedGradients:
     """`training.step.gradients`, computed by the stages of a pipeline.
 
+    With virtual stages, each stage has several chunks of blocks, of which each is
+    compiled and has a worker; the stage's thread runs the operations of all of them.
+
     Attributes:
       peak_bytes: most bytes that each stage held from one operation to another in the
         last step, on each of its devices; 0 for stages of other processes.
@@ -58,7 +61,8 @@ class PipelinedGradients:
         Args:
           graph: the model's structure.
           stages: the devices of each stage.
-          layers: number of blocks of each stage.
+          layers: number of blocks of each stage; with virtual stages of each chunk, in
+            the order of the model: the first one of each stage, then the second ones.
           orders: returns the operations of each stage, given the number of
             micro-batches and whether a prefix crosses the stages.
           objective: the training objective.
@@ -69,7 +73,9 @@ class PipelinedGradients:
         """
         self._joined_p2 = joined_p2
         self._abstract = abstract
-        self._graph, self._stages, self._layers = graph, list(stages), list(layers)
+        self._graph, self._layers = graph, list(layers)
+        # The devices of each chunk, in the order of the model.
+        self._stages = list(stages) * (len(layers) // len(stages))
         self._in_one_process = all(stage.is_local for stage in stages)
         self._orders, self._objective = orders, objective
         self._compiled: dict[Any, CompiledStages] = {}
@@ -108,7 +114,8 @@ class PipelinedGradients:
             # A process gives the others no arrays while all threads of its CPU devices
             # wait in a collective, so all must have theirs before the first one.
             processes.wait_for_all()
-        self.peak_bytes = [0 if w is None else w.peak_bytes for w in step.workers]
+        first = step.workers[: len(orders)]
+        self.peak_bytes = [0 if w is None else w.memory.peak for w in first]
 
     def _joined(self, step: "StepInStages", orders: Orders) -> Orders:
         """Joins the last weight gradients of each stage to one operation."""
@@ -218,7 +225,7 @@ class StepInStages:
       stages: the compiled stages.
       trained: the trained parameters.
       frozen: all other parameters.
-      workers: run the operations, one for each stage; None for stages of other
+      workers: run the operations, one for each chunk; None for stages of other
         processes.
       count: number of micro-batches.
       others: the first micro-batch, the dropout key and the micro-batch's number.
@@ -255,17 +262,23 @@ def _split(batch: Batch) -> list[Batch]:
 def run_in_threads(workers: Sequence[StageWorker | None], orders: Orders) -> None:
     """Runs each stage of this process in a thread.
 
+    Args:
+      workers: of each chunk, in the order of the model.
+      orders: the operations of each stage.
+
     Raises:
       Exception: the first that a stage raised; no thread runs any more then.
     """
     failures: list[BaseException] = []
-    own = {stage: w for stage, w in enumerate(workers) if w is not None}
+    own = {place: w for place, w in enumerate(workers) if w is not None}
+    stages = len(orders)
 
     def work(stage: int) -> None:
         try:
-            for operation in orders[stage]:
-                own[stage].run(operation.kind, operation.microbatch)
-            own[stage].wait()
+            for kind, microbatch, chunk in orders[stage]:
+                own[chunk * stages + stage].run(kind, microbatch)
+            for place in range(stage, len(workers), stages):
+                own[place].wait()
         except StoppedError:
             return
         except BaseException as error:
@@ -275,7 +288,8 @@ def run_in_threads(workers: Sequence[StageWorker | None], orders: Orders) -> Non
 
     threads = [
         threading.Thread(target=work, args=(stage,), name=f"stage {stage}", daemon=True)
-        for stage in own
+        for stage in range(stages)
+        if stage in own
     ]
     for thread in threads:
         thread.start()

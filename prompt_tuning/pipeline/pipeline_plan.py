@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import TypeVar
 
 from prompt_tuning.pipeline.operation_counts import ModelWork, Work
 from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
@@ -18,6 +19,8 @@ from prompt_tuning.pipeline.simulation import (
     simulate,
 )
 
+Value = TypeVar("Value")
+
 SMALL_BUBBLE = 0.1
 """Bubble share below which more micro-batches are not proposed."""
 
@@ -27,12 +30,14 @@ class PipelinePlan:
     """How the stages of a pipeline share one step.
 
     Attributes:
-      layers: number of blocks of each stage, an encoder's first.
+      layers: number of blocks of each stage, an encoder's first; with virtual stages of
+        each chunk, the first one of each stage first.
       schedule: name of the schedule.
       two_stage: whether the backward pass has two parts.
       microbatches: number of micro-batches of a step.
-      costs: operations of each stage, as shares of a step without bubbles.
+      costs: operations of each stage, or chunk, as shares of a step without bubbles.
       prefix: whether a prompt that all rows share crosses the stages.
+      virtual: number of chunks of each stage.
     """
 
     layers: tuple[int, ...]
@@ -41,11 +46,17 @@ class PipelinePlan:
     microbatches: int
     costs: tuple[StageCosts, ...]
     prefix: bool = False
+    virtual: int = 1
 
     @property
     def stages(self) -> int:
         """The number of stages."""
-        return len(self.layers)
+        return len(self.layers) // self.virtual
+
+    def of_stages(self, values: Sequence[Value]) -> list[tuple[Value, ...]]:
+        """Returns the values of each stage's chunks, given those of all chunks."""
+        stages = range(self.stages)
+        return [tuple(values[stage :: self.stages]) for stage in stages]
 
     @functools.cached_property
     def orders(self) -> tuple[Order, ...]:
@@ -56,6 +67,7 @@ class PipelinePlan:
             self.microbatches,
             self.two_stage,
             prefix=self.prefix,
+            virtual=self.virtual,
         )
 
     @functools.cached_property
@@ -64,12 +76,20 @@ class PipelinePlan:
         return simulate(self.orders, self.costs)
 
     def in_flight(self) -> tuple[int, ...]:
-        """Returns the most micro-batches that wait for p1 at a time, for each stage."""
-        return tuple(int(peak_held(order, 1, 0)) for order in self.orders)
+        """Returns the most micro-batches that wait for p1 at a time, for each chunk."""
+        return tuple(int(peak_held(order, 1, 0)) for order in self._chunk_orders())
 
     def postponed(self) -> tuple[int, ...]:
-        """Returns the most micro-batches that wait for p2 at a time, for each stage."""
-        return tuple(int(peak_held(order, 0, 1)) for order in self.orders)
+        """Returns the most micro-batches that wait for p2 at a time, for each chunk."""
+        return tuple(int(peak_held(order, 0, 1)) for order in self._chunk_orders())
+
+    def _chunk_orders(self) -> list[Order]:
+        """Returns the operations of each chunk, in the order of the model's blocks."""
+        return [
+            tuple(operation for operation in order if operation.chunk == chunk)
+            for chunk in range(self.virtual)
+            for order in self.orders
+        ]
 
     def peak_bytes(
         self, kept: Sequence[int], postponed: Sequence[int]
@@ -77,24 +97,30 @@ class PipelinePlan:
         """Returns the most bytes that each stage holds between two operations.
 
         Args:
-          kept: bytes that each stage keeps of a micro-batch for its backward pass.
+          kept: bytes that each stage, or chunk, keeps of a micro-batch for its backward
+            pass.
           postponed: bytes of them, and of p1's results, that it keeps for p2.
         """
-        each = zip(self.orders, kept, postponed, strict=True)
+        sizes = self.of_stages(kept), self.of_stages(postponed)
+        each = zip(self.orders, *sizes, strict=True)
         return tuple(int(peak_held(*arguments)) for arguments in each)
 
     def needed_microbatches(self) -> int | None:
         """Returns the fewest micro-batches with a small bubble; None if none has."""
         return microbatches_below(
-            SMALL_BUBBLE, self.schedule, self.two_stage, self.costs
+            SMALL_BUBBLE, self.schedule, self.two_stage, self.costs, self.virtual
         )
 
     def report(self) -> str:
         """Describes the plan and its bubble in one line."""
         parts = "two parts" if self.two_stage else "one part"
-        blocks = ", ".join(map(str, self.layers))
+        each = self.of_stages(self.layers)
+        blocks = ", ".join(" + ".join(map(str, chunks)) for chunks in each)
+        schedule = self.schedule
+        if self.virtual > 1:
+            schedule += f" with {self.virtual} interleaved chunks of each stage"
         line = (
-            f"pipeline: {self.stages} stages of {blocks} blocks, {self.schedule}, "
+            f"pipeline: {self.stages} stages of {blocks} blocks, {schedule}, "
             f"backward pass in {parts}, {self.microbatches} micro-batches; bubble "
             f"{self.timeline.bubble_share:.0%}"
         )
@@ -133,12 +159,13 @@ def plan_pipeline(
       InputError: if the blocks cannot be divided as they are to be.
     """
     blocks = work.blocks
-    check_blocks(settings.layers, stages, len(blocks))
+    check_blocks(settings.layers, stages, len(blocks), settings.virtual)
     if settings.layers is None:
-        layers = balanced_layers([float(block.total) for block in blocks], stages)
+        totals = [float(block.total) for block in blocks]
+        layers = balanced_layers(totals, stages * settings.virtual)
     else:
         layers = tuple(settings.layers)
-    costs = _stage_costs(blocks, layers)
+    costs = _stage_costs(blocks, layers, stages)
     prefix = any(cost.prefix_forward for cost in costs)
     if not prefix:
         costs = (_without_p1(costs[0]), *costs[1:])
@@ -152,6 +179,7 @@ def plan_pipeline(
         microbatches=settings.count(accumulate),
         costs=costs,
         prefix=prefix,
+        virtual=settings.virtual,
     )
 
 
@@ -184,10 +212,10 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
 
 
 def _stage_costs(
-    blocks: Sequence[Work], layers: Sequence[int]
+    blocks: Sequence[Work], layers: Sequence[int], stages: int
 ) -> tuple[StageCosts, ...]:
-    """Returns the operations of each stage as shares of one stage's average."""
-    total = sum(block.total for block in blocks) / len(layers)
+    """Returns the operations of each chunk as shares of one stage's average."""
+    total = sum(block.total for block in blocks) / stages
     costs, start = [], 0
     for count in layers:
         work = sum(blocks[start : start + count], Work())

@@ -32,7 +32,11 @@ class Pipeline:
         where a stage would otherwise wait. If None, they are where they take more than
         a tenth of the backward pass, which is not so for prompts and small adapters.
       layers: number of blocks of each stage, an encoder's first; None balances
-        the stages by counted operations, the head included.
+        the stages by counted operations, the head included. With `virtual`, of each
+        chunk: the first one of each stage, then the second one of each, and so on.
+      virtual: chunks of blocks of each stage, `v`. With several, stage `s` of `N` has
+        the model's chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as
+        Megatron does: a step waits `v` times less, and sends `v` times more.
       joined_p2: whether the gradients of weights that are left at the end of a step are
         computed as one product for all of their micro-batches.
 
@@ -45,6 +49,7 @@ class Pipeline:
     two_stage: bool | None = None
     layers: Sequence[BlockCount] | None = None
     joined_p2: bool = False
+    virtual: BlockCount = 1
 
     def __post_init__(self):
         check_fields(self)
@@ -61,6 +66,19 @@ class Pipeline:
                 f"Pipeline.schedule is {ZERO_BUBBLE!r}, whose backward pass has two "
                 "parts, but Pipeline.two_stage is False: set two_stage to None or "
                 f"True, or the schedule to {ONE_F_ONE_B!r}"
+            )
+        if self.virtual > 1 and self.schedule not in (AUTO, ONE_F_ONE_B):
+            raise InputError(
+                f"Pipeline.virtual is {self.virtual} and Pipeline.schedule is "
+                f"{self.schedule!r}, but only {ONE_F_ONE_B!r} interleaves several "
+                f"chunks of a stage: set schedule to {ONE_F_ONE_B!r} or {AUTO!r}, or "
+                "virtual to 1"
+            )
+        if self.virtual > 1 and self.joined_p2:
+            raise InputError(
+                f"Pipeline.joined_p2 is True and Pipeline.virtual is {self.virtual}, "
+                "but the gradients that are left at the end belong to several chunks: "
+                "set joined_p2 to False, or virtual to 1"
             )
         if self.joined_p2 and (self.two_stage is False or self.schedule == NONE):
             raise InputError(
@@ -84,6 +102,8 @@ class Pipeline:
         """Returns the schedule, where "auto" is replaced."""
         if self.schedule != AUTO:
             return self.schedule
+        if self.virtual > 1:
+            return ONE_F_ONE_B
         return ZERO_BUBBLE if two_stage else ONE_F_ONE_B
 
     def count(self, accumulate: int) -> int:
@@ -102,26 +122,44 @@ class Pipeline:
                 f"Pipeline.microbatches is {count}, which is not a multiple of "
                 f"Run.accumulate, {accumulate}: each of its batches is divided further"
             )
-        if self.schedule != AUTO:
-            check_schedule(self.schedule, stages, count, self.two_stage is not False)
-        if self.layers is not None and len(self.layers) != stages:
-            raise InputError(
-                f"Pipeline.layers is {list(self.layers)}, blocks of {len(self.layers)} "
-                f"stages, but the mesh has {stages}"
+        two_stage = self.two_stage is not False
+        if self.schedule != AUTO or self.virtual > 1:
+            schedule = self.schedule_for(two_stage)
+            check_schedule(schedule, stages, count, two_stage, self.virtual)
+        if self.layers is None or len(self.layers) == stages * self.virtual:
+            return
+        expected = f"the mesh has {stages}"
+        if self.virtual > 1:
+            expected += (
+                f" with {self.virtual} chunks each (Pipeline.virtual): expected "
+                f"{stages * self.virtual} numbers"
             )
+        raise InputError(
+            f"Pipeline.layers is {list(self.layers)}, blocks of {len(self.layers)} "
+            f"stages, but {expected}"
+        )
 
 
-def check_blocks(layers: Sequence[int] | None, stages: int, blocks: int) -> None:
+def check_blocks(
+    layers: Sequence[int] | None, stages: int, blocks: int, virtual: int = 1
+) -> None:
     """Checks that each stage can have a block, and that the stages have all of them.
 
     Args:
-      layers: number of blocks of each stage, if it is set.
+      layers: number of blocks of each stage, or chunk, if it is set.
       stages: number of stages.
       blocks: number of blocks of the model, with an encoder's.
+      virtual: number of chunks of each stage.
 
     Raises:
       InputError: with the numbers.
     """
+    if virtual > 1 and stages * virtual > blocks:
+        raise InputError(
+            f"MeshShape.stage is {stages} and Pipeline.virtual is {virtual}, together "
+            f"{stages * virtual} chunks, but the model has {blocks} blocks and each "
+            f"chunk needs one: set virtual to {max(1, blocks // stages)} or less"
+        )
     if stages > blocks:
         raise InputError(
             f"MeshShape.stage is {stages}, but the model has {blocks} blocks and each "

@@ -5,32 +5,29 @@ pass in one part (`BACKWARD`) sends the gradient of the stage's input upstream w
 of it is computed. In two parts, the gradient of the input (`INPUT_GRADIENT`, p1) is
 sent at once, and that of the stage's weights (`WEIGHT_GRADIENT`, p2) is computed later,
 where the stage would otherwise wait.
+
+With virtual stages, a stage has several chunks of consecutive blocks: stage `s` of `N`
+has chunks `s`, `s + N`, `s + 2 N`, ... of the model, numbered 0, 1, 2, ... here.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError, did_you_mean
-
-FORWARD = "forward"
-INPUT_GRADIENT = "input_gradient"
-WEIGHT_GRADIENT = "weight_gradient"
-BACKWARD = "backward"
-PREFIX_FORWARD = "prefix_forward"
-PREFIX_BACKWARD = "prefix_backward"
-JOINED_GRADIENT = "joined_gradient"
-"""All weight gradients that are left, as one product; see `join_end`."""
-
-Kind = Literal[
-    "forward",
-    "input_gradient",
-    "weight_gradient",
-    "backward",
-    "prefix_forward",
-    "prefix_backward",
-    "joined_gradient",
-]
+from prompt_tuning.pipeline.interleaved_schedule import interleaved_order
+from prompt_tuning.pipeline.operations import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    JOINED_GRADIENT,
+    PREFIX_BACKWARD,
+    PREFIX_FORWARD,
+    WEIGHT_GRADIENT,
+    Kind,
+    Operation,
+    Order,
+)
 
 NONE, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "none", "gpipe", "1f1b", "zb-h1"
 ONE_F_ONE_B_DOUBLE = "1f1b-2"
@@ -38,23 +35,6 @@ SCHEDULES = (NONE, GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_DOUBLE, ZERO_BUBBLE)
 
 ONE_PART_OR_TWO = ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT})
 """The operations of a micro-batch on a stage, by the parts of its backward pass."""
-
-
-class Operation(NamedTuple):
-    """One operation of a stage.
-
-    Attributes:
-      kind: what is computed; `PREFIX_FORWARD` and `PREFIX_BACKWARD` of the prompt that
-        all rows share, once for each step.
-      microbatch: the micro-batch's index; 0 for the prefix.
-    """
-
-    kind: Kind
-    microbatch: int
-
-
-Order = tuple[Operation, ...]
-"""The operations of one stage, in the order in which it computes them."""
 
 
 class DeadlockError(ValueError):
@@ -73,6 +53,7 @@ def stage_orders(
     two_stage: bool,
     *,
     prefix: bool = False,
+    virtual: int = 1,
 ) -> tuple[Order, ...]:
     """Returns the operations of each stage, in the order in which it computes them.
 
@@ -91,14 +72,19 @@ def stage_orders(
       microbatches: number of micro-batches of a step.
       two_stage: whether the backward pass has two parts.
       prefix: whether a prompt that all rows share crosses the stages once.
+      virtual: chunks of each stage, `v`; from 2, "1f1b" interleaves them (Narayanan et
+        al. 2021, arXiv 2104.04473, section 2.2).
 
     Raises:
       InputError: if there is no such schedule, or it needs other numbers.
     """
-    check_schedule(schedule, stages, microbatches, two_stage)
+    check_schedule(schedule, stages, microbatches, two_stage, virtual)
     orders = []
     for stage in range(stages):
-        if schedule == NONE:
+        if virtual > 1:
+            sizes = stages, virtual, microbatches
+            order = interleaved_order(sizes, stage, two_stage)
+        elif schedule == NONE:
             order = _one_after_another(microbatches, two_stage)
         elif schedule == GPIPE:
             order = _all_forward_first(microbatches, two_stage)
@@ -111,7 +97,7 @@ def stage_orders(
 
 
 def check_schedule(
-    schedule: str, stages: int, microbatches: int, two_stage: bool
+    schedule: str, stages: int, microbatches: int, two_stage: bool, virtual: int = 1
 ) -> None:
     """Checks that a schedule is defined for these numbers.
 
@@ -138,6 +124,20 @@ def check_schedule(
         raise InputError(
             f"schedule {ZERO_BUBBLE!r} has a backward pass in two parts, but two_stage "
             f"is False: set it to None or True, or the schedule to {ONE_F_ONE_B!r}"
+        )
+    if virtual == 1:
+        return
+    if schedule != ONE_F_ONE_B:
+        raise InputError(
+            f"Pipeline.virtual is {virtual} with schedule {schedule!r}, but only "
+            f"{ONE_F_ONE_B!r} interleaves several chunks of a stage: set the schedule "
+            f"to {ONE_F_ONE_B!r} or 'auto', or virtual to 1"
+        )
+    if microbatches % stages:
+        raise InputError(
+            f"Pipeline.virtual is {virtual}, so the number of micro-batches must be a "
+            f"multiple of the {stages} stages, but it is {microbatches}: set "
+            f"Run.accumulate to {-(-microbatches // stages) * stages}, or virtual to 1"
         )
 
 
@@ -205,18 +205,21 @@ def join_end(order: Order) -> tuple[Order, int]:
 
 
 def _with_prefix(order: Order) -> Order:
-    """Adds the prefix: first of all, and when all its rows' gradients are there."""
-    last = max(
-        at
-        for at, operation in enumerate(order)
-        if operation.kind in (INPUT_GRADIENT, BACKWARD)
-    )
-    return (
-        Operation(PREFIX_FORWARD, 0),
-        *order[: last + 1],
-        Operation(PREFIX_BACKWARD, 0),
-        *order[last + 1 :],
-    )
+    """Adds the prefix to each chunk: before its rows, and when all have gradients."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, (kind, _, chunk) in enumerate(order):
+        first.setdefault(chunk, at)
+        if kind in (INPUT_GRADIENT, BACKWARD):
+            last[chunk] = at
+    added: list[Operation] = []
+    for at, operation in enumerate(order):
+        if first[operation.chunk] == at:
+            added.append(Operation(PREFIX_FORWARD, 0, operation.chunk))
+        added.append(operation)
+        if last[operation.chunk] == at:
+            added.append(Operation(PREFIX_BACKWARD, 0, operation.chunk))
+    return tuple(added)
 
 
 class Result(NamedTuple):
@@ -227,42 +230,63 @@ class Result(NamedTuple):
         the backward pass.
       stage: the stage that computes it.
       microbatch: the micro-batch's index.
+      chunk: which of the stage's chunks computes it.
     """
 
     name: Kind
     stage: int
     microbatch: int
+    chunk: int = 0
 
 
 def result_of(stage: int, operation: Operation) -> Result:
     """Returns the result of an operation of a stage."""
-    kind, microbatch = operation
-    return Result(INPUT_GRADIENT if kind == BACKWARD else kind, stage, microbatch)
+    kind, microbatch, chunk = operation
+    name = INPUT_GRADIENT if kind == BACKWARD else kind
+    return Result(name, stage, microbatch, chunk)
+
+
+def chunk_count(orders: Sequence[Order]) -> int:
+    """Returns the number of chunks of each stage."""
+    return 1 + max((operation.chunk for operation in orders[0]), default=0)
 
 
 def needed_results(
-    stage: int, operation: Operation, orders: Sequence[Order]
+    stage: int, operation: Operation, orders: Sequence[Order], chunks: int = 1
 ) -> Iterator[Result]:
-    """Yields the results that an operation of a stage waits for."""
-    kind, microbatch = operation
-    last = len(orders) - 1
+    """Yields the results that an operation of a stage waits for.
+
+    Args:
+      stage: the stage.
+      operation: the operation.
+      orders: the operations of each stage.
+      chunks: the number of chunks of each stage.
+    """
+    kind, microbatch, chunk = operation
+    # The chunks of all stages in the order in which a micro-batch passes them.
+    place, count = chunk * len(orders) + stage, chunks * len(orders)
+
+    def result(name: Kind, place: int, index: int) -> Result:
+        chunk, stage = divmod(place, len(orders))
+        return Result(name, stage, index, chunk)
+
     if kind in (FORWARD, PREFIX_FORWARD):
-        if stage > 0:
-            yield Result(kind, stage - 1, microbatch)
+        if place > 0:
+            yield result(kind, place - 1, microbatch)
         if kind == FORWARD and orders[stage][0].kind == PREFIX_FORWARD:
-            yield Result(PREFIX_FORWARD, stage, 0)
+            yield result(PREFIX_FORWARD, place, 0)
     elif kind in (INPUT_GRADIENT, BACKWARD):
-        yield Result(FORWARD, stage, microbatch)
-        if stage < last:
-            yield Result(INPUT_GRADIENT, stage + 1, microbatch)
+        yield result(FORWARD, place, microbatch)
+        if place + 1 < count:
+            yield result(INPUT_GRADIENT, place + 1, microbatch)
     elif kind == WEIGHT_GRADIENT:
-        yield Result(INPUT_GRADIENT, stage, microbatch)
+        yield result(INPUT_GRADIENT, place, microbatch)
     elif kind == PREFIX_BACKWARD:
         for other in orders[stage]:
-            if other.kind in (INPUT_GRADIENT, BACKWARD):
+            if other.chunk == chunk and other.kind in (INPUT_GRADIENT, BACKWARD):
                 yield result_of(stage, other)
-        if stage < last:
-            yield Result(PREFIX_BACKWARD, stage + 1, 0)
+        if place + 1 < count:
+            yield result(PREFIX_BACKWARD, place + 1, 0)
 
 
 def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]]:
@@ -272,13 +296,14 @@ def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]
       DeadlockError: if there is none, with what each stage waits for.
     """
     finished: set[Result] = set()
-    position = [0] * len(orders)
+    position, chunks = [0] * len(orders), chunk_count(orders)
     while any(at < len(order) for at, order in zip(position, orders, strict=True)):
         progress = False
         for stage, order in enumerate(orders):
             while position[stage] < len(order):
                 operation = order[position[stage]]
-                if not finished.issuperset(needed_results(stage, operation, orders)):
+                needed = needed_results(stage, operation, orders, chunks)
+                if not finished.issuperset(needed):
                     break
                 yield stage, operation
                 finished.add(result_of(stage, operation))
@@ -294,7 +319,7 @@ def _deadlock_text(
     waiting = []
     for stage, (order, at) in enumerate(zip(orders, position, strict=True)):
         if at < len(order):
-            needed = needed_results(stage, order[at], orders)
+            needed = needed_results(stage, order[at], orders, chunk_count(orders))
             missing = next(result for result in needed if result not in finished)
             waiting.append(
                 f"stage {stage} waits with {order[at].kind} {order[at].microbatch} for "
@@ -304,7 +329,7 @@ def _deadlock_text(
 
 
 def check_orders(orders: Sequence[Order], microbatches: int) -> None:
-    """Checks that each stage computes each micro-batch once, in a possible order.
+    """Checks that each chunk computes each micro-batch once, in a possible order.
 
     Raises:
       DeadlockError: if an operation comes before one that it needs, or stages wait for
@@ -312,13 +337,15 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> None:
       ValueError: if an operation is missing, repeated or of an unknown micro-batch.
     """
     for stage, order in enumerate(orders):
-        _check_operations(stage, order, microbatches)
+        for chunk in range(chunk_count(orders)):
+            own = tuple(each for each in order if each.chunk == chunk)
+            _check_operations(stage, own, microbatches)
     deque(runnable_sequence(orders), maxlen=0)
 
 
 def _check_operations(stage: int, order: Order, microbatches: int) -> None:
     for operation, count in Counter(order).items():
-        kind, index = operation
+        kind, index, _ = operation
         if count > 1:
             raise ValueError(f"stage {stage} computes {kind} {index} {count} times")
         if not 0 <= index < microbatches:
@@ -327,7 +354,7 @@ def _check_operations(stage: int, order: Order, microbatches: int) -> None:
                 "micro-batches"
             )
     for i in range(microbatches):
-        kinds = {kind for kind, index in order if index == i}
+        kinds = {kind for kind, index, _ in order if index == i}
         kinds -= {PREFIX_FORWARD, PREFIX_BACKWARD}
         if kinds not in ONE_PART_OR_TWO:
             raise ValueError(

@@ -15,6 +15,7 @@ from prompt_tuning.pipeline.schedules import (
     Operation,
     Order,
     Result,
+    chunk_count,
     minimum_microbatches,
     needed_results,
     result_of,
@@ -34,7 +35,9 @@ ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class StageCosts:
-    """The time that one stage takes for each operation of a micro-batch, in any unit.
+    """The time that a chunk of a stage takes for each operation, in any unit.
+
+    Without virtual stages, each stage has one chunk.
 
     Attributes:
       forward: of the forward pass.
@@ -84,10 +87,12 @@ class Timeline:
     Attributes:
       stages: number of stages.
       spans: all operations, each stage's in the order of time.
+      chunks: number of chunks of each stage.
     """
 
     stages: int
     spans: tuple[TimedOperation, ...]
+    chunks: int = 1
 
     @property
     def makespan(self) -> Cost:
@@ -117,7 +122,8 @@ def simulate(
 
     Args:
       orders: the operations of each stage.
-      costs: what they cost, for each stage.
+      costs: what they cost, for each chunk in the order of the model's blocks: the
+        first one of each stage, then the second one of each, and so on.
       transfer: time of a message between neighboring stages, in the unit of the costs;
         messages and operations of a stage overlap.
 
@@ -125,80 +131,100 @@ def simulate(
       DeadlockError: if the stages wait for each other.
     """
     ends: dict[Result, float] = {}
-    free = [0.0] * len(orders)
+    free, chunks = [0.0] * len(orders), chunk_count(orders)
     spans = []
     for stage, operation in runnable_sequence(orders):
         start = free[stage]
-        for needed in needed_results(stage, operation, orders):
+        for needed in needed_results(stage, operation, orders, chunks):
             delay = transfer if needed.stage != stage else 0.0
             start = max(start, ends[needed] + delay)
-        end = start + costs[stage].of(operation)
+        place = operation.chunk * len(orders) + stage
+        end = start + costs[place].of(operation)
         ends[result_of(stage, operation)] = free[stage] = end
         spans.append(TimedOperation(stage, operation, start, end))
     spans.sort(key=lambda span: (span.stage, span.start, span.end))
-    return Timeline(len(orders), tuple(spans))
+    return Timeline(len(orders), tuple(spans), chunks)
 
 
-def peak_held(order: Order, kept: Cost = 1, postponed: Cost = 1) -> Cost:
+def peak_held(
+    order: Order, kept: Cost | Sequence[Cost] = 1, postponed: Cost | Sequence[Cost] = 1
+) -> Cost:
     """Returns the most that a stage holds between two operations.
 
     Args:
       order: the stage's operations.
-      kept: held of each micro-batch from its forward to its backward pass, or p1.
+      kept: held of each micro-batch from its forward to its backward pass, or p1; a
+        sequence if it differs among the stage's chunks.
       postponed: held of each micro-batch from p1 to p2. With 1 for both, the result
-        is a number of micro-batches.
+        is a number of micro-batches, counted once for each chunk.
     """
     held = peak = 0
-    for kind, _ in order:
+    for kind, _, chunk in order:
+        first = kept[chunk] if isinstance(kept, Sequence) else kept
+        later = postponed[chunk] if isinstance(postponed, Sequence) else postponed
         if kind == FORWARD:
-            held += kept
+            held += first
         elif kind == BACKWARD:
-            held -= kept
+            held -= first
         elif kind == INPUT_GRADIENT:
-            held += postponed - kept
+            held += later - first
         elif kind == WEIGHT_GRADIENT:
-            held -= postponed
+            held -= later
         peak = max(peak, held)
     return peak
 
 
-def bubble_limit(costs: Sequence[StageCosts]) -> Cost:
+def bubble_limit(costs: Sequence[StageCosts], virtual: int = 1) -> Cost:
     """Returns the bubble share that remains whatever the number of micro-batches.
 
     All stages wait for the one with the most work.
+
+    Args:
+      costs: costs of each chunk.
+      virtual: number of chunks of each stage.
     """
-    work = [cost.microbatch for cost in costs]
+    stages = len(costs) // virtual
+    work = [
+        sum(cost.microbatch for cost in costs[stage::stages]) for stage in range(stages)
+    ]
     return 1 - sum(work) / (len(work) * max(work))
 
 
 def microbatches_below(
-    share: float, schedule: str, two_stage: bool, costs: Sequence[StageCosts]
+    share: float,
+    schedule: str,
+    two_stage: bool,
+    costs: Sequence[StageCosts],
+    virtual: int = 1,
 ) -> int | None:
     """Returns the fewest micro-batches with a smaller bubble share; None if none has.
 
-    A prompt crosses the stages if it costs something.
+    A prompt crosses the stages if it costs something. Several chunks of a stage take a
+    multiple of the number of stages.
 
     The search doubles the number until the share is small enough, up to
     `MAXIMUM_MICROBATCHES`, and then bisects.
     """
     prefix = any(cost.prefix_forward for cost in costs)
+    stages = len(costs) // virtual
+    each = stages if virtual > 1 else 1
 
-    def small_enough(microbatches: int) -> bool:
+    def small_enough(count: int) -> bool:
         orders = stage_orders(
-            schedule, len(costs), microbatches, two_stage, prefix=prefix
+            schedule, stages, count * each, two_stage, prefix=prefix, virtual=virtual
         )
         return simulate(orders, costs).bubble_share < share - ROUNDING
 
     if schedule == NONE:  # each micro-batch has the same bubble
         return 1 if small_enough(1) else None
-    if bubble_limit(costs) >= share - ROUNDING:
+    if bubble_limit(costs, virtual) >= share - ROUNDING:
         return None
-    low, high = 0, minimum_microbatches(schedule, len(costs))
+    low, high = 0, minimum_microbatches(schedule, stages)
     while not small_enough(high):
         low, high = high, 2 * high
-        if high > MAXIMUM_MICROBATCHES:
+        if high * each > MAXIMUM_MICROBATCHES:
             return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if small_enough(middle) else (middle, high)
-    return high
+    return high * each

@@ -1,10 +1,12 @@
 """Joins what all stages computed to whole arrays, also in several processes.
 
 The stages' parts are one array with a dimension of stages, of which each stage has its
-own part. It is made of the parts without a copy.
+own part. It is made of the parts without a copy. With virtual stages there are several
+such arrays: one of the stages' first chunks, one of the second ones, and so on.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,13 +35,15 @@ class GradientJoin:
         """Sets the join up; nothing is compiled yet.
 
         Args:
-          stages: the devices of each stage.
+          stages: the devices of each stage, or of each chunk.
           model: what each stage computes.
           axes: logical axes of each parameter.
           shapes: shapes of all parameters without padding.
           padded: their shapes, padded as the mesh of a stage needs them.
         """
-        grids = [stage.grid for stage in stages]
+        self._count = len({stage.device for stage in stages})
+        self._rounds = range(0, len(stages), self._count)
+        grids = [stage.grid for stage in stages[: self._count]]
         self._mesh = Mesh(np.array(grids, object), (STAGE, *MESH_AXES))
         self._model, self._shapes, self._padded = model, shapes, padded
         self._specs = stages[0].specs(list(shapes), axes)
@@ -70,14 +74,22 @@ class GradientJoin:
 
         Args:
           trained: the trained parameters.
-          parts: gradients of each stage of this process, see `part`.
+          parts: gradients of each stage, or chunk, of this process; see `part`.
           shapes: shapes of each of the loss's sums.
           sums: the sums of each stage of this process; only the last one has some.
         """
-        stacked = {
-            path: self._stack(parts, path, self._part_shape(path, x), self._specs[path])
-            for path, x in trained.items()
-        }
+        stacked = [
+            {
+                path: self._stack(
+                    self._round(parts, first),
+                    path,
+                    self._part_shape(path, x),
+                    self._specs[path],
+                )
+                for path, x in trained.items()
+            }
+            for first in self._rounds
+        ]
         totals = {i: self._stack(sums, i, x, WHOLE) for i, x in shapes.items()}
         homes = {path: leaf.sharding for path, leaf in trained.items()}
         devices = set(self._mesh.devices.flat)
@@ -89,6 +101,11 @@ class GradientJoin:
             return gradient, totals
         home = replicated(next(iter(homes.values())))
         return jax.device_put((gradient, totals), (homes, home))
+
+    def _round(self, parts: Mapping[int, Any], first: int) -> dict[int, Any]:
+        """Returns the parts of each stage's next chunk, from that of stage 0 on."""
+        stop = first + self._count
+        return {place: part for place, part in parts.items() if first <= place < stop}
 
     def _part_shape(self, path: str, trained: jax.Array) -> jax.ShapeDtypeStruct:
         shape = self._padded[path].shape
@@ -132,21 +149,25 @@ class GradientJoin:
             shardings = homes, replicated(next(iter(homes.values())))
         sizes = {path: leaf.shape for path, leaf in trained.items()}
 
-        def join(parts: Mapping[str, Any], sums: Mapping[int, Any]) -> Any:
+        def join(rounds: Sequence[Mapping[str, Any]], sums: Mapping[int, Any]) -> Any:
             gradient = {}
-            for path, part in parts.items():
-                sliced = path in self._model.sliced
-                whole = self._together(path, part) if sliced else jnp.sum(part, 0)
+            for path in sizes:
+                parts = [part[path] for part in rounds]
+                if path in self._model.sliced:
+                    whole = self._together(path, parts)
+                else:
+                    whole = jnp.sum(jnp.concatenate(parts), 0)
                 real = tuple(map(slice, self._shapes[path].shape))
                 gradient[path] = pad(whole[real], sizes[path])
             return gradient, [jnp.sum(sums[i]) for i in sorted(sums)]
 
         return jax.jit(join, out_shardings=shardings)
 
-    def _together(self, path: str, part: jax.Array) -> jax.Array:
+    def _together(self, path: str, parts: Sequence[jax.Array]) -> jax.Array:
         """Joins the rows of each stage, `[N, rows, ...]`, to `[all rows, ...]`."""
-        counts = enumerate(self._rows(path))
-        return jnp.concatenate([part[stage, :count] for stage, count in counts])
+        own = itertools.chain.from_iterable(parts)
+        counts = zip(own, self._rows(path), strict=True)
+        return jnp.concatenate([part[:count] for part, count in counts])
 
 
 @functools.cache

@@ -18,7 +18,7 @@ class FrozenParts:
         self._parts: dict[tuple, Any] = {}
 
     def of(self, frozen: Parameters) -> dict[tuple, Any]:
-        """Returns the parts of these parameters by stage, path and rows."""
+        """Returns the parts of these parameters by device, path and rows."""
         if self._frozen is not frozen:
             self._frozen, self._parts = frozen, {}
         return self._parts

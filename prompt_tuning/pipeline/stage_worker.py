@@ -38,8 +38,21 @@ class StageWork:
     zeros: Callable[[], tuple[dict[str, Any], dict[int, Any]]]
 
 
+@dataclasses.dataclass
+class HeldMemory:
+    """The bytes on one device that all chunks of a stage hold.
+
+    Attributes:
+      held: bytes that are kept for a backward pass, or held for p2.
+      peak: most bytes that were held from one operation to another.
+    """
+
+    held: int = 0
+    peak: int = 0
+
+
 class StageWorker:
-    """Runs one stage's operations in order.
+    """Runs the operations of one stage, or of one of its chunks, in order.
 
     Its arrays are placed on the stage when the first operation runs, in the thread
     that runs it, so that the other stages need not wait for them.
@@ -48,8 +61,7 @@ class StageWorker:
       work: what the stage reads; after the first operation.
       outputs: outputs of each micro-batch, of the last stage.
       total: sum of the gradients of the trained parameters.
-      peak_bytes: most bytes on one device that were held from one operation to another:
-        kept for a backward pass, or held for p2.
+      memory: what is held on one device, with the stage's other chunks.
       joined_gradient: p2 of several micro-batches; None if each is computed alone.
     """
 
@@ -60,6 +72,7 @@ class StageWorker:
         prefix_programs: StagePrograms | None,
         place: Callable[[], StageWork],
         neighbors: tuple[Mailbox | None, Mailbox, Mailbox | None],
+        memory: HeldMemory | None = None,
     ):
         """Sets the stage up.
 
@@ -68,7 +81,8 @@ class StageWorker:
           programs: programs of a micro-batch.
           prefix_programs: programs of the prefix; None without one.
           place: places what the stage reads on its devices.
-          neighbors: mailboxes of the previous, of this and of the next stage.
+          neighbors: mailboxes of the previous, of this and of the next stage or chunk.
+          memory: counts what the stage holds; its own if None.
         """
         self._stage = stage
         self._programs, self._prefix_programs = programs, prefix_programs
@@ -81,9 +95,8 @@ class StageWorker:
         self._prefix_total: dict[int, Any] = {}
         self._kept: dict[int, Any] = {}
         self._held: dict[int, Any] = {}
-        self._bytes = 0
         self.outputs: dict[int, Any] = {}
-        self.peak_bytes = 0
+        self.memory = memory or HeldMemory()
         self.joined_gradient: Program | None = None
 
     def run(self, kind: str, index: int) -> None:
@@ -95,7 +108,7 @@ class StageWorker:
         name = kind.replace("_", " ")
         with jax.profiler.TraceAnnotation(name, stage=self._stage, index=index):
             getattr(self, f"_run_{kind}")(index)
-        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        self.memory.peak = max(self.memory.peak, self.memory.held)
 
     def wait(self) -> None:
         """Waits until everything is computed."""
@@ -141,23 +154,23 @@ class StageWorker:
     def _keep(self, index: int, kept: Tree) -> None:
         """Keeps arrays of a micro-batch for its backward pass, or for p1."""
         self._kept[index] = kept
-        self._bytes += self._size(FORWARD, kept)
+        self.memory.held += self._size(FORWARD, kept)
 
     def _release(self, index: int) -> Tree:
         """Returns what was kept of a micro-batch, which is kept no longer."""
         kept = self._kept.pop(index)
-        self._bytes -= self._size(FORWARD, kept)
+        self.memory.held -= self._size(FORWARD, kept)
         return kept
 
     def _postpone(self, index: int, held: tuple[Tree, Tree]) -> None:
         """Holds arrays of a micro-batch for p2."""
         self._held[index] = held
-        self._bytes += self._size(INPUT_GRADIENT, held)
+        self.memory.held += self._size(INPUT_GRADIENT, held)
 
     def _resume(self, index: int) -> tuple[Tree, Tree]:
         """Returns what was held of a micro-batch for p2, which is held no longer."""
         held = self._held.pop(index)
-        self._bytes -= self._size(INPUT_GRADIENT, held)
+        self.memory.held -= self._size(INPUT_GRADIENT, held)
         return held
 
     def _size(self, kind: str, arrays: Tree) -> int:

@@ -1,6 +1,7 @@
 """A pipeline's timeline as text and as SVG."""
 
 import html
+import string
 
 from prompt_tuning.pipeline.schedules import (
     BACKWARD,
@@ -52,7 +53,8 @@ DIGIT = 7
 def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
     """Draws a line for each stage, and below them what the letters mean.
 
-    An operation is its letter and its micro-batch, repeated letters fill its time.
+    An operation is its letter and its micro-batch, dashes fill its time. With virtual
+    stages, a small letter after the micro-batch is the stage's chunk.
 
     Args:
       timeline: the timeline.
@@ -64,8 +66,8 @@ def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
         cells = [WAITING] * width
         for timed in _drawn(timeline, stage):
             first, last = round(timed.start * scale), round(timed.end * scale)
-            kind, microbatch = timed.operation
-            label = f"{LETTERS[kind]}{microbatch}"
+            kind = timed.operation.kind
+            label = f"{LETTERS[kind]}{_number(timeline, timed)}"
             fill = LETTERS[kind] if len(label) > last - first else "-"
             text = label if len(label) <= last - first else ""
             cells[first:last] = text.ljust(last - first, fill)
@@ -74,7 +76,21 @@ def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
     legend = "; ".join(
         f"{LETTERS[kind]} {MEANINGS[kind]}" for kind in MEANINGS if kind in kinds
     )
+    if timeline.chunks > 1:
+        legend += f"; a to {chunk_letter(timeline.chunks - 1)} chunk of the stage"
     return "\n".join([*lines, f"{legend}; {WAITING} waiting"])
+
+
+def _number(timeline: Timeline, timed: TimedOperation) -> str:
+    """Returns the micro-batch of an operation, and its chunk if there are several."""
+    _, microbatch, chunk = timed.operation
+    return f"{microbatch}{chunk_letter(chunk) if timeline.chunks > 1 else ''}"
+
+
+def chunk_letter(chunk: int) -> str:
+    """Returns a letter for a chunk, or its number in brackets after z."""
+    letters = string.ascii_lowercase
+    return letters[chunk] if chunk < len(letters) else f"[{chunk}]"
 
 
 def _drawn(timeline: Timeline, stage: int) -> list[TimedOperation]:
@@ -113,9 +129,9 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
         width = timeline.makespan * scale
         parts.append(_bar(float(LEFT), top, width, "#f0f0f0", ""))
         for timed in _drawn(timeline, stage):
-            kind, microbatch = timed.operation
+            kind = timed.operation.kind
             left, width = LEFT + timed.start * scale, (timed.end - timed.start) * scale
-            label = str(microbatch)
+            label = _number(timeline, timed)
             wide_enough = width > DIGIT * len(label) + 2
             parts.append(_bar(left, top, width, COLORS[kind], label * wide_enough))
     parts += _legend(timeline, height - 18)

@@ -150,6 +150,11 @@ def check_members(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
             f"--at_once is {at_once}, but with {plan.stages} stages (MeshShape.stage) "
             "the members' micro-batches follow each other: leave it out"
         )
+    if plan.virtual > 1:
+        raise InputError(
+            f"Pipeline.virtual is {plan.virtual}, but members of a sweep follow each "
+            "other through one chunk of each stage: set it to 1"
+        )
     check_member_schedule(plan.schedule)
 
 

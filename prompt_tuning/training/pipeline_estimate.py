@@ -71,7 +71,7 @@ class PipelineEstimate:
         return cls(opened, plan, shape, examples, batch)
 
     def microbatch_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The bytes that a device of each stage holds of a micro-batch.
+        """The bytes that a device of each stage, or chunk, holds of a micro-batch.
 
         Returns:
           those from the forward pass to p1, and those from p1 to p2, which include
@@ -119,7 +119,7 @@ class PipelineEstimate:
             start += count
         totals[0] += first
         totals[-1] += last
-        return tuple(totals)
+        return tuple(map(sum, self.plan.of_stages(totals)))
 
     @property
     def _tied(self) -> bool:

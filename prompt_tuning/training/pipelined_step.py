@@ -144,7 +144,12 @@ def pipelined_gradients(
 
     def orders(count: int, prefix: bool) -> tuple[Order, ...]:
         return stage_orders(
-            plan.schedule, plan.stages, count, plan.two_stage, prefix=prefix
+            plan.schedule,
+            plan.stages,
+            count,
+            plan.two_stage,
+            prefix=prefix,
+            virtual=plan.virtual,
         )
 
     return PipelinedGradients(

@@ -42,7 +42,7 @@ def check_division(run: Run, config: ModelConfig) -> None:
     if run.pipeline is None:
         return
     blocks = config.encoder_layers + config.layers
-    check_blocks(run.pipeline.layers, run.stages, blocks)
+    check_blocks(run.pipeline.layers, run.stages, blocks, run.pipeline.virtual)
     for policy in (config.rematerialization, config.encoder_policy):
         if not policy.alike:
             raise InputError(

@@ -51,7 +51,7 @@ def seconds(members, microbatches, stages, steps, *, two_stage=False, prefix=Fal
         before = list(position)
         for stage, sequence in enumerate(sequences):
             while position[stage] < len(sequence):
-                step, (kind, index) = sequence[position[stage]]
+                step, (kind, index, _) = sequence[position[stage]]
                 results = list(needed(stage, step, kind, index))
                 if not all(result in ends for result in results):
                     break
@@ -90,7 +90,7 @@ def test_a_prompt_crosses_the_stages_once_for_each_step():
     order = MemberOrder(MemberOrders(2, 2, 2), 1, prefix=True)
     operations = [*order.add_step(), *order.add_step(), *order.finish()]
     for step in (0, 1):
-        own = [kind for at, (kind, _) in operations if at == step]
+        own = [kind for at, (kind, *_) in operations if at == step]
         assert own[0] == PREFIX_FORWARD
         assert own[-1] == PREFIX_BACKWARD
         assert own.count(PREFIX_FORWARD) == own.count(PREFIX_BACKWARD) == 1

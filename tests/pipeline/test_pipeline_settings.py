@@ -55,6 +55,27 @@ def test_stages_without_settings_have_the_default_ones():
         ),
         (["Pipeline.layers = [1, 2, 3]"], "blocks of 3 stages, but the mesh has 4"),
         (["Pipeline.layers = [1, 2, 0, 1]"], "of Pipeline.layers is 0, expected a n"),
+        (
+            ["Pipeline.virtual = 2", "Run.accumulate = 6"],
+            "multiple of the 4 stages, but it is 6: set Run.accumulate to 8",
+        ),
+        (
+            ["Pipeline.virtual = 2", "Pipeline.schedule = 'zb-h1'"],
+            "virtual is 2 and Pipeline.schedule is 'zb-h1', but only '1f1b'",
+        ),
+        (
+            ["Pipeline.virtual = 2", "Pipeline.joined_p2 = True"],
+            "belong to several chunks: set joined_p2 to False, or virtual to 1",
+        ),
+        (
+            [
+                "Pipeline.virtual = 2",
+                "Run.accumulate=4",
+                "Pipeline.layers = [1, 1, 1, 1]",
+            ],
+            "4 with 2 chunks each .Pipeline.virtual.: expected 8 numbers",
+        ),
+        (["Pipeline.virtual = 0"], "virtual is 0, expected a number from 1"),
         (["Pipeline.layers = 4"], "Pipeline.layers is 4, an int; expected a list"),
         (
             ["Pretrained.weights = 'streamed'", "Pipeline.two_stage = True"],
@@ -77,6 +98,10 @@ def test_stages_and_blocks_must_agree():
     with pytest.raises(InputError, match=r"\[1, 2\], together 3 blocks, but the"):
         check_blocks((1, 2), 2, 4)
     check_blocks((1, 3), 2, 4)
+    with pytest.raises(
+        InputError, match=r"together 6 chunks.* set virtual to 2 or les"
+    ):
+        check_blocks(None, 2, 4, 3)
 
 
 def test_two_parts_are_chosen_where_weights_take_more_than_a_tenth():
@@ -88,6 +113,7 @@ def test_two_parts_are_chosen_where_weights_take_more_than_a_tenth():
     assert Pipeline().schedule_for(two_stage=True) == "zb-h1"
     assert Pipeline().schedule_for(two_stage=False) == "1f1b"
     assert Pipeline(schedule="gpipe").schedule_for(two_stage=True) == "gpipe"
+    assert Pipeline(virtual=2).schedule_for(two_stage=True) == "1f1b"
 
 
 def test_stages_are_the_outermost_axis_and_none_without_several():

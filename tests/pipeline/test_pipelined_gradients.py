@@ -46,6 +46,21 @@ class Case:
     micro_batches: int = 4
     joined_p2: bool = False
     policy: str = "none"
+    virtual: int = 1
+
+    @property
+    def stages(self):
+        return len(self.layers) // self.virtual
+
+    def orders(self, micro_batches, prefix=False):
+        return stage_orders(
+            self.schedule,
+            self.stages,
+            micro_batches,
+            self.two_stage,
+            prefix=prefix,
+            virtual=self.virtual,
+        )
 
 
 def config_of(case):
@@ -74,16 +89,9 @@ def batch_of(config, micro_batches):
 
 
 def pipeline_of(case, graph, stages=None):
-    count = len(case.layers)
-    stages = stages or [StageDevices(device) for device in jax.devices()[:count]]
-
-    def orders(micro_batches, prefix):
-        return stage_orders(
-            case.schedule, count, micro_batches, case.two_stage, prefix=prefix
-        )
-
+    own = [StageDevices(device) for device in jax.devices()[: case.stages]]
     return PipelinedGradients(
-        graph, stages, case.layers, orders, joined_p2=case.joined_p2
+        graph, stages or own, case.layers, case.orders, joined_p2=case.joined_p2
     )
 
 
@@ -143,13 +151,12 @@ def flops(program):
 def assert_bytes(case, pipeline, *arguments):
     """Compares the arrays that each stage held with what is planned."""
     staged = pipeline.traced(*arguments)
-    orders = stage_orders(
-        case.schedule, len(case.layers), case.micro_batches, case.two_stage
-    )
-    planned = [
-        peak_held(order, programs.kept_bytes, programs.postponed_bytes)
-        for order, programs in zip(orders, staged.programs, strict=True)
-    ]
+    planned = []
+    for stage, order in enumerate(case.orders(case.micro_batches)):
+        own = staged.programs[stage :: case.stages]
+        kept = [programs.kept_bytes for programs in own]
+        postponed = [programs.postponed_bytes for programs in own]
+        planned.append(peak_held(order, kept, postponed))
     assert pipeline.peak_bytes == planned
     for stage, programs in enumerate(staged.programs):
         assert_own_work(case, stage, programs, arguments[0] | arguments[1])
@@ -212,6 +219,25 @@ def assert_own_work(case, stage, programs, parameters):
     ids=str,
 )
 def test_gradients_equal_those_of_one_device(case):
+    assert_equal(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    sample(
+        1,
+        [
+            Case("gpt2", ALL, (1,) * 4, virtual=2),
+            Case("gpt2", PROMPT, (1,) * 8, two_stage=False, virtual=2),
+            Case("gpt2", ALL, (1,) * 8, virtual=2, dropout=0.3),
+            Case("llama", ALL, (1,) * 8, two_stage=False, virtual=4),
+            Case("t5_gated", ALL, (1,) * 4, two_stage=False, virtual=2),
+            Case("llama", ALL, (1,) * 16, virtual=4),
+        ],
+    ),
+    ids=str,
+)
+def test_gradients_of_interleaved_chunks_equal_those_of_one_device(case):
     assert_equal(case)
 
 

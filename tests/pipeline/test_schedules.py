@@ -30,12 +30,18 @@ def possible_schedules():
         yield schedule, stages, count, two_stage
 
 
-def letters(order):
-    """Returns an order as text: F and B, or F, p and w, and PF and PB."""
+def letters(order, *, chunks=False):
+    """Returns an order as text: F and B, or F, p and w, and PF and PB.
+
+    Letters after the micro-batch are the stage's chunks.
+    """
     names = {"forward": "F", "backward": "B"}
     names |= {"input_gradient": "p", "weight_gradient": "w"}
     names |= {"prefix_forward": "PF", "prefix_backward": "PB"}
-    return " ".join(f"{names[kind]}{index}" for kind, index in order)
+    return " ".join(
+        f"{names[kind]}{index}{'abcd'[chunk] if chunks else ''}"
+        for kind, index, chunk in order
+    )
 
 
 @pytest.mark.parametrize("prefix", [False, True])
@@ -57,6 +63,35 @@ def test_published_orders_of_the_first_stage():
     first, *_, last = stage_orders("zb-h1", 4, 5, True)
     assert letters(first) == "F0 F1 F2 F3 p0 w0 F4 p1 w1 p2 w2 p3 w3 p4 w4"
     assert letters(last) == "F0 p0 F1 p1 F2 p2 F3 p3 w0 F4 p4 w1 w2 w3 w4"
+
+
+def test_published_order_of_interleaved_chunks():
+    # Megatron-LM's forward_backward_pipelining_with_interleaving: of 2 stages with 2
+    # chunks, stage 0 computes (2 - 0 - 1) * 2 + (2 - 1) * 2 = 4 forward passes before
+    # the first backward pass, and stage 1 computes 2. The chunks take turns with 2
+    # micro-batches, the backward passes in reverse; each starts with a forward pass.
+    first, last = stage_orders("1f1b", 2, 4, False, virtual=2)
+    assert letters(first, chunks=True) == (
+        "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"
+    )
+    assert letters(last, chunks=True) == (
+        "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a"
+    )
+
+
+def test_every_interleaved_order_is_complete_and_possible():
+    sizes = itertools.product((1, 2, 3, 4), (2, 3, 4), (1, 2, 5), (False, True))
+    for (stages, virtual, groups, two_stage), prefix in itertools.product(
+        sizes, (False, True)
+    ):
+        orders = stage_orders(
+            *("1f1b", stages, stages * groups, two_stage),
+            prefix=prefix,
+            virtual=virtual,
+        )
+        check_orders(orders, stages * groups)
+        parts = stages * groups * (3 if two_stage else 2) + 2 * prefix
+        assert {len(order) for order in orders} == {virtual * parts}
 
 
 def test_prefix_goes_first_and_after_the_last_gradient_of_a_row():
@@ -123,11 +158,14 @@ def test_missing_repeated_and_unknown_operations_are_refused():
         (("zb-h1", 4, 8, False), "two_stage is False: set it to None or True"),
         (("zb-h2", 4, 8, True), "no schedule 'zb-h2'.*zb-h1"),
         (("gpipe", 4, 0, True), "4 stages and 0 micro-batches"),
+        (("zb-h1", 4, 8, True, 2), "virtual is 2 with schedule 'zb-h1', but only '1f1"),
+        (("1f1b", 4, 6, True, 2), "a multiple of the 4 stages, but it is 6: set .* 8,"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_numbers(arguments, message):
+    *numbers, virtual = [*arguments, 1][:5]
     with pytest.raises(InputError, match=message):
-        stage_orders(*arguments)
+        stage_orders(*numbers, virtual=virtual)
 
 
 def test_schedules_and_simulation_do_not_import_jax():

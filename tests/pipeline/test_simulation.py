@@ -79,6 +79,28 @@ def test_two_parts_take_what_the_papers_derive():
             )
 
 
+def test_interleaved_chunks_wait_as_published():
+    # The bubble is (p - 1) / (v m) of the work (Narayanan et al. 2021, arXiv
+    # 2104.04473, section 2.2).
+    for stages, virtual, groups in itertools.product((2, 3, 4), (2, 3, 4), (1, 2, 4)):
+        count = groups * stages
+
+        def bubble(costs, *, two_stage, sizes=(stages, virtual, count)):
+            stages, virtual, count = sizes
+            orders = stage_orders("1f1b", stages, count, two_stage, virtual=virtual)
+            chunk = StageCosts(*(cost / virtual for cost in costs))
+            timeline = simulate(orders, [chunk] * stages * virtual)
+            assert timeline.busy == pytest.approx([count * sum(costs)] * stages)
+            return timeline.makespan / (count * sum(costs)) - 1
+
+        for costs in COSTS:
+            published = pytest.approx((stages - 1) / (virtual * count))
+            assert bubble(costs, two_stage=False) == published
+        # In two parts a stage waits for F + p1 - p2 of a chunk, a third as long here.
+        third = pytest.approx((stages - 1) / (3 * virtual * count))
+        assert bubble((1, 1, 1), two_stage=True) == third
+
+
 def test_two_parts_without_weight_gradients_gain_nothing():
     cost = StageCosts(1, 1, 0)
     for stages, count in SIZES:
@@ -174,6 +196,12 @@ def test_fewest_microbatches_for_a_bubble_below_a_tenth():
     assert fewest("zb-h1", True, 1, 1, 1) == 10
     assert fewest("none", True, 1, 1, 1) is None
     assert fewest("none", True, 1, 1, 1, stages=1) == 1
+
+
+def test_fewest_microbatches_of_interleaved_chunks_are_a_multiple_of_the_stages():
+    # (N - 1) / (v M + N - 1) < 1/10 from v M = 28: M = 14, so 16 with 4 stages.
+    costs = [StageCosts(1, 1, 0)] * 8
+    assert microbatches_below(0.1, "1f1b", False, costs, 2) == 16
 
 
 def test_uneven_stages_leave_a_bubble_that_no_microbatch_removes():
