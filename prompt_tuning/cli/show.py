@@ -54,14 +54,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a data file (.hdf5, .jsonl, .json, .csv, .tsv, .parquet), a glob, or a "
-        "folder of such files",
+        help="a data file (.hdf5, .jsonl, .json, .csv, .tsv, .parquet, or compressed: "
+        ".jsonl.gz, .jsonl.zst), a glob, or a folder of such files",
     )
     parser.add_argument(
         "--rows",
         nargs="+",
         metavar="ROW",
-        help="numbers from 0, or ranges such as 10-12 (default: the first three)",
+        help="numbers from 0, or ranges: 10-12, or 10:13 without 13 (default: "
+        "the first three)",
     )
     parser.add_argument(
         "--tokenizer",
@@ -132,7 +133,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
-    """Expands row numbers and ranges, such as 0, 5 and 10-12.
+    """Expands row numbers and ranges, such as 0, 10-12 and 0:2 (0 and 1).
 
     Args:
       ranges: the numbers and ranges; None for the first rows.
@@ -145,13 +146,15 @@ def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
         return list(range(min(FIRST_ROWS, count)))
     numbers = []
     for text in ranges:
-        match = re.fullmatch(r"(\d{1,15})(?:-(\d{1,15}))?", text)
+        match = re.fullmatch(r"(\d{1,15})(?:([-:])(\d{1,15}))?", text)
         if match is None:
             raise InputError(
                 f"--rows has {shown(text)}, expected a number from 0, or a range such "
-                "as 10-12"
+                "as 10-12 or 10:13, both of which are the rows 10, 11 and 12"
             )
-        first, last = int(match[1]), int(match[2] or match[1])
+        # As in Python, the row after the colon is not included.
+        last = int(match[3] or match[1]) - (match[2] == ":")
+        first = int(match[1])
         if not first <= last < count:
             raise InputError(
                 f"--rows has {text}, expected rows from 0 to {count - 1}, the last row "

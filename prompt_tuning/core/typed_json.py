@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, kind_of, shortened, shown
+from prompt_tuning.core.utf8_text import decode_text
 
 MAXIMUM_BYTES = 128 * 2**20
 """Maximum size of a JSON file; the header of a safetensors file has at most 100 MB."""
@@ -245,11 +246,14 @@ def parse_json(
         f"{source} nests its JSON more than {MAXIMUM_DEPTH} levels deep"
     )
     try:
-        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        text = content if isinstance(content, str) else decode_text(content, source)
+        text = text.removeprefix("\ufeff")  # a byte order mark
         hook = _distinct if distinct_names else None
         value = json.loads(text, object_pairs_hook=hook)
     except RecursionError:
         raise too_deep from None
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"{source} is not valid JSON: {error}") from error
     # Fewer brackets than levels are quickly counted.

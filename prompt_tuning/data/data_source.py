@@ -39,8 +39,8 @@ class DataSource:
 
     Attributes:
       files: files of one kind: HDF5 (`.hdf5`, `.h5`), `.jsonl`, `.json` (one list),
-        `.csv`, `.tsv` or `.parquet`; a glob such as "data/*.jsonl", a folder of such
-        files, or a folder that `prepare` wrote.
+        `.csv`, `.tsv` (these four also with `.gz` or `.zst`) or `.parquet`; a glob such
+        as "data/*.jsonl", a folder of such files, or a folder that `prepare` wrote.
       split: which files of a folder that `prepare` wrote: "train", "dev" or "test".
         None for "train" in training data, and "dev" in evaluation data.
       batch_size: number of rows of a batch, over all devices; must be a multiple of the

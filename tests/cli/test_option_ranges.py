@@ -21,7 +21,7 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "--dev": ("prepare", PREPARE, ("1.5", "-1", "nan", "x")),
     "--test": ("prepare", PREPARE, ("1.5", "-0.1", "inf")),
     "--limit": ("memory", (*RUN, "--train", "train.jsonl"), ("0", "-1GiB", "nanGiB")),
-    "--rows": ("show", ("train.jsonl", *RUN), ("-1", "3-1", "9" * 24)),
+    "--rows": ("show", ("train.jsonl", *RUN), ("-1", "3-1", "2:2", "9" * 24)),
     "--lengths": ("token-types", ("train.jsonl",), ("-1", "x.txt", "9" * 24)),
     "--until_last": ("token-types", ("rows.hdf5",), ("-1", "1.5")),
     "--until_first": ("token-types", ("rows.hdf5",), ("-1", "1.5")),

@@ -62,6 +62,7 @@ def test_rows_are_selected_singly_or_by_ranges(rows, capsys):
 
     assert numbers() == [0, 1, 2]
     assert numbers("2", "0-1", "2") == [2, 0, 1, 2]
+    assert numbers("0:2", "2:3") == [0, 1, 2]
 
 
 def test_ids_are_shown_without_a_tokenizer(rows, capsys):

@@ -6,16 +6,24 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
+from prompt_tuning.data.rows.compressed_files import (
+    COMPRESSIONS,
+    compression_of,
+    content_suffix,
+)
 from prompt_tuning.data.rows.table_cells import (
     DELIMITERS,
     check_encoding,
+    find_delimiter,
     read_header,
 )
 
 QUOTES_HINT = "if quotes are ordinary characters in this file, add --no_quotes"
 UNITS = {".json": "item", ".parquet": "row"}
 """What the records are called of files that are converted to lines, by suffix."""
-SUFFIXES = (".jsonl", ".txt", *DELIMITERS, *UNITS)
+LINES = (".jsonl", ".txt")
+SUFFIXES = (*LINES, *DELIMITERS, *UNITS)
+EXPECTED = f"{', '.join(SUFFIXES)} (perhaps compressed: {', '.join(COMPRESSIONS)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +35,10 @@ class InputFile:
       header: column names of a table; None for other files.
       quotes: whether `"` quotes the cells of a table.
       problem: why the whole file is unusable; None if it may be usable.
-      lines: lines of JSON that a list or a parquet file is converted to; None for files
-        that are read as they are.
+      lines: lines that a list, a parquet file or a compressed file is converted to;
+        None for files that are read as they are.
+      delimiter: delimiter of a table's cells; None for other files, and for a
+        compressed table, whose lines are JSON.
     """
 
     path: Path
@@ -36,6 +46,7 @@ class InputFile:
     quotes: bool = True
     problem: str | None = None
     lines: Path | None = None
+    delimiter: str | None = None
 
     @property
     def contents(self) -> Path:
@@ -44,15 +55,11 @@ class InputFile:
 
     def location(self, line: int) -> str:
         """Names a record, which is on a line of `contents` counted from 1."""
-        suffix = self.path.suffix.lower()
+        suffix = content_suffix(self.path)
         # Rows of parquet files are counted from 0.
         number = line - (suffix == ".parquet")
-        return f"{self.path}, {UNITS.get(suffix, 'line')} {number}"
-
-    @property
-    def delimiter(self) -> str | None:
-        """Delimiter of a table's cells; None for other files."""
-        return DELIMITERS.get(self.path.suffix.lower())
+        unit = "row" if self.lines and suffix in DELIMITERS else "line"
+        return f"{self.path}, {UNITS.get(suffix, unit)} {number}"
 
     @property
     def quoting_delimiter(self) -> bytes | None:
@@ -62,7 +69,12 @@ class InputFile:
     @property
     def is_text(self) -> bool:
         """Whether each line is a completion as it is."""
-        return self.path.suffix.lower() == ".txt"
+        return content_suffix(self.path) == ".txt"
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether its content, perhaps after decompression, is lines of records."""
+        return content_suffix(self.path) in LINES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +112,11 @@ def find_input_files(
         path = Path(name)
         if path.is_dir():
             contents = [file for file in sorted(path.rglob("*")) if file.is_file()]
-            usable = [file for file in contents if file.suffix.lower() in SUFFIXES]
+            usable = [file for file in contents if _is_usable(file)]
             if not usable:
                 raise InputError(
                     f"{path} contains {len(contents)} files, but none that ends with "
-                    f"{', '.join(SUFFIXES)}"
+                    f"{EXPECTED}"
                 )
             paths += usable
         else:
@@ -113,15 +125,22 @@ def find_input_files(
     return [_open_input(path, record.quotes, skip) for path in paths]
 
 
+def _is_usable(path: Path) -> bool:
+    suffix = content_suffix(path)
+    # Pages of parquet are compressed already.
+    is_compressed = compression_of(path) is not None
+    return suffix in SUFFIXES and not (is_compressed and suffix == ".parquet")
+
+
 def _check_paths(paths: Sequence[Path]) -> None:
     first_paths: dict[Path, Path] = {}
     for path in paths:
         if not path.is_file():
             raise InputError(f"input {path}: there is no such file or folder")
-        if path.suffix.lower() not in SUFFIXES:
+        if not _is_usable(path):
             raise InputError(
-                f"input {path} ends with {shown(path.suffix)}, expected "
-                f"{', '.join(SUFFIXES)}, which determine how it is read"
+                f"input {path} ends with {shown(path.suffix)}, expected {EXPECTED}, "
+                "which determine how it is read"
             )
         first = first_paths.setdefault(path.resolve(), path)
         if first is not path:
@@ -137,21 +156,22 @@ def _open_input(path: Path, quotes: bool, skip: bool) -> InputFile:
     try:
         if path.suffix.lower() != ".parquet":
             check_encoding(path)
-        header = None
-        if file.delimiter is not None:
-            header = read_header(path, file.delimiter, quotes, QUOTES_HINT)
+        if content_suffix(path) in DELIMITERS and compression_of(path) is None:
+            delimiter = find_delimiter(path, quotes)
+            header = read_header(path, delimiter, quotes, QUOTES_HINT)
+            file = dataclasses.replace(file, header=header, delimiter=delimiter)
     except InputError as problem:
         if not skip:
             raise
         return dataclasses.replace(file, problem=str(problem))
-    return dataclasses.replace(file, header=header)
+    return file
 
 
 def place_lines(files: Sequence[InputFile], folder: Path) -> list[InputFile]:
-    """Names the lines in a folder that lists and parquet files are converted to."""
+    """Names the lines in a folder that files are converted to; see `InputFile`."""
     return [
         dataclasses.replace(file, lines=folder / f"input_{number}.jsonl")
-        if file.path.suffix.lower() in UNITS
+        if content_suffix(file.path) in UNITS or compression_of(file.path)
         else file
         for number, file in enumerate(files)
     ]

@@ -17,6 +17,7 @@ from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.record_lines import write_lines
+from prompt_tuning.data.rows.compressed_files import write_content
 from prompt_tuning.data.rows.record_spans import find_spans
 
 _FIELDS = 4
@@ -87,8 +88,10 @@ def _convert(
             advance(len(content))
     problem = file.problem
     try:
-        if problem is None:
-            write_lines(file.path, file.lines)
+        if problem is None and file.has_lines:
+            write_content(file.path, file.lines)
+        elif problem is None:
+            write_lines(file.path, file.lines, file.quotes)
     except InputError as error:
         problem = str(error)
     if problem is not None:
@@ -103,7 +106,7 @@ def _ignore(content: object) -> None:
 
 
 def _no_record(file: InputFile) -> str:
-    missing = "line with text" if file.lines is None else "record"
+    missing = "line with text" if file.has_lines or file.lines is None else "record"
     if file.header:
         missing = "row below its header"
     return f"input {file.path} has no {missing}"

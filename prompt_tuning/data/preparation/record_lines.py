@@ -8,14 +8,19 @@ from typing import Any
 from prompt_tuning.data.rows.text_records import read_records
 
 
-def write_lines(source: Path, target: Path) -> None:
-    """Writes each record of a JSON list or a parquet file as a line of JSON.
+def write_lines(source: Path, target: Path, quotes: bool = True) -> None:
+    """Writes each record of a file as a line of JSON.
+
+    Args:
+      source: a JSON list, a parquet file, or a table.
+      target: file to write.
+      quotes: whether `"` quotes the cells of a table.
 
     Raises:
       InputError: if the file cannot be read.
     """
     with target.open("wb") as file:
-        for record in read_records(source):
+        for record in read_records(source, quotes):
             text = json.dumps(_to_json(record.content), ensure_ascii=False)
             # Half a surrogate pair is refused with its record.
             file.write(text.encode("utf-8", "surrogatepass") + b"\n")

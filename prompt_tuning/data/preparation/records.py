@@ -10,9 +10,10 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import json_kind, parse_json, read_limited
+from prompt_tuning.core.utf8_text import decode_text
 from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
-from prompt_tuning.data.rows.table_cells import decode_text, parse_row
+from prompt_tuning.data.rows.table_cells import parse_row
 from prompt_tuning.data.text.conversations import (
     CONTEXT_KEYS,
     RecordFormatName,
@@ -275,6 +276,9 @@ def _lookup(
 
 def _string(content: dict[str, Any], key: str, location: str, *options: str) -> str:
     value = _lookup(content, key, location, *options)
+    if type(value) is int:
+        # A label, such as 1; a table has it as text.
+        return str(value)
     if not isinstance(value, str):
         raise InputError(
             f"{location}: {key!r} is {json_kind(value)}, expected a string"
@@ -336,6 +340,7 @@ def read_category_names(path: str) -> tuple[str, ...]:
     if not file.is_file():
         raise InputError(f"categories {path}: there is no such file")
     text = decode_text(read_limited(file, MAXIMUM_CATEGORIES), str(file))
+    text = text.removeprefix("\ufeff")  # a byte order mark
     is_json = text.lstrip()[:1] == "["
     names = parse_json(text, str(file)) if is_json else text.splitlines()
     names = [name for name in names if not isinstance(name, str) or name.strip()]

@@ -8,9 +8,22 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.rows.compressed_files import (
+    COMPRESSIONS,
+    compression_of,
+    content_suffix,
+)
 
 HDF5_SUFFIXES = (".hdf5", ".h5")
-TEXT_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+LINE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
+"""Suffixes of files of text, to which that of a compression may be added."""
+
+TEXT_SUFFIXES = (*LINE_SUFFIXES, ".parquet")
+EXPECTED = (
+    f"{', '.join(TEXT_SUFFIXES)} ({' or '.join(COMPRESSIONS)} may follow all but the "
+    "last)"
+)
+"""The suffixes of files of text, for messages."""
 
 SPLITS = ("train", "dev", "test")
 PREPARED_FILE = "metadata.yaml"
@@ -70,17 +83,25 @@ def contains_text(files: Files) -> bool:
     if len(kinds) != 1 or None in kinds:
         raise InputError(
             f"data files {shown([str(path) for path in paths])}: expected all of one "
-            f"kind: {', '.join((*TEXT_SUFFIXES, *HDF5_SUFFIXES))}; "
+            f"kind: {EXPECTED}, {', '.join(HDF5_SUFFIXES)}; "
             "`prompt-tuning prepare` converts other text"
         )
     return kinds != {"hdf5"}
 
 
 def _kind(path: Path) -> str | None:
-    suffix = path.suffix.lower()
-    if suffix in HDF5_SUFFIXES:
+    if path.suffix.lower() in HDF5_SUFFIXES:
         return "hdf5"
-    return suffix if suffix in TEXT_SUFFIXES else None
+    # A file and its compressed copy are of two kinds, so that neither is read twice.
+    suffix = text_suffix(path)
+    return None if suffix is None else f"{suffix}{compression_of(path) or ''}"
+
+
+def text_suffix(path: Path) -> str | None:
+    """Returns the suffix of a text file's content; None for another file."""
+    suffix = content_suffix(path)
+    known = TEXT_SUFFIXES if compression_of(path) is None else LINE_SUFFIXES
+    return suffix if suffix in known else None
 
 
 def _expand(path: Path, split: str | None) -> list[Path]:
@@ -119,8 +140,8 @@ def _folder_files(folder: Path) -> list[Path]:
         state = "files of several kinds" if by_kind else "no data file"
         raise InputError(
             f"data folder {folder} contains {state} ({', '.join(by_kind) or 'none'}), "
-            f"expected files of one kind: {', '.join(TEXT_SUFFIXES)} or .hdf5; name "
-            f"the files, for example '{folder}/*.jsonl'"
+            f"expected files of one kind: {EXPECTED} or .hdf5; name the files, for "
+            f"example '{folder}/*.jsonl'"
         )
     (files,) = by_kind.values()
     splits = {_split_of(path) for path in files}

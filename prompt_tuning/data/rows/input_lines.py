@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.data.rows.data_files import TEXT_SUFFIXES, list_files
+from prompt_tuning.core.utf8_text import decode_text
+from prompt_tuning.data.rows.compressed_files import content_suffix, open_content
+from prompt_tuning.data.rows.data_files import list_files, text_suffix
 from prompt_tuning.data.rows.jsonl import JsonLine, numbered_lines, parse_lines
 from prompt_tuning.data.rows.record_spans import BYTE_ORDER_MARK
 from prompt_tuning.data.rows.text_records import read_records
@@ -17,17 +19,15 @@ STANDARD_INPUT = "-"
 
 def is_input_file(argument: str) -> bool:
     """Returns whether an argument names a file, or standard input; else it is text."""
-    return argument == STANDARD_INPUT or argument.lower().endswith(
-        (*TEXT_SUFFIXES, TEXT_SUFFIX)
-    )
+    if argument == STANDARD_INPUT:
+        return True
+    return text_suffix(Path(argument)) is not None or _is_plain(argument)
 
 
 def has_plain_texts(arguments: Sequence[str]) -> bool:
     """Returns whether some inputs are texts, rather than records with keys."""
     return any(
-        not is_input_file(argument)
-        or argument == STANDARD_INPUT
-        or argument.lower().endswith(TEXT_SUFFIX)
+        not is_input_file(argument) or argument == STANDARD_INPUT or _is_plain(argument)
         for argument in arguments
     )
 
@@ -96,11 +96,16 @@ def _read_file(
             yield from _text_lines(stream, path, key)
         return
     for file in list_files(argument):
-        if file.suffix.lower() != TEXT_SUFFIX:
+        if not _is_plain(file.name):
             yield from read_records(file)
             continue
-        with file.open("rb") as stream:
+        with open_content(file) as stream:
             yield from _text_lines(stream, file, key)
+
+
+def _is_plain(name: str) -> bool:
+    """Returns whether a file has an input on each line."""
+    return content_suffix(Path(name)) == TEXT_SUFFIX
 
 
 def _name(argument: str) -> Path:
@@ -115,9 +120,6 @@ def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[Jso
     """
     for number, location, line in numbered_lines(stream, path):
         content = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
-        try:
-            text = content.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{location}: {error}") from error
+        text = decode_text(content, location).rstrip("\r\n")
         if text.strip():
             yield JsonLine(path, number, {key: text})

@@ -15,6 +15,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT, SEPARATOR
 from prompt_tuning.core.typed_json import json_kind, parse_json
+from prompt_tuning.data.rows.compressed_files import open_content
 from prompt_tuning.data.text.conversations import read_alpaca
 from prompt_tuning.data.text.record_fields import refuse_unread
 from prompt_tuning.data.text.templates import TokenTemplate
@@ -106,12 +107,15 @@ class JsonLine:
         return int(value) if value.lstrip("-").isdigit() else float(value)
 
     def text(self, key: str, setting: str) -> str:
-        """Returns the string value of a key; see `value`.
+        """Returns the string value of a key, or a whole number as text; see `value`.
 
         Raises:
-          InputError: if the line does not have the key, or its value is not a string.
+          InputError: if the line does not have the key, or its value is neither.
         """
         value = self.value(key, setting)
+        if type(value) is int:
+            # A label, such as 1; a table has it as text.
+            return str(value)
         if not isinstance(value, str):
             raise InputError(
                 f"{self.location}: {key!r} is {json_kind(value)}, expected a string"
@@ -156,7 +160,7 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
     Raises:
       InputError: at a line that is not a JSON object.
     """
-    with path.open("rb") as stream:
+    with open_content(path) as stream:
         yield from parse_lines(stream, path)
 
 

@@ -3,9 +3,12 @@
 import csv
 import io
 import os
+import re
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.utf8_text import decode_text
+from prompt_tuning.data.rows.compressed_files import open_content
 from prompt_tuning.data.rows.record_spans import (
     MAXIMUM_RECORD,
     RecordSpan,
@@ -14,6 +17,11 @@ from prompt_tuning.data.rows.record_spans import (
 )
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""Delimiters of tables; a semicolon also separates the cells of `.csv`."""
+
+_HEADER = 2**16
+"""Number of bytes of a header in which its delimiter is looked for."""
+
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -23,7 +31,7 @@ def check_encoding(path: Path) -> None:
     Raises:
       InputError: with how to convert it.
     """
-    with path.open("rb") as file:
+    with open_content(path) as file:
         start = file.read(2)
     if not start:
         raise InputError(f"input {path} is empty, expected at least one record")
@@ -57,30 +65,61 @@ def read_record(
     return os.pread(descriptor, span.size, span.start)
 
 
-def read_header(path: Path, delimiter: str, quotes: bool, hint: str) -> tuple[str, ...]:
+def find_delimiter(path: Path, quotes: bool) -> str:
+    """Returns the delimiter of a table, by its suffix and its first row.
+
+    Spreadsheets write `.csv` with semicolons where the comma is the decimal sign.
+
+    Args:
+      path: path of the table.
+      quotes: whether `"` quotes a cell.
+    """
+    delimiter = DELIMITERS[path.suffix.lower()]
+    if delimiter != ",":
+        return delimiter
+    for span in find_spans(path, delimiter.encode() if quotes else None, _ignore):
+        with path.open("rb") as opened:
+            content = os.pread(opened.fileno(), min(span.size, _HEADER), span.start)
+        unquoted = re.sub(rb'"[^"]*"', b"", content) if quotes else content
+        return ";" if b";" in unquoted and b"," not in unquoted else delimiter
+    return delimiter
+
+
+def read_header(
+    path: Path,
+    delimiter: str,
+    quotes: bool,
+    hint: str,
+    name: Path | None = None,
+) -> tuple[str, ...]:
     """Returns the column names of a table.
+
+    The first may be empty: pandas writes the numbers of rows in such a column, which
+    `parse_row` leaves out.
 
     Args:
       path: path of the table.
       delimiter: delimiter of its cells.
       quotes: whether `"` quotes a cell.
       hint: ends the message about a quote that is never closed.
+      name: name of the table for messages; None for its path.
 
     Raises:
       InputError: if there is no row, or the names are not unique.
     """
+    name = path if name is None else name
     for span in find_spans(path, delimiter.encode() if quotes else None, _ignore):
-        location = f"{path}, line {span.line}"
+        location = f"{name}, line {span.line}"
         with path.open("rb") as opened:
             content = read_record(opened.fileno(), span, location)
         names = tuple(parse_cells(content, delimiter, quotes, location, hint))
-        if len(set(names)) < len(names) or "" in names:
+        if len(set(names)) < len(names) or "" in names[1:] or names == ("",):
             raise InputError(
                 f"{location}: the columns are {shown(list(names))}, expected a unique "
                 "name for each"
             )
         return names
-    raise InputError(f"input {path} has no line with column names")
+    raise InputError(f"input {name} has no line with column names")
 
 
 def parse_row(
@@ -102,7 +141,9 @@ def parse_row(
             f"{location}: {len(cells)} cells, expected {len(header)}, one for each of "
             f"the columns {shown(list(header))}"
         )
-    return dict(zip(header, cells, strict=True))
+    row = dict(zip(header, cells, strict=True))
+    row.pop("", None)  # the column of pandas' row numbers
+    return row
 
 
 def parse_cells(
@@ -138,22 +179,6 @@ def parse_cells(
             "contain a carriage return, or does a carriage return end each row?"
         )
     return row
-
-
-def decode_text(content: bytes, location: str) -> str:
-    """Decodes UTF-8.
-
-    Raises:
-      InputError: if the bytes are not UTF-8.
-    """
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{location}: byte {error.start + 1} of the record is "
-            f"0x{content[error.start]:02x}, which is not UTF-8: convert the file, for "
-            "example with iconv -f WINDOWS-1252 -t UTF-8"
-        ) from error
 
 
 def _ignore(content: bytes) -> None:

@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.typed_json import NAMES, read_json
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.typed_json import MAXIMUM_BYTES, NAMES, parse_json
+from prompt_tuning.data.rows.compressed_files import (
+    content_suffix,
+    open_content,
+    plain_file,
+)
 from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
 from prompt_tuning.data.rows.parquet_files import read_parquet
 from prompt_tuning.data.rows.record_spans import find_spans
 from prompt_tuning.data.rows.table_cells import (
     DELIMITERS,
     check_encoding,
+    find_delimiter,
     parse_row,
     read_header,
     read_record,
@@ -21,38 +28,53 @@ QUOTES_HINT = (
 )
 
 
-def read_records(path: Path) -> Iterator[JsonLine]:
+def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
     """Yields the records of a text file, whose suffix determines its kind.
 
     A byte order mark at the start is skipped.
 
+    Args:
+      path: path of the file, which may be compressed.
+      quotes: whether `"` quotes the cells of a table.
+
     Raises:
       InputError: at a record that is not an object of its kind.
     """
-    suffix = path.suffix.lower()
+    suffix = content_suffix(path)
     if suffix != ".parquet":
         check_encoding(path)
-    yield from READERS[suffix](path)
+    if suffix in DELIMITERS:
+        yield from _read_table(path, quotes)
+    else:
+        yield from READERS[suffix](path)
 
 
-def _read_table(path: Path) -> Iterator[JsonLine]:
+def _read_table(path: Path, quotes: bool) -> Iterator[JsonLine]:
     """Yields the rows of a table, whose first row names the keys."""
-    delimiter = DELIMITERS[path.suffix.lower()]
-    header = read_header(path, delimiter, True, QUOTES_HINT)
-    spans = find_spans(path, delimiter.encode(), lambda content: None)
-    with path.open("rb") as opened:
-        for number, span in enumerate(spans):
-            if number == 0:
-                continue
-            location = f"{path}, line {span.line}"
-            content = read_record(opened.fileno(), span, location, MAXIMUM_LINE)
-            row = parse_row(content, header, delimiter, True, location, QUOTES_HINT)
-            yield JsonLine(path, span.line, row, typed=False)
+    with plain_file(path) as plain:
+        delimiter = find_delimiter(plain, quotes)
+        header = read_header(plain, delimiter, quotes, QUOTES_HINT, path)
+        quoting = delimiter.encode() if quotes else None
+        spans = find_spans(plain, quoting, lambda content: None)
+        with plain.open("rb") as opened:
+            for number, span in enumerate(spans):
+                if number == 0:
+                    continue
+                location = f"{path}, line {span.line}"
+                content = read_record(opened.fileno(), span, location, MAXIMUM_LINE)
+                row = parse_row(
+                    content, header, delimiter, quotes, location, QUOTES_HINT
+                )
+                yield JsonLine(path, span.line, row, typed=False)
 
 
 def _read_list(path: Path) -> Iterator[JsonLine]:
-    """Yields the objects of a file that is one JSON list."""
-    content = read_json(path)
+    """Yields the objects of a file that is one JSON list, or one object of columns."""
+    with open_content(path) as stream:
+        text = stream.read(MAXIMUM_BYTES + 1)
+    content = parse_json(text, str(path))
+    if isinstance(content, dict):
+        content = _rows_of_columns(path, content)
     if not isinstance(content, list):
         raise InputError(
             f"{path} contains {_kind(content)}, expected a list of objects; a file "
@@ -67,6 +89,28 @@ def _read_list(path: Path) -> Iterator[JsonLine]:
         yield JsonLine(path, number, item, unit="item")
 
 
+def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of an object whose values are columns of equal length.
+
+    A column is a list, or as pandas writes it an object with the numbers of the rows.
+
+    Raises:
+      InputError: if the object has no such values.
+    """
+    values = list(columns.values())
+    names = [x.keys() for x in values if isinstance(x, dict)]
+    if len(names) == len(values) and all(x == names[0] for x in names):
+        values = [list(x.values()) for x in values]
+    lengths = {len(x) if isinstance(x, list) else None for x in values}
+    if len(lengths) != 1 or None in lengths:
+        raise InputError(
+            f"{path} contains an object with the keys {shown(list(columns))}, expected "
+            "a list of objects, or an object whose values are lists of one length, the "
+            "columns; a file with one object per line must end in .jsonl"
+        )
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
 def _kind(value: object) -> str:
     return NAMES.get(type(value), type(value).__name__)
 
@@ -74,8 +118,6 @@ def _kind(value: object) -> str:
 READERS: dict[str, Callable[[Path], Iterator[JsonLine]]] = {
     ".jsonl": read_lines,
     ".json": _read_list,
-    ".csv": _read_table,
-    ".tsv": _read_table,
     ".parquet": read_parquet,
 }
-"""Readers of files of text, by the files' suffix."""
+"""Readers of files of text that are no tables, by the suffix of their content."""

@@ -1,6 +1,7 @@
 """Finds the rows of tables; the `csv` module is the reference."""
 
 import csv
+import gzip
 import io
 import random
 import time
@@ -36,6 +37,29 @@ def rows(tmp_path, content: bytes, suffix: str = ".csv") -> list[list[str]]:
         cells(whole[start : start + size], f"line {line}", delimiter.decode())
         for _, start, size, line in index.read(np.arange(len(index))).tolist()
     ]
+
+
+def test_compressed_files_are_prepared_like_plain_ones(tmp_path, make, tokenizer):
+    contents = {
+        "a.jsonl": '{"prompt": "a", "completion": 1}\n\n{"prompt": "b"}\n',
+        "b.csv": ',prompt,completion\n0,"x, y",z\n',
+        "c.txt": "text\n",
+        "d.json": '{"prompt": ["e"], "completion": ["f"]}',
+    }
+    outputs = []
+    for suffix in ("", ".gz"):
+        folder = tmp_path / f"inputs{suffix}"
+        folder.mkdir()
+        for name, text in contents.items():
+            content = text.encode()
+            content = gzip.compress(content) if suffix else content
+            (folder / f"{name}{suffix}").write_bytes(content)
+        output = make(folder, name=f"out{suffix}", skip_malformed=True)
+        outputs.append(texts(output, tokenizer))
+        (problem,) = (output / "skipped.jsonl").read_text().splitlines()
+        assert f"a.jsonl{suffix}, line 3: found the keys" in problem
+    assert outputs[0] == outputs[1]
+    assert sum(kind == 3 for row in outputs[0] for kind, _ in row) == 4
 
 
 def test_a_quote_within_a_cell_is_a_character(tmp_path, make, tokenizer):

@@ -238,8 +238,8 @@ def test_files_with_and_without_types_do_not_mix(tmp_path):
         ('["a", "b"]', "line 2: found a list, expected an object"),
         ('{"prompt": "a"}', r"line 2: found the keys \['prompt'\], expected 'complet"),
         (
-            '{"prompt": 3, "completion": "a"}',
-            "line 2: 'prompt' is an int, expected",
+            '{"prompt": 3.5, "completion": "a"}',
+            "line 2: 'prompt' is a float, expected",
         ),
     ],
 )
@@ -250,10 +250,18 @@ def test_lines_that_are_not_pairs_are_refused(tmp_path, line, message):
         open_lines(path, Letters())
 
 
+def test_whole_numbers_are_labels(tmp_path):
+    """As in a table, whose cells are texts."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": -7, "completion": 10}')
+    encoder = LineEncoder(Letters())
+    assert encoder.texts(next(read_lines(path))) == ("-7", "10")
+
+
 def test_bytes_that_are_not_utf8_are_refused(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes('{"completion": "é"}'.encode("latin-1"))
-    with pytest.raises(InputError, match=r"latin\.jsonl, line 1 is not valid JSON"):
+    with pytest.raises(InputError, match="line 1 is not UTF-8 text: byte 17 is 0xe9"):
         open_lines(path, Letters())
 
 

@@ -1,6 +1,7 @@
 """Tables, JSON lists and parquet files have the rows of the same lines as jsonl."""
 
 import csv
+import gzip
 import json
 import sys
 
@@ -10,7 +11,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.data.rows import parquet_files
+from prompt_tuning.data.rows import compressed_files, parquet_files
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.prepared_files import write_jsonl
@@ -23,11 +24,13 @@ LINES = [
 SETTINGS = {"example_weight_key": "weight", "balance_key": "task"}
 
 
-def write_table(path, delimiter):
+def write_table(path, delimiter, index=False):
     with path.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.DictWriter(file, list(LINES[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(LINES)
+        writer = csv.writer(file, delimiter=delimiter)
+        # pandas writes the numbers of the rows in a column without a name.
+        writer.writerow([*([""] if index else []), *LINES[0]])
+        for number, line in enumerate(LINES):
+            writer.writerow([*([number] if index else []), *line.values()])
 
 
 def write_parquet(path, lines):
@@ -56,19 +59,40 @@ def folder(tmp_path):
     return write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "json", "parquet", "BOM.jsonl"])
+def write_kind(path, kind):
+    """Writes `LINES` as one of `KINDS`."""
+    if kind in ("parquet", "BOM.jsonl"):
+        if kind == "parquet":
+            write_parquet(path, LINES)
+        else:
+            lines = "".join(json.dumps(line) + "\n" for line in LINES)
+            path.write_text(lines, encoding="utf-8-sig")
+        return
+    columns = {key: [line[key] for line in LINES] for key in LINES[0]}
+    numbered = {key: dict(enumerate(column)) for key, column in columns.items()}
+    contents = {"json": LINES, "lists.json": columns, "pandas.json": numbered}
+    if kind in contents:
+        path.write_text(json.dumps(contents[kind]), encoding="utf-8-sig")
+    elif kind.endswith(".gz"):
+        plain = path.with_suffix("")
+        write_kind(plain, kind.removesuffix(".gz"))
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    else:
+        delimiter = {"tsv": "\t", "semicolon.csv": ";"}.get(kind, ",")
+        write_table(path, delimiter, kind == "index.csv")
+
+
+KINDS = (
+    *("csv", "tsv", "json", "parquet", "BOM.jsonl", "index.csv", "semicolon.csv"),
+    *("lists.json", "pandas.json", "BOM.jsonl.gz", "csv.gz", "json.gz"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_have_the_same_rows(tmp_path, folder, kind):
     expected = load(folder, write_jsonl(tmp_path / "a.jsonl", *LINES), **SETTINGS)
     path = tmp_path / f"rows.{kind}"
-    if kind == "json":
-        path.write_text(json.dumps(LINES), encoding="utf-8-sig")
-    elif kind == "parquet":
-        write_parquet(path, LINES)
-    elif kind == "BOM.jsonl":
-        lines = "".join(json.dumps(line) + "\n" for line in LINES)
-        path.write_text(lines, encoding="utf-8-sig")
-    else:
-        write_table(path, "," if kind == "csv" else "\t")
+    write_kind(path, kind)
     assert content(load(folder, path, **SETTINGS)) == content(expected)
 
 
@@ -115,7 +139,11 @@ def test_parquet_has_limits(tmp_path, monkeypatch):
         ("a.csv", "p,c\n1,2\n1\n", "a.csv, line 3: 1 cells, expected 2, one for each"),
         ("a.csv", 'p,c\n1,"2\n', "line 2: a quote is opened and never closed; write a"),
         ("a.tsv", "p\tc\n\xe9", "a.tsv, line 2: 1 cells"),
-        ("a.json", '{"prompt": "a"}', "contains an object, expected a list of objects"),
+        ("a.json", '{"prompt": "a"}', r"keys \['prompt'\], expected a list of objects"),
+        ("a.json", '{"p": ["a"], "c": []}', "whose values are lists of one length"),
+        ("a.jsonl.gz", "{}", "a.jsonl.gz cannot be decompressed as gzip"),
+        ("a.csv", "\n", "has no line with column names"),
+        ("a.csv", '""\n1\n', "expected a unique name for each"),
         ("a.json", "[1]", "item 1: found a whole number, expected an object whose"),
         ("a.json", "[", "is not valid JSON"),
         ("a.jsonl", "[1]\n", "line 1: found a list, expected an object"),
@@ -126,6 +154,35 @@ def test_files_that_cannot_be_read(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=message):
+        list(read_records(path))
+
+
+def test_compressed_files_have_limits(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": "b"}\n' * 100))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be decompressed"):
+        list(read_records(path))
+    path.write_bytes(whole)
+    monkeypatch.setattr(compressed_files, "MAXIMUM_SIZE", 1099)
+    with pytest.raises(InputError, match="more than 1,099 bytes after decompression"):
+        list(read_records(path))
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    path = path.rename(tmp_path / "a.jsonl.zst")
+    with pytest.raises(InputError, match="install the module with pip install zstanda"):
+        list(read_records(path))
+
+
+def test_zstandard_is_read_frame_by_frame(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.jsonl.zst"
+    frames = [zstandard.compress(f'{{"a": {i}}}\n'.encode()) for i in range(2)]
+    path.write_bytes(b"".join(frames))
+    assert [record.content for record in read_records(path)] == [{"a": 0}, {"a": 1}]
+    path.write_bytes(b"".join(frames)[:-3])
+    with pytest.raises(InputError, match="as Zstandard: it is truncated"):
         list(read_records(path))
 
 
