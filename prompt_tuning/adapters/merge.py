@@ -17,13 +17,13 @@ from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
 from prompt_tuning.adapters.peft.peft_conversion import check_projections
-from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.families.hf_folder import read_config
 
-INDEX = "model.safetensors.index.json"
 COPIED = (
     "config.json",
     "generation_config.json",
@@ -53,6 +53,7 @@ def write_merged(
     Raises:
       InputError: if an adapter is of another kind, or does not belong to the model.
     """
+    check_links(base, *COPIED)
     stored = open_safetensors(base)
     by_path = projections(read_config(base), stored)
     for adapter in adapters:

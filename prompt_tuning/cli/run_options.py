@@ -19,6 +19,7 @@ from prompt_tuning.config.flat_choices import (
 )
 from prompt_tuning.config.methods import list_methods, list_rates
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.flat_option import (
     DATA,
     EVALUATION,
@@ -192,4 +193,5 @@ def find_run_directory(name: str) -> Path:
     directory = best_member(Path(name)) or Path(name)
     if not (directory / CONFIG_FILE).exists():
         raise InputError(f"{directory} is not a run directory: it has no {CONFIG_FILE}")
+    check_links(directory, CONFIG_FILE)
     return directory

@@ -1,7 +1,10 @@
-"""Names of files that other files contain.
+"""Names of files that other files contain, and links among the files of a folder.
 
-A file of a checkpoint or run may come from anybody, so the files that it names must be
-in its folder.
+A checkpoint, an adapter or a run may come from anybody, so the files that belong to it
+must be in its folder. The folder itself may be a link. Links from a snapshot in the
+cache of huggingface_hub to the cached files of the same repository are followed:
+
+    models--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH
 """
 
 from pathlib import Path, PurePosixPath
@@ -44,16 +47,50 @@ def path_within(folder: Path, name: Any, source: str) -> Path:
       InputError: also for a path that a symbolic link leads out of the folder.
     """
     path = folder / check_name(name, source)
-    try:
-        inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} cannot be followed: {error}") from error
-    if not inside:
+    if not _leads_within(path, folder):
         raise InputError(
             f"{source} names the file {shown(name)}, which is a link out of {folder}; "
             "expected a file within it"
         )
     return path
+
+
+def check_links(folder: Path, *names: str) -> None:
+    """Checks that no entry of a folder is a link out of it.
+
+    Args:
+      folder: folder of a checkpoint, an adapter or a run.
+      names: names of the entries that are read; they may have wildcards.
+
+    Raises:
+      InputError: with the first link that leads out of the folder.
+    """
+    for name in names:
+        for path in sorted(folder.glob(name)):
+            if path.is_symlink() and not _leads_within(path, folder):
+                raise InputError(
+                    f"{path} is a link out of {folder}, to {shown(str(path.resolve()))}"
+                    "; expected a file or folder within it: replace the link by a copy"
+                )
+
+
+def _leads_within(path: Path, folder: Path) -> bool:
+    """Returns whether a path, with links followed, is in a folder or its repository.
+
+    Raises:
+      InputError: if links lead in a circle.
+    """
+    try:
+        target, root = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path} cannot be followed: {error}") from error
+    return any(target.is_relative_to(place) for place in (root, *_cached_files(root)))
+
+
+def _cached_files(root: Path) -> list[Path]:
+    """Returns where the files of a snapshot are in the cache of huggingface_hub."""
+    snapshots = (x for x in (root, *root.parents) if x.parent.name == "snapshots")
+    return [snapshot.parent.parent / "blobs" for snapshot in snapshots]
 
 
 def _fault(name: Any) -> str | None:

@@ -22,6 +22,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     transpose,
 )
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.model_config import ModelConfig, check_dtype
 from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
@@ -34,6 +35,7 @@ TOKEN_IDS = {
     "decoder_start_id": "decoder_start_token_id",
 }
 EOS = "eos_token_id"
+GENERATION = "generation_config.json"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
 
@@ -56,6 +58,7 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         or rope type, and for an unsupported choice.
     """
     file = Path(folder) / "config.json"
+    check_links(file.parent, file.name, GENERATION)
     settings = read_settings(file)
     model_type = settings.text("model_type")
     if model_type not in FAMILIES:
@@ -99,7 +102,7 @@ def _token_ids(
     parts: Sequence[HuggingFaceSettings],
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
-    generation_file = file.with_name("generation_config.json")
+    generation_file = file.with_name(GENERATION)
     sources = list(parts)
     if generation_file.exists():
         sources.insert(1, read_settings(generation_file))
@@ -229,7 +232,7 @@ def write_folder(
     generation = {
         name: settings[name] for name in (EOS, *TOKEN_IDS.values()) if name in settings
     }
-    _write_json(folder / "generation_config.json", generation | {"do_sample": False})
+    _write_json(folder / GENERATION, generation | {"do_sample": False})
 
 
 def _check_settings(

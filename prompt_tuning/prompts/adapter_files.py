@@ -30,6 +30,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, checkpo
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.numpy_files import numpy_bytes
 from prompt_tuning.core.typed_json import JsonObject
@@ -72,6 +73,7 @@ def read_adapter(
                 "the model: set the model that it is for (convert --base_model)"
             )
         return from_peft(read_folder(path), config, str(path), frozen)
+    check_links(path, *_T5X)
     files = [path] if path.is_file() else [path / name for name in _T5X]
     parameters: Arrays = {}
     for file in files:

@@ -12,6 +12,7 @@ from prompt_tuning.core.atomic_files import (
     sync_path,
 )
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
 
@@ -28,7 +29,12 @@ class MetricsLog:
     """Appends one JSON object per line; a resumed run repeats no line."""
 
     def __init__(self, directory: Path, after_step: int):
-        """Opens the log and removes the lines of steps after `after_step`."""
+        """Opens the log and removes the lines of steps after `after_step`.
+
+        Raises:
+          InputError: if the log is a link out of the directory.
+        """
+        check_links(directory, METRICS_FILE)
         self._path, self._after_step = directory / METRICS_FILE, after_step
         self._tensorboard = None
         with reporting_disk_errors(self._path):
@@ -111,6 +117,7 @@ def read_log(file: Path) -> list[dict[str, int | float]]:
       InputError: if the file cannot be read, and for a line that is JSON, but not an
         object of numbers with a step.
     """
+    check_links(file.parent, file.name)
     by_step: dict[int | float, dict[str, int | float]] = {}
     for _, values in _parsed_lines(file):
         if CHANGED in values:

@@ -22,6 +22,7 @@ from prompt_tuning.adapters.peft.tensor_names import without_adapter_name
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.typed_json import JsonObject, read_json
 
 CONFIG = "adapter_config.json"
@@ -54,10 +55,12 @@ def find_folder(path: Path | str) -> Path | None:
     PEFT puts an adapter whose name is not "default" into a subfolder of that name.
 
     Raises:
-      InputError: if the path has several adapters in subfolders.
+      InputError: if the path has several adapters in subfolders, or the adapter's files
+        are links out of its folder.
     """
     path = Path(path)
     if _is_adapter(path):
+        check_links(path, CONFIG, TENSORS)
         return path
     if not path.is_dir():
         return None
@@ -67,6 +70,9 @@ def find_folder(path: Path | str) -> Path | None:
         raise InputError(
             f"{path} has several adapters; name one of them: {shortened(names, 1000)}"
         )
+    for adapter in adapters:
+        check_links(path, adapter.name)
+        check_links(adapter, CONFIG, TENSORS)
     return adapters[0] if adapters else None
 
 

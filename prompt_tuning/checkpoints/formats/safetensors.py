@@ -19,7 +19,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shortened, shown
-from prompt_tuning.core.file_names import check_name
+from prompt_tuning.core.file_names import check_links, check_name
 from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
 from prompt_tuning.core.slices import Block
 from prompt_tuning.core.typed_json import (
@@ -46,6 +46,7 @@ DTYPES = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
+INDEX = "model.safetensors.index.json"
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
 MAXIMUM_ARRAYS = 100_000
@@ -64,12 +65,14 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
 
     Raises:
       InputError: for a folder or file that is missing, cut short or of another format,
-        for a name that is in two files, and for an index with missing files or names.
+        for a name that is in two files, for an index with missing files or names, and
+        for a link out of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected one with *.safetensors")
-    index = folder / "model.safetensors.index.json"
+    check_links(folder, "*.safetensors", INDEX)
+    index = folder / INDEX
     if (folder / "model.safetensors").exists():
         return read_header(folder / "model.safetensors")
     if index.exists():
@@ -104,7 +107,6 @@ def _open_indexed(index: Path) -> dict[str, StoredTensor]:
     if type(content.value("weight_map", None)) is not dict:
         raise InputError(f"{index} has no 'weight_map' of tensor names to files")
     weight_map = content.nested("weight_map").values
-    # The files may be links: Hugging Face's cache has links to files elsewhere.
     texts = {file if type(file) is str else None for file in weight_map.values()}
     if None in texts:
         content.refuse("weight_map", "texts by name")

@@ -24,7 +24,7 @@ from prompt_tuning.checkpoints.formats.msgpack_index import (
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shortened, shown
-from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.file_names import check_links, path_within
 from prompt_tuning.core.numpy_files import check_shape
 from prompt_tuning.core.slices import Block, extent
 from prompt_tuning.core.typed_json import as_object
@@ -71,6 +71,7 @@ def find_checkpoint(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise InputError(f"{path} is missing; expected a T5X checkpoint")
+    check_links(path, "checkpoint", "checkpoint_*")
     if (path / "checkpoint").is_file():
         return path / "checkpoint"
     steps = {
@@ -85,6 +86,7 @@ def find_checkpoint(path: Path) -> Path:
             f"only {shortened(names)}"
         )
     latest = steps[max(steps)]
+    check_links(latest, "checkpoint")
     file = latest if latest.is_file() else latest / "checkpoint"
     if not file.is_file():
         raise InputError(f"{file} is missing; the copy of {latest} is incomplete")

@@ -44,7 +44,7 @@ from prompt_tuning.checkpoints.run_store.checksummed_json import (
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, StoredArray, Writing
 from prompt_tuning.core.atomic_files import sync_file, sync_path
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.file_names import path_within
+from prompt_tuning.core.file_names import check_links, path_within
 from prompt_tuning.core.numpy_files import read_npy, read_npz
 
 FORMAT = 1
@@ -215,6 +215,7 @@ def read_state(directory: Path) -> dict[str, Any]:
         file outside of the directory.
     """
     path = directory / STATE_FILE
+    check_links(directory, STATE_FILE)
     state = read_sealed(path)
     if state.get("format") not in (FORMAT, SHARDED_FORMAT):
         raise InputError(

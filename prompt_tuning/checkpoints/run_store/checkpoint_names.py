@@ -14,8 +14,10 @@ import shutil
 from pathlib import Path
 
 from prompt_tuning.core.atomic_files import replace_folder, restore_folder
+from prompt_tuning.core.file_names import check_links
 
 FOLDER = "numpy_checkpoints"
+KEPT = "kept_prompts"
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -24,9 +26,17 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Returns the steps of the checkpoints in a folder, in ascending order."""
+    """Returns the steps of the checkpoints in a folder, in ascending order.
+
+    Raises:
+      InputError: if a checkpoint is a link out of the folder, or the folder is a link
+        out of the run directory.
+    """
     if not folder.is_dir():
         return []
+    if folder.name in (FOLDER, KEPT):
+        check_links(folder.parent, folder.name)
+    check_links(folder, "checkpoint_*")
     matches = (
         re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.iterdir()
     )

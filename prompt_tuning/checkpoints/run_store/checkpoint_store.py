@@ -18,6 +18,7 @@ from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_files import AUTO, FORMS, Writing
 from prompt_tuning.checkpoints.run_store.checkpoint_names import (
     FOLDER,
+    KEPT,
     checkpoint_path,
     clean_up,
     delete,
@@ -33,10 +34,11 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import (
     latest_valid_step,
 )
 from prompt_tuning.checkpoints.run_store.checksummed_json import sealed
-from prompt_tuning.checkpoints.run_store.kept_prompts import KEPT, KeptPrompts
+from prompt_tuning.checkpoints.run_store.kept_prompts import KeptPrompts
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.core.atomic_files import replace_file, sync_path
 from prompt_tuning.core.errors import InputError, StorageError, shown
+from prompt_tuning.core.file_names import check_links
 
 _logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class CheckpointStore:
         self.kept_prompts = kept_prompts or KeptPrompts()
         self._writes = not read_only
         self._pending: concurrent.futures.Future[None] | None = None
+        check_links(self.folder.parent, FOLDER, KEPT)
         if self._writes:
             clean_up(self.folder)
             clean_up(self.folder.with_name(KEPT))

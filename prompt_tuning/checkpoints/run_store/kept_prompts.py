@@ -20,6 +20,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import (
+    KEPT,
     checkpoint_path,
     delete,
     publish,
@@ -29,7 +30,6 @@ from prompt_tuning.core.atomic_files import sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import match_any
 
-KEPT = "kept_prompts"
 PROMPTS = r".*/prompt/.*"
 ALL = "all"
 

@@ -3,14 +3,24 @@
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
+
+FILES = (
+    *("tokenizer*", "vocab.*", "merges.txt", "*.model", "added_tokens.json"),
+    *("special_tokens_map.json", "chat_template*"),
+)
+"""Files of a tokenizer and its settings."""
 
 
 def find_tokenizer(path: Path) -> Path:
     """Returns the file to read for the path of a file or folder.
 
     Raises:
-      InputError: if there is none, or several could be meant.
+      InputError: if there is none, if several could be meant, or if one of a folder's
+        files is a link out of it.
     """
+    if path.is_dir():
+        check_links(path, *FILES)
     if path.is_file():
         return path
     if not path.is_dir():

@@ -123,12 +123,12 @@ def test_an_index_with_another_shape_is_refused(tmp_path):
             open_safetensors(tmp_path)
 
 
-def test_an_index_may_list_links_to_other_folders(tmp_path):
-    # The cache of huggingface_hub has links from a snapshot to its blobs.
-    write(tmp_path / "blob", {"x": entry([3], 0, 12)}, bytes(12))
-    folder = tmp_path / "snapshot"
-    folder.mkdir()
-    (folder / "a.safetensors").symlink_to(tmp_path / "blob")
+def test_an_index_may_list_links_of_the_hubs_cache(tmp_path):
+    (tmp_path / "blobs").mkdir()
+    write(tmp_path / "blobs/1f", {"x": entry([3], 0, 12)}, bytes(12))
+    folder = tmp_path / "snapshots/main"
+    folder.mkdir(parents=True)
+    (folder / "a.safetensors").symlink_to("../../blobs/1f")
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "a.safetensors"}}))
     assert open_safetensors(folder)["x"].shape == (3,)

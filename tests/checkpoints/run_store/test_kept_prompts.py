@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
+from prompt_tuning.checkpoints.run_store.checkpoint_names import KEPT
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
-from prompt_tuning.checkpoints.run_store.kept_prompts import KEPT, KeptPrompts
+from prompt_tuning.checkpoints.run_store.kept_prompts import KeptPrompts
 from tests.support.crash_states import read_tree, recorded
 
 PROMPT, SCALE = "decoder/prompt/prompt", "decoder/final_norm/scale"
