@@ -15,7 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
 
 Skill = Callable[[str], str]
 
@@ -233,7 +241,13 @@ def save_tokenizer(folder: Path, *, add_bos: bool) -> None:
       folder: existing model folder.
       add_bos: whether rows begin with `<bos>`, as in decoder-only models.
     """
-    build_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer = build_tokenizer()
+    # The post-processor alone counts for transformers 5, and for this package.
+    single, token = (f"{BOS} $A", BOS) if add_bos else (f"$A {EOS}", EOS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[(token, tokenizer.token_to_id(token))]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": add_bos,

@@ -154,7 +154,7 @@ def test_a_tokenizer_json_alone_puts_bos_first_as_transformers_does(folder):
     tokenizer = find_tokenizer(source, read_config(folder))
     assert tokenizer is not None
     # Nothing in tokenizer.json has the role of EOS, which the model's settings name.
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos) == (0, 2, True)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.begin_ids) == (0, 2, (0,))
     assert tokenizer.encode("a b") == [3, 4, 3, 5]
 
 
@@ -164,13 +164,13 @@ def test_a_tokenizer_json_alone_puts_bos_first_as_transformers_does(folder):
         (None, False),
         ("GPT2TokenizerFast", False),
         ("CodeGenTokenizer", False),
-        ("Qwen2Tokenizer", True),
+        ("BlenderbotTokenizer", True),
     ],
 )
-def test_merges_are_read_only_for_tokenizers_that_split_texts_as_gpt2(
+def test_merges_are_read_only_for_classes_whose_rules_are_known(
     written, refused, folder
 ):
-    """Qwen2Tokenizer splits digits and normalizes, which neither file describes."""
+    """Blenderbot puts a space before a text, which neither file describes."""
     (folder / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
     content = {} if written is None else {"tokenizer_class": written}

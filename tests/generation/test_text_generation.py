@@ -168,7 +168,7 @@ def test_rows_select_their_prompt():
 
 class Letters(LetterTokenizer):
     bos_id: int | None = 30
-    add_bos = True
+    begin_ids: tuple[int, ...] = (30,)
 
 
 def test_a_text_is_continued_within_its_training_template():

@@ -106,7 +106,7 @@ def test_the_saved_tokenizer_round_trips_exactly(tmp_path):
     skills.save_tokenizer(tmp_path, add_bos=True)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in ("swap rot1: hello=pfmmi", " two  spaces ", "h*LL* 12"):
-        assert tokenizer.encode(text).ids == skills.encode(text)
+        assert tokenizer.encode(text).ids == [skills.BOS_ID, *skills.encode(text)]
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert [tokenizer.token_to_id(t) for t in ("<pad>", "<eos>", "<bos>")] == [0, 1, 2]
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -88,7 +88,7 @@ class LetterTokenizer:
     bos_id: int | None = None
     eos_id: int | None = None
     pad_id = 0
-    add_bos = False
+    begin_ids: tuple[int, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - ord("a") for letter in text if letter != " "]

@@ -52,8 +52,8 @@ def load_examples(
     template, tasks = source.token_template(model), source.tasks(model)
     paths = source.paths
     is_text = contains_text(paths)
-    if tasks is not None and is_text and model.tokenizer and model.tokenizer.add_bos:
-        tasks = tasks.after_bos()
+    if tasks is not None and is_text and model.tokenizer is not None:
+        tasks = tasks.after(len(model.tokenizer.begin_ids))
     task_token = None if tasks is None else tasks.token
     skips = source.on_nothing_learned == "skip"
     if model.architecture == "encoder_decoder":

@@ -31,7 +31,7 @@ from prompt_tuning.data.text.chat_templates import (
 )
 from prompt_tuning.data.text.conversations import MESSAGES_KEY
 from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
-from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
+from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.data.text.typed_texts import RenderedText, TypedTokens
 
 CATEGORY_IDS = "category_ids"
@@ -263,12 +263,6 @@ def _open_chat_template(
     text = preparation.text
     if not text.chat:
         return None
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        raise InputError(
-            f"--chat is not supported with the tokenizer {preparation.tokenizer.path}, "
-            "a sentencepiece file, because it does not parse special tokens in text: "
-            "use a folder with tokenizer.json"
-        )
     return read_chat_template(
         tokenizer_folder(preparation.tokenizer),
         text.chat_template,

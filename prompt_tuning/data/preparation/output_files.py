@@ -195,8 +195,7 @@ def _metadata(contents: OutputContents) -> dict[str, Any]:
 def _model_type(preparation: Preparation) -> str:
     """Returns the model type of the tokenizer's folder, or else the tokenizer's class.
 
-    The class name is part of the file format: `HuggingFaceTokenizer` or
-    `SentencePieceTokenizer`.
+    The class name is part of the file format.
     """
     path = Path(preparation.tokenizer.path)
     config = (path if path.is_dir() else path.parent) / MODEL_CONFIG

@@ -6,6 +6,7 @@ from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
+from prompt_tuning.data.text.added_tokens import ADDED_FILE
 from prompt_tuning.data.text.chat_templates import TEMPLATE_FILE, role_texts_of
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
@@ -14,6 +15,7 @@ from prompt_tuning.data.text.special_tokens import (
     SpecialTokens,
     read_json_object,
 )
+from prompt_tuning.data.text.tokenizer_building import put_before
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -28,9 +30,9 @@ FILES = (
     "vocab.json",
     "merges.txt",
 )
-SETTINGS = (CONFIG_FILE, MAP_FILE, TEMPLATE_FILE)
 MODEL_CONFIG = "config.json"
 """File that names the model type, which an output's metadata repeats."""
+SETTINGS = (CONFIG_FILE, MAP_FILE, ADDED_FILE, TEMPLATE_FILE, MODEL_CONFIG)
 
 
 def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
@@ -56,14 +58,18 @@ def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
 def _with_special_tokens(tokenizer: Tokenizer, choice: TokenizerChoice) -> Tokenizer:
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         raise InputError(
-            f"the tokenizer {choice.path} is a sentencepiece file, which does not "
-            "support --special_tokens: use a folder with tokenizer.json"
+            f"the tokenizer {choice.path} does not support --special_tokens: use a "
+            "folder with tokenizer.json"
         )
     _check_roles(choice)
     inner = tokenizer.tokenizer
     inner.add_special_tokens([token for _, token in choice.special_tokens])
     ids = {role: inner.token_to_id(token) for role, token in choice.special_tokens}
-    changed = SpecialTokens(*[ids.get(role) for role in ROLES], add_bos=None)
+    begin = None
+    if "bos_token" in ids and tokenizer.begin_ids == (tokenizer.bos_id,):
+        text = dict(choice.special_tokens)["bos_token"]
+        begin = put_before(inner, [text])
+    changed = SpecialTokens(*[ids.get(role) for role in ROLES], begin_ids=begin)
     special = changed.fill_from(tokenizer.special)
     return HuggingFaceTokenizer(inner, special, costs=tokenizer.costs)
 
@@ -116,9 +122,7 @@ def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
 
     Other files in the folder, such as the lock of an output there, are left out.
     """
-    config = tokenizer_folder(choice) / MODEL_CONFIG
-    files = [*_files_to_save(choice).values(), *([config] if config.is_file() else [])]
-    return sorted(files)
+    return sorted(_files_to_save(choice).values())
 
 
 def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
@@ -175,6 +179,6 @@ def _write_roles(
             new = [token for token in additional if token not in present]
             content[ADDITIONAL] = [*present, *new]
         if is_config:
-            content["add_bos_token"] = tokenizer.add_bos
+            content["add_bos_token"] = bool(tokenizer.begin_ids)
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
         file.write_text(text, encoding="utf-8")

@@ -111,12 +111,12 @@ class Tasks:
                 f"{self.count} different names, one for each prompt"
             )
 
-    def after_bos(self) -> "Tasks":
-        """Returns the same tasks for rows in which BOS precedes the task token."""
+    def after(self, count: int) -> "Tasks":
+        """Returns the same tasks for rows with `count` tokens before the task token."""
         if self.token is None:
             return self
         return dataclasses.replace(
-            self, token=dataclasses.replace(self.token, position=1)
+            self, token=dataclasses.replace(self.token, position=count)
         )
 
     def read_line(self, line: JsonLine) -> int:

@@ -107,15 +107,7 @@ def chat_template_of(
       InputError: if the template is missing or not jinja2, or the tokenizer does not
         parse special tokens in text.
     """
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        raise InputError(
-            "a chat template is not supported with a sentencepiece tokenizer (a .model "
-            "file), because it does not parse special tokens in text. transformers "
-            "writes one that does, tokenizer.json, by AutoTokenizer.from_pretrained("
-            "FOLDER).save_pretrained('tokenizer'); then give "
-            f"{how_to_set(TOKENIZER, 'tokenizer')}"
-        )
-    folder = Path() if tokenizer.folder is None else tokenizer.folder
+    folder = getattr(tokenizer, "folder", None) or Path()
     return read_chat_template(folder, file, role_texts_of(tokenizer, folder), date)
 
 

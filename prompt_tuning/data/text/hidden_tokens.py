@@ -3,11 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from prompt_tuning.data.text.tokenizers import (
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-)
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 
 @functools.lru_cache(maxsize=8)
@@ -16,8 +12,4 @@ def hidden_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
     if isinstance(tokenizer, HuggingFaceTokenizer):
         added = tokenizer.tokenizer.get_added_tokens_decoder().items()
         return {token.content: id for id, token in added if token.special}
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        ids = range(tokenizer.processor.vocab_size())
-        hidden = [i for i in ids if tokenizer.processor.is_control(i)]
-        return {tokenizer.token(i): i for i in hidden}
     return {}

@@ -13,7 +13,7 @@ ROLES = ("bos_token", "eos_token", "pad_token")
 """Roles with a field in `SpecialTokens`, in the order of its fields."""
 
 
-FLAGS = ("add_bos_token", "add_prefix_space")
+FLAGS = ("add_bos_token", "add_prefix_space", "legacy", "split_special_tokens")
 """Settings that are true or false."""
 
 
@@ -24,29 +24,14 @@ class SpecialTokens:
     bos_id: int | None = None
     eos_id: int | None = None
     pad_id: int | None = None
-    add_bos: bool | None = None
+    begin_ids: tuple[int, ...] | None = None
 
     def fill_from(self, other: "SpecialTokens") -> "SpecialTokens":
         """Returns these values, with those that are None taken from `other`."""
-        defined = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        fields = [field.name for field in dataclasses.fields(self)]
+        values = {name: getattr(self, name) for name in fields}
+        defined = {name: x for name, x in values.items() if x is not None}
         return dataclasses.replace(other, **defined)
-
-
-def begin_token(
-    ids: list[int], plain_ids: list[int], bos_id: int | None
-) -> SpecialTokens:
-    """Returns the token that a tokenizer's post-processor puts before a text as BOS.
-
-    Without other files only the post-processor defines BOS.
-
-    Args:
-      ids: ids of a text with special tokens.
-      plain_ids: its ids without them.
-      bos_id: id of BOS as other files define it.
-    """
-    if bos_id is None and ids[:1] != plain_ids[:1]:
-        return SpecialTokens(bos_id=ids[0], add_bos=True)
-    return SpecialTokens(add_bos=ids[:1] == [bos_id])
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -93,15 +78,6 @@ def role_texts(settings: Mapping[str, Any]) -> dict[str, str]:
         entries |= further
     texts = {role: _text(entry) for role, entry in entries.items()}
     return {role: text for role, text in texts.items() if text is not None}
-
-
-def configured_tokens(
-    settings: Mapping[str, Any], vocabulary: Mapping[str, int]
-) -> SpecialTokens:
-    """Returns the ids of the tokens to which the settings assign a role."""
-    texts = [_text(settings.get(role)) for role in ROLES]
-    ids = [None if text is None else vocabulary.get(text) for text in texts]
-    return SpecialTokens(*ids, add_bos=settings.get("add_bos_token"))
 
 
 def _text(entry: Any) -> str | None:

@@ -7,13 +7,14 @@ insert one in the middle of the pair; `encode_continuation` leaves it out, so th
 joined ids decode to the exact text.
 """
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text import library_errors
 from prompt_tuning.data.text.anchors import Anchor, encode_after, find_anchor
 from prompt_tuning.data.text.encoding_limits import (
@@ -23,24 +24,18 @@ from prompt_tuning.data.text.encoding_limits import (
     LimitedCalls,
     TooSlowError,
     check_text,
-    read_costs,
 )
 from prompt_tuning.data.text.library_errors import reporting_errors
-from prompt_tuning.data.text.special_tokens import (
-    SpecialTokens,
-    begin_token,
-    configured_tokens,
-    read_json_object,
-    read_settings,
+from prompt_tuning.data.text.special_tokens import ROLES, SpecialTokens
+from prompt_tuning.data.text.tokenizer_building import (
+    BuiltTokenizer,
+    build_tokenizer,
 )
 from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
 
 if TYPE_CHECKING:
-    import sentencepiece
     import tokenizers
 
-BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "CodeGenTokenizer")
-"""Classes of transformers that `vocab.json` and `merges.txt` describe completely."""
 MAXIMUM_VOCABULARY = 2**24
 """Maximum number of ids of a tokenizer."""
 
@@ -54,14 +49,14 @@ class Tokenizer(Protocol):
       bos_id: id of the beginning-of-sequence token, or None.
       eos_id: id of the end-of-sequence token, or None.
       pad_id: id of the padding token; EOS or 0 if the tokenizer defines none.
-      add_bos: whether the model expects BOS before a text.
+      begin_ids: ids of the tokens that the model expects before a text, such as BOS.
     """
 
     vocabulary_size: int
     bos_id: int | None
     eos_id: int | None
     pad_id: int
-    add_bos: bool
+    begin_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
         """Encodes a text at the beginning of a row, without special tokens."""
@@ -94,57 +89,11 @@ class _SpecialTokenAttributes:
         self.bos_id = special.bos_id
         self.eos_id = special.eos_id
         self.pad_id = fallback if special.pad_id is None else special.pad_id
-        self.add_bos = bool(special.add_bos) and special.bos_id is not None
-
-
-class SentencePieceTokenizer(_SpecialTokenAttributes):
-    """The tokenizer of a sentencepiece `.model` file (T5, Llama 2); see `Tokenizer`.
-
-    It does not include the sentinels that T5 adds after the file's vocabulary.
-    """
-
-    def __init__(
-        self,
-        processor: "sentencepiece.SentencePieceProcessor",
-        special: SpecialTokens,
-    ):
-        super().__init__(special)
-        self.processor = processor
-        self.vocabulary_size = processor.vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
-        check_text(text)
-        with reporting_errors(lambda: f"the text {shown(text)} cannot be encoded"):
-            return self.processor.encode(text)
-
-    def encode_continuation(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
-        return encode_after(self, self._anchor, text)
-
-    def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """See `Tokenizer`."""
-        with reporting_errors(lambda: library_errors.DECODING):
-            return self.processor.decode([i for i in map(int, ids) if self._is_text(i)])
-
-    def token(self, id: int) -> str:
-        """See `Tokenizer`."""
-        if not 0 <= id < self.vocabulary_size:
-            return f"<unused {id}>"
-        with reporting_errors(lambda: library_errors.DECODING):
-            return self.processor.id_to_piece(int(id))
-
-    def _is_text(self, id: int) -> bool:
-        return 0 <= id < self.vocabulary_size and not self.processor.is_control(id)
-
-    @functools.cached_property
-    def _anchor(self) -> Anchor | None:
-        ids = range(self.vocabulary_size)
-        return find_anchor(self, [self.token(i) for i in ids if self._is_text(i)])
+        self.begin_ids = special.begin_ids or ()
 
 
 class HuggingFaceTokenizer(_SpecialTokenAttributes):
-    """A `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`; see `Tokenizer`.
+    """A tokenizer of the library `tokenizers`; see `Tokenizer`.
 
     Attributes:
       folder: folder that it was loaded from, which may contain a chat template; None if
@@ -232,9 +181,8 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Encodes a decoder-only model's prompt, after BOS if the model expects one."""
-    begin = [tokenizer.bos_id] if tokenizer.add_bos else []
-    return [*(i for i in begin if i is not None), *tokenizer.encode(prompt)]
+    """Encodes a decoder-only model's prompt, after the tokens that begin a text."""
+    return [*tokenizer.begin_ids, *tokenizer.encode(prompt)]
 
 
 def continued_pair(
@@ -287,108 +235,52 @@ def load_tokenizer(
     """Reads a tokenizer from a file, or from the folder of a checkpoint.
 
     In a folder, the first of these files is read: `tokenizer.json`, `tokenizer.model`,
-    `spiece.model`, a single `*.model`, or `vocab.json` with `merges.txt` (the format of
-    GPT-2, whose special token is `<|endoftext|>`). `bos_token`, `eos_token`,
-    `pad_token` and `add_bos_token` are read from `tokenizer_config.json` and
-    `special_tokens_map.json`, if they exist; see `read_settings`.
+    `spiece.model`, a single `*.model`, or `vocab.json` with `merges.txt`. The files
+    next to it add tokens and give them roles (`tokenizer_config.json`,
+    `special_tokens_map.json`, `added_tokens.json`), as in transformers; see
+    `tokenizer_building`.
 
     Args:
       path: path of the file or folder.
       bos_id: id of BOS; this and the following override the files.
       eos_id: id of EOS.
       pad_id: id of the padding token.
-      add_bos: whether to put BOS before a text. By default it follows `add_bos_token`,
-        else the post-processor of a `tokenizer.json`, or whether a sentencepiece file
-        defines BOS.
+      add_bos: whether to put BOS before a text. By default the post-processor of a
+        `tokenizer.json` determines what is put before a text; with another file,
+        `add_bos_token` in the settings determines whether BOS is.
 
     Raises:
       InputError: if the file is missing, or cannot be read as a tokenizer.
     """
     file = find_tokenizer(Path(path))
-    overrides = SpecialTokens(bos_id, eos_id, pad_id, add_bos)
-    config = read_settings(file.parent)
-    load = _load_hugging_face
-    if file.suffix == ".model":
-        load = _load_sentencepiece
-    elif file.name == "vocab.json":
-        load = _load_byte_level
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
-        tokenizer = load(file, overrides, config)
-    if add_bos and tokenizer.bos_id is None:
+        built = build_tokenizer(file)
+        begin = _begin_ids(built)
+    roles = SpecialTokens(*map(built.roles.get, ROLES), begin_ids=begin)
+    if roles.bos_id is None and len(begin) == 1:
+        # Without other files only the post-processor defines BOS.
+        roles = dataclasses.replace(roles, bos_id=begin[0])
+    special = SpecialTokens(bos_id, eos_id, pad_id).fill_from(roles)
+    if add_bos and special.bos_id is None:
         raise InputError(
             f"add_bos is set, but {file} defines no BOS: pass bos_id as well"
         )
-    return tokenizer
+    if add_bos is not None:
+        begin = (special.bos_id,) if add_bos and special.bos_id is not None else ()
+        special = dataclasses.replace(special, begin_ids=begin)
+    with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
+        return HuggingFaceTokenizer(built.tokenizer, special, file.parent, built.costs)
+
+
+def _begin_ids(built: BuiltTokenizer) -> tuple[int, ...]:
+    """Returns the ids that a tokenizer's post-processor puts before a text."""
+    encode = built.tokenizer.encode_batch
+    (encoded,) = LimitedCalls()(lambda: encode(["a"], add_special_tokens=True), 1)
+    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return tuple(id for id, _ in itertools.takewhile(lambda x: x[1], marked))
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Returns whether a folder contains the files of a tokenizer."""
     names = ("tokenizer.json", "*.model", "vocab.json")
     return any(any(folder.glob(name)) for name in names)
-
-
-def _load_sentencepiece(
-    file: Path, overrides: SpecialTokens, config: dict
-) -> Tokenizer:
-    import sentencepiece
-
-    content = read_limited(file, library_errors.MAXIMUM_FILE)
-    with reporting_errors(lambda: f"{file} is not a sentencepiece model"):
-        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-    ids = [processor.bos_id(), processor.eos_id(), processor.pad_id()]
-    defaults = SpecialTokens(*(None if i < 0 else i for i in ids), add_bos=ids[0] >= 0)
-    vocabulary = {processor.id_to_piece(i): i for i in range(processor.vocab_size())}
-    return SentencePieceTokenizer(
-        processor,
-        overrides.fill_from(configured_tokens(config, vocabulary)).fill_from(defaults),
-    )
-
-
-def _load_hugging_face(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
-    import tokenizers
-
-    costs = read_costs(read_json_object(file), str(file))
-    with reporting_errors(lambda: f"{file} is not a tokenizer.json"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    # It may be set to truncate or pad every text to the length that its model was
-    # trained with.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
-    encode = tokenizer.encode_batch
-    marked, plain = LimitedCalls()(
-        lambda: [encode(["a"], add_special_tokens=x)[0].ids for x in (True, False)], 2
-    )
-    special = special.fill_from(begin_token(marked, plain, special.bos_id))
-    return HuggingFaceTokenizer(tokenizer, special, file.parent, costs)
-
-
-def _load_byte_level(file: Path, overrides: SpecialTokens, config: dict) -> Tokenizer:
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    merges = file.with_name("merges.txt")
-    kind = config.get("tokenizer_class", BYTE_LEVEL_CLASSES[0])
-    if str(kind).removesuffix("Fast") not in BYTE_LEVEL_CLASSES:
-        raise InputError(
-            f"{file.parent} has only vocab.json and merges.txt of a {shown(kind)}, "
-            "which splits texts by rules that are in neither file; write its "
-            f"tokenizer.json by AutoTokenizer.from_pretrained({str(file.parent)!r})"
-            ".save_pretrained('tokenizer') in transformers"
-        )
-    read_json_object(file)
-    read_limited(merges, library_errors.MAXIMUM_FILE)
-    with reporting_errors(
-        lambda: f"{file} and {merges.name} are not a GPT-2 tokenizer"
-    ):
-        byte_pairs = models.BPE.from_file(str(file), str(merges))
-    tokenizer = tokenizers.Tokenizer(byte_pairs)
-    prefix_space = bool(config.get("add_prefix_space", False))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
-    tokenizer.decoder = decoders.ByteLevel()
-    end = tokenizer.token_to_id("<|endoftext|>")
-    if end is not None:
-        tokenizer.add_special_tokens(["<|endoftext|>"])
-    special = overrides.fill_from(configured_tokens(config, tokenizer.get_vocab()))
-    defaults = SpecialTokens(bos_id=end, eos_id=end, add_bos=False)
-    return HuggingFaceTokenizer(tokenizer, special.fill_from(defaults), file.parent)

@@ -15,7 +15,7 @@ class RenderedText:
 
     Attributes:
       parts: the texts with their types.
-      adds_bos: whether BOS is prepended if the model expects it.
+      adds_bos: whether the tokens that the model expects before a text are added.
     """
 
     parts: tuple[TypedText, ...]
@@ -41,7 +41,7 @@ class TypedTextEncoder:
         assert tokenizer.eos_id is not None
         self._encode_texts = TextEncoder(tokenizer)
         self._eos = tokenizer.eos_id
-        self._bos = tokenizer.bos_id if tokenizer.add_bos else None
+        self._begin = tokenizer.begin_ids
 
     def __call__(self, texts: Sequence[RenderedText]) -> list[TypedTokens]:
         """Returns the tokens of each text; the EOS that closes it has type 1.
@@ -60,12 +60,12 @@ class TypedTextEncoder:
     def _add_types(
         self, rendered: RenderedText, part_ids: Sequence[list[int]]
     ) -> TypedTokens:
-        """Adds BOS, EOS and the token types to the ids of each part."""
+        """Adds the tokens around a text, and all types, to the ids of each part."""
         ids: list[int] = []
         types: list[int] = []
-        if self._bos is not None and rendered.adds_bos:
-            ids.append(self._bos)
-            types.append(PROMPT)
+        if rendered.adds_bos:
+            ids += self._begin
+            types += [PROMPT] * len(self._begin)
         for (_, kind), tokens in zip(rendered.parts, part_ids, strict=True):
             ids += tokens
             types += [kind] * len(tokens)

@@ -391,7 +391,7 @@ class Beginning(LetterTokenizer):
 
     bos_id: int | None = 26
     eos_id: int | None = 27
-    add_bos = True
+    begin_ids: tuple[int, ...] = (26,)
 
 
 def lines(path, *objects):

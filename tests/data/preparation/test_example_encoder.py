@@ -23,7 +23,7 @@ def test_a_pair_has_the_models_input_ids(folder):
     tokenizer = load_tokenizer(folder)
     (example,) = encode(tokenizer, Record((Turn("The cat", "sat."),)))
     prompt, completion = continued_pair(tokenizer, "The cat", " sat.")
-    begin = [tokenizer.bos_id] if tokenizer.add_bos else []
+    begin = tokenizer.begin_ids
     assert example.input_ids == [*begin, *prompt, *completion, tokenizer.eos_id]
     given = len(begin) + len(prompt)
     assert example.token_types == [0] * given + [1] * len(completion) + [3]

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import tokenizers
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
@@ -22,7 +23,7 @@ TEXT = "the end, and a 3rd\n café"
 
 
 def described(tokenizer):
-    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
+    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.begin_ids
     ids = range(tokenizer.vocabulary_size)
     return roles, tokenizer.encode(TEXT), [tokenizer.token(id) for id in ids]
 
@@ -59,14 +60,20 @@ def test_a_new_eos_pads_rows_if_there_is_no_padding_token(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", pad_token=None)
     used, again = saved(tmp_path / "saved", folder, ("eos_token", "<|done|>"))
     assert used == again
-    assert used[0] == (None, 262, 262, False)
+    assert used[0] == (None, 262, 262, ())
 
 
-def test_bos_is_added_if_the_config_adds_it(tmp_path):
-    folder = write_tokenizer(tmp_path / "tokenizer", add_bos_token=True)
+def test_a_new_bos_begins_texts_as_the_earlier_one_did(tmp_path):
+    folder = write_tokenizer(tmp_path / "tokenizer", bos_token=EOS)
+    file = folder / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{EOS} $A", special_tokens=[(EOS, 260)]
+    )
+    tokenizer.save(str(file))
     used, again = saved(tmp_path / "saved", folder, ("bos_token", PAD))
     assert used == again
-    assert used[0] == (261, 260, 261, True)
+    assert used[0] == (261, 260, 261, (261,))
 
 
 def test_the_older_map_of_special_tokens_is_saved_too(tmp_path):
@@ -96,14 +103,14 @@ def test_files_next_to_a_tokenizer_file_are_saved(tmp_path, path):
     assert used == again
     files = {file.name for file in (tmp_path / "saved").iterdir()}
     read = {file.name for file in tokenizer_files(TokenizerChoice(str(path)))}
-    assert files == read - {"config.json"}
+    assert files == read
 
 
 def test_special_tokens_of_a_vocabulary_without_a_config_are_saved(tmp_path):
     role = ("pad_token", "<|pad|>")
     used, again = saved(tmp_path / "saved", TOKENIZERS / "byte_level/vocab.json", role)
     assert used == again
-    assert used[0] == (511, 511, 512, False)
+    assert used[0] == (511, 511, 512, ())
 
 
 def test_the_tokenizer_file_that_was_read_is_saved(tmp_path):

@@ -26,7 +26,7 @@ class Letters:
     bos_id: int | None = 1
     eos_id: int | None = 2
     pad_id = 0
-    add_bos = True
+    begin_ids: tuple[int, ...] = (1,)
 
     def encode(self, text):
         return [ord(letter) - ord("a") + 3 for letter in text]

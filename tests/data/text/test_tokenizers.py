@@ -40,17 +40,17 @@ def unigram():
 @pytest.mark.parametrize(
     ("folder", "special", "size"),
     [
-        (BPE, (1, 2, 2, True), 400),
-        (BYTE_LEVEL, (511, 511, 511, False), 512),
-        (UNIGRAM, (None, 1, 0, False), 300),
-        released(STORIES, (1, 2, 2, True), 512),
-        released(GPT2, (50256, 50256, 50256, False), 50257),
-        released(T5, (None, 1, 0, False), 32000),
+        (BPE, (1, 2, 2, (1,)), 400),
+        (BYTE_LEVEL, (511, 511, 511, ()), 512),
+        (UNIGRAM, (None, 1, 0, ()), 300),
+        released(STORIES, (1, 2, 2, (1,)), 512),
+        released(GPT2, (50256, 50256, 50256, ()), 50257),
+        released(T5, (None, 1, 0, ()), 32000),
     ],
 )
 def test_special_tokens_equal_the_models(folder, special, size):
     tokenizer = load_tokenizer(folder)
-    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.add_bos
+    roles = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, tokenizer.begin_ids
     assert (roles, tokenizer.vocabulary_size) == (special, size)
 
 
@@ -132,7 +132,7 @@ def test_special_and_unknown_ids_have_no_text(bpe, unigram):
 
 def test_arguments_override_files():
     tokenizer = load_tokenizer(UNIGRAM, bos_id=0, add_bos=True, pad_id=3)
-    assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.pad_id) == (0, True, 3)
+    assert (tokenizer.bos_id, tokenizer.begin_ids, tokenizer.pad_id) == (0, (0,), 3)
     with pytest.raises(InputError, match="defines no BOS"):
         load_tokenizer(UNIGRAM, add_bos=True)
 
@@ -192,7 +192,7 @@ def test_tokenizer_json_and_its_config_are_read(tmp_path):
     words_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 1)
-    assert tokenizer.add_bos
+    assert tokenizer.begin_ids == (0,)
     assert tokenizer.vocabulary_size == 7
     # Longer than the length to which the file truncates texts.
     assert tokenizer.encode("a b a") == [3, 4, 3, 5, 3, 4]
