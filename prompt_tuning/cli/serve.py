@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,24 @@ def check(options: argparse.Namespace) -> None:
     if options.api_key == "":
         raise InputError("--api_key is empty: give a key, or leave it out")
     named_adapters(options)
+    _check_host(options)
+
+
+def _key(options: argparse.Namespace) -> str | None:
+    return options.api_key or os.environ.get(KEY_VARIABLE) or None
+
+
+def _check_host(options: argparse.Namespace) -> None:
+    """Warns if everybody on the network may use the server."""
+    from prompt_tuning.server.http_server import is_loopback
+
+    if not is_loopback(options.host) and _key(options) is None:
+        loads = ", and load and unload adapters" if options.allow_loading else ""
+        warnings.warn(
+            f"--host {options.host} without a key: everybody who reaches this machine "
+            f"may generate{loads}; set {KEY_VARIABLE}",
+            stacklevel=2,
+        )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -130,9 +149,8 @@ def run(options: argparse.Namespace) -> int:
             samples=options.samples,
             on_failure=stop,
         )
-        key = options.api_key or os.environ.get(KEY_VARIABLE) or None
         hosts = (*LOOPBACK, options.host) if is_loopback(options.host) else ()
-        server = HttpServer(application.app(key, hosts), announce)
+        server = HttpServer(application.app(_key(options), hosts), announce)
         with ending_by_signals():
             server.run(sockets=[opened])
     return 1 if application.thread.failed else 0

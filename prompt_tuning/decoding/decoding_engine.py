@@ -7,8 +7,7 @@ arrays of the same shapes; see `slots` and README.md here.
 
 import dataclasses
 import functools
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import jax
@@ -17,22 +16,19 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.fair_queue import FairQueue
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.adapter_table import ResidentAdapter
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
-from prompt_tuning.decoding.request_checks import (
-    check_engine,
-    check_room,
-    read_ids,
-)
+from prompt_tuning.decoding.request_checks import check_engine, check_room, read_ids
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
-from prompt_tuning.decoding.token_masks import MaskReader
+from prompt_tuning.decoding.token_masks import MaskReader, RowMask
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
@@ -92,7 +88,7 @@ class DecodingEngine:
         self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
         self._rows: list[RowProgress | None] = [None] * slots
-        self._queue: deque[RowProgress] = deque()
+        self._queue: FairQueue[RowProgress] = FairQueue()
         self._number = 0
         self._metrics = MetricCounters()
 
@@ -163,8 +159,12 @@ class DecodingEngine:
 
     # Requests
 
-    def submit(self, request: Request) -> RequestHandle:
+    def submit(self, request: Request, mask: RowMask | None = None) -> RequestHandle:
         """Queues a request.
+
+        Args:
+          request: the request.
+          mask: result of `open_mask`, so that this takes no time; or None.
 
         Raises:
           InputError: if its adapter is unknown or it does not fit into a slot.
@@ -174,14 +174,36 @@ class DecodingEngine:
         ids = read_ids(request, adapter)
         prompt = self._resident.prompt(adapter, request)
         check_room(len(ids), adapter, prompt, sampling.new_tokens, self.limit)
-        mask = self._masks.open(request, ids)
+        mask = mask or self._masks.open(request, ids)
         handle = RequestHandle(self._number, request)
         self._number += 1
         for sample in range(sampling.n):
             part = (adapter, prompt, self.model, self._metrics.now(), mask)
-            self._queue.append(RowProgress(handle, sample, ids, *part))
+            row = RowProgress(handle, sample, ids, *part)
+            self._queue.put(request.client, row)
         self._metrics.submitted(len(ids))
         return handle
+
+    def open_mask(self, request: Request) -> RowMask | None:
+        """Returns the first tokens that a request's constraint allows; None without.
+
+        This may take seconds, and may run in another thread; errors as in `submit`.
+        """
+        if request.sampling.constraint is None:
+            return None
+        ids = read_ids(request, self._resident.find(request.adapter))
+        return self._masks.open(request, ids)
+
+    def has_room(self, client: Hashable, rows: int, limit: int) -> bool:
+        """Returns whether so many rows of a client may be submitted now.
+
+        Args:
+          client: the client.
+          rows: number of rows.
+          limit: number of rows that may wait; see `FairQueue.has_room`.
+        """
+        free = sum(row is None for row in self._rows)
+        return self._queue.has_room(client, rows, limit, free)
 
     def cancel(self, handle: RequestHandle) -> None:
         """Ends the rows of a request; their slots are free at once."""
@@ -305,10 +327,10 @@ class DecodingEngine:
         return piece
 
     def _admit(self) -> None:
-        """Gives free slots to the rows that wait longest."""
+        """Gives free slots to rows that wait; their clients take turns."""
         for slot, occupant in enumerate(self._rows):
             if occupant is None and self._queue:
-                row = self._queue.popleft()
+                row = self._queue.pop()
                 self._rows[slot] = row
                 row.leader = self._leader(row)
                 self._start_choices(slot, row)

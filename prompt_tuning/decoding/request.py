@@ -35,6 +35,7 @@ class Request:
       shared_ids: its ids, instead of the text.
       first_sample: number of the first sample among all of equal requests, so
         that these draw differently; see `separate_equal`.
+      client: whose row it is, for clients that take turns, or None.
     """
 
     text: str | None = None
@@ -46,6 +47,7 @@ class Request:
     shared_text: str | None = None
     shared_ids: Sequence[int] | None = None
     first_sample: int = 0
+    client: Hashable = None
 
     def __post_init__(self):
         given = [x is not None for x in (self.text, self.ids, self.embeddings)]

@@ -7,7 +7,10 @@ the device reads the row's last token.
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,10 @@ from prompt_tuning.decoding.text_constraints import (
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
+MASK_SECONDS = 0.1
+"""Computing time of one mask after the first, for which all rows wait."""
+KEPT_MASKS = 8
+"""Number of latest constraints whose first masks remain in memory."""
 WORD_BITS = 32
 """Number of tokens of each number of a mask; the first is in its lowest bit."""
 
@@ -79,8 +86,11 @@ class RowMask:
 
     def add(self, token: int) -> None:
         """Adds a token that may follow and does not end the row."""
+        begun = time.thread_time()
         self._matcher.consume_token(token)
         self._find()
+        if time.thread_time() - begun > MASK_SECONDS and not self.complete:
+            self.problem = f"the {self._name} is too complex: its tokens take too long"
 
     def _find(self) -> None:
         """Computes the mask."""
@@ -141,6 +151,8 @@ class MaskReader:
     def __init__(self, model: PromptedModel):
         self._model = model
         self._size = model.config.vocabulary_size
+        self._opened: OrderedDict[Hashable, RowMask] = OrderedDict()
+        self._lock = threading.Lock()
 
     def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
         """Returns the mask of a row that begins; None if it has no constraint.
@@ -158,8 +170,7 @@ class MaskReader:
             return None
         before = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
         ends = row_ends(sampling, self._model)
-        matcher = self._matcher(constraint, before)
-        mask = RowMask(matcher, constraint.name, self._size, ends, sampling.forbidden)
+        mask = self._first(constraint, before, ends, sampling.forbidden)
         if mask.problem:
             raise InputError(f"{mask.problem}, at its beginning")
         if mask.complete:
@@ -167,17 +178,39 @@ class MaskReader:
         self._check_forced(mask.copy(), sampling, ends)
         return mask
 
-    def _matcher(self, constraint: TextConstraint, before: Sequence[int]) -> Any:
-        library = guidance_library()
+    def _first(
+        self,
+        constraint: TextConstraint,
+        before: Sequence[int],
+        ends: Sequence[int],
+        forbidden: Sequence[int],
+    ) -> RowMask:
+        """Returns the mask of a text that begins."""
         tokenizer = self._model.needed_tokenizer()
+        grammar = constraint.grammar(drops_space(tokenizer, before, self._spaced))
+        key = (grammar, tuple(ends), tuple(forbidden))
+        with self._lock:
+            if key in self._opened:
+                self._opened.move_to_end(key)
+                return self._opened[key].copy()
+        matcher = self._matcher(constraint.name, grammar)
+        mask = RowMask(matcher, constraint.name, self._size, ends, forbidden)
+        with self._lock:
+            self._opened[key] = mask.copy()
+            if len(self._opened) > KEPT_MASKS:
+                self._opened.popitem(last=False)
+        return mask
+
+    def _matcher(self, name: str, grammar: str) -> Any:
+        library = guidance_library()
         matcher = library.LLMatcher(
             self._vocabulary,
-            constraint.grammar(drops_space(tokenizer, before, self._spaced)),
+            grammar,
             log_level=0,
             limits=parser_limits(),
         )
         if matcher.is_error():
-            raise InputError(f"{constraint.name} cannot be used: {problem_of(matcher)}")
+            raise InputError(f"{name} cannot be used: {problem_of(matcher)}")
         return matcher
 
     def _check_forced(

@@ -1,16 +1,15 @@
 """Beam searches of the server, in a thread apart from the engine's."""
 
-import asyncio
+import functools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
-from prompt_tuning.decoding.request import Request, RequestHandle
+from prompt_tuning.decoding.request import Completion, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import check_ids, check_room
 from prompt_tuning.server.engine_thread import EngineThread
-from prompt_tuning.server.server_limits import BusyError
+from prompt_tuning.server.fair_workers import FairWorkers
 
 
 class BeamSearches:
@@ -21,9 +20,7 @@ class BeamSearches:
     """
 
     def __init__(self, queue_length: int):
-        self._queue_length = queue_length
-        self._waiting = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="beams")
+        self._pool = FairWorkers("beam search", 1, queue_length)
 
     async def search(
         self,
@@ -42,39 +39,24 @@ class BeamSearches:
         adapters = await thread.call(
             lambda engine: [_check(engine, each, settings) for each in requests]
         )
-        if self._waiting + len(requests) > self._queue_length + 1:
-            raise BusyError(f"{self._waiting} rows wait for beams: try again later")
-        self._waiting += len(requests)
-        left = len(requests)
         handles = []
-        try:
-            for number, (request, adapter) in enumerate(
-                zip(requests, adapters, strict=True)
-            ):
-                handle = RequestHandle(number, request)
-                handle.completions.extend(await self._run(request, adapter, settings))
-                handles.append(handle)
-                left -= 1
-                self._waiting -= 1
-        finally:
-            self._waiting -= left
+        for request, adapter in zip(requests, adapters, strict=True):
+            search = functools.partial(_search, request, adapter, settings)
+            handle = RequestHandle(len(handles), request)
+            handle.completions.extend(await self._pool.run(request.client, search))
+            handles.append(handle)
         return handles
 
-    async def _run(
-        self, request: Request, adapter: ResidentAdapter, settings: BeamSearch
-    ):
-        def search():
-            numbers = None if request.prompt_id is None else [request.prompt_id]
-            (completions,) = search_beams(
-                adapter.model,
-                adapter.parameters,
-                [request.ids or ()],
-                settings,
-                numbers,
-            )
-            return completions
 
-        return await asyncio.get_running_loop().run_in_executor(self._worker, search)
+def _search(
+    request: Request, adapter: ResidentAdapter, settings: BeamSearch
+) -> list[Completion]:
+    """Returns the continuations of one row."""
+    numbers = None if request.prompt_id is None else [request.prompt_id]
+    (completions,) = search_beams(
+        adapter.model, adapter.parameters, [request.ids or ()], settings, numbers
+    )
+    return completions
 
 
 def _check(

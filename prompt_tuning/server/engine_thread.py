@@ -9,6 +9,7 @@ from typing import Any
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.engine_metrics import EngineMetrics
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
+from prompt_tuning.decoding.token_masks import RowMask
 from prompt_tuning.server.server_limits import BusyError, RequestError
 
 STOPPED = "the engine has stopped"
@@ -76,8 +77,14 @@ class EngineThread:
         """Returns a snapshot of the engine."""
         return await self.call(lambda engine: engine.metrics())
 
-    async def generate(self, requests: Sequence[Request]) -> "Generation":
+    async def generate(
+        self, requests: Sequence[Request], masks: Sequence[RowMask | None]
+    ) -> "Generation":
         """Submits requests whose pieces form one stream.
+
+        Args:
+          requests: requests of one client.
+          masks: result of `DecodingEngine.open_mask` for each.
 
         Raises:
           InputError: if one cannot be served; then none is submitted.
@@ -90,8 +97,8 @@ class EngineThread:
                 return
             self._check_queue(engine, requests)
             try:
-                for request in requests:
-                    handle = engine.submit(request)
+                for request, mask in zip(requests, masks, strict=True):
+                    handle = engine.submit(request, mask)
                     generation.numbers[handle.number] = len(generation.handles)
                     generation.handles.append(handle)
                     self._streams[handle.number] = generation
@@ -131,10 +138,10 @@ class EngineThread:
     # In the thread
 
     def _check_queue(self, engine: DecodingEngine, requests: Sequence[Request]) -> None:
-        metrics = engine.metrics()
         rows = sum(request.sampling.n for request in requests)
-        waiting = metrics.queued + metrics.active + rows - metrics.slots
-        if waiting > self.queue_length:
+        client = requests[0].client if requests else None
+        if not engine.has_room(client, rows, self.queue_length):
+            metrics = engine.metrics()
             raise BusyError(
                 f"{metrics.queued} rows wait for {metrics.slots} slots, and "
                 f"{self.queue_length} may: try again later"

@@ -13,7 +13,14 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.request import RequestHandle
 from prompt_tuning.server.engine_thread import Generation
 from prompt_tuning.server.openai_answers import AnswerFormat, ErrorAnswer
-from prompt_tuning.server.server_limits import BODY_SECONDS, MAXIMUM_BODY, RequestError
+from prompt_tuning.server.server_limits import (
+    BODY_SECONDS,
+    MAXIMUM_BODIES,
+    MAXIMUM_BODY,
+    SMALL_BODY,
+    BusyError,
+    RequestError,
+)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -26,29 +33,46 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(json_bytes(value), status, media_type="application/json")
 
 
-async def read_content(request: HttpRequest) -> bytes:
-    """Returns the body of a request.
+class BodyReader:
+    """Reads the bodies of requests, which take a limited memory together."""
 
-    Raises:
-      RequestError: if it is too long or too slow, or not declared as JSON.
-    """
+    def __init__(self):
+        self._held = 0
+
+    async def read(self, request: HttpRequest) -> bytes:
+        """Returns the body of a request.
+
+        Raises:
+          RequestError: if it is too long or too slow, or not declared as JSON, or if
+            too many others arrive.
+        """
+        _check_type(request)
+        content = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    content += part
+                    self._held += len(part)
+                    self._check(len(content))
+        except TimeoutError:
+            message = f"the body took longer than {BODY_SECONDS} s"
+            raise RequestError(message, 408) from None
+        finally:
+            self._held -= len(content)
+        return bytes(content)
+
+    def _check(self, size: int) -> None:
+        if size > MAXIMUM_BODY:
+            raise RequestError(f"the body is longer than {MAXIMUM_BODY:,} bytes", 413)
+        if self._held > MAXIMUM_BODIES and size > SMALL_BODY:
+            raise BusyError("too many large bodies arrive at once: try again later")
+
+
+def _check_type(request: HttpRequest) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # Web pages of other sites cannot send this type without being asked first.
         raise RequestError("the Content-Type must be application/json", 415)
-    content = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                content += part
-                if len(content) > MAXIMUM_BODY:
-                    raise RequestError(
-                        f"the body is longer than {MAXIMUM_BODY:,} bytes", 413
-                    )
-    except TimeoutError:
-        message = f"the body took longer than {BODY_SECONDS} s"
-        raise RequestError(message, 408) from None
-    return bytes(content)
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:

@@ -1,8 +1,10 @@
 """Runs the application until a signal ends it."""
 
+import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -11,8 +13,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from prompt_tuning.core.interrupts import FirstOfSeveral
-from prompt_tuning.server.server_limits import MAXIMUM_CONNECTIONS
+from prompt_tuning.server.connections import TimedConnection, connection_limit
 
+CHECK_SECONDS = 0.5
+"""Time between two checks of all connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine in the `Host` header of its own clients."""
 
@@ -61,7 +65,8 @@ class HttpServer(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=MAXIMUM_CONNECTIONS,
+            http=TimedConnection,
+            limit_concurrency=connection_limit(),
             h11_max_incomplete_event_size=2**16,
             ws="none",
             interface="asgi3",
@@ -69,6 +74,7 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
         self._on_start, self._interrupts = on_start, FirstOfSeveral()
+        self._stopping: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ends after the requests that run, or at once at the second Ctrl-C."""
@@ -79,7 +85,26 @@ class HttpServer(uvicorn.Server):
         """Starts to answer requests."""
         await super().startup(sockets)
         if self.started:
+            self._checks = asyncio.ensure_future(self._check_connections())
             self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends after the requests that run, without those whose clients are slow."""
+        self._stopping = time.monotonic()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._checks.cancel()
+
+    async def _check_connections(self) -> None:
+        """Closes the connections of slow clients, again and again."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            begun = self._stopping
+            stopping = None if begun is None else time.monotonic() - begun
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, TimedConnection):
+                    connection.check(stopping)
 
 
 @contextlib.contextmanager

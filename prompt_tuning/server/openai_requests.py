@@ -20,6 +20,8 @@ from prompt_tuning.server.request_fields import IGNORED, NEUTRAL, check_known
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,
+    MAXIMUM_STOP,
+    MAXIMUM_STOP_TOKENS,
     MAXIMUM_STOPS,
 )
 
@@ -316,7 +318,7 @@ def _sampling(body: JsonObject, tokens: int, logprobs: int | None) -> Sampling:
         logit_bias=_biases(body),
         minimum_new_tokens=body.integer("min_tokens", 0),
         new_tokens=body.integer("max_tokens", tokens, minimum=1),
-        ends=tuple(body.integers("stop_token_ids")) if "stop_token_ids" in body else (),
+        ends=_stop_tokens(body),
         ignores_end=body.flag("ignore_eos", False),
         stop=_stops(body),
         n=body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS),
@@ -348,7 +350,23 @@ def _stops(body: JsonObject) -> tuple[str, ...]:
     if (
         not isinstance(stops, list)
         or len(stops) > MAXIMUM_STOPS
-        or not all(isinstance(x, str) for x in stops)
+        or not all(isinstance(x, str) and len(x) <= MAXIMUM_STOP for x in stops)
     ):
-        body.refuse("stop", f"a text or a list of up to {MAXIMUM_STOPS} texts")
+        body.refuse(
+            "stop",
+            f"a text or a list of up to {MAXIMUM_STOPS} texts, of at most "
+            f"{MAXIMUM_STOP:,} characters",
+        )
     return tuple(stops)
+
+
+def _stop_tokens(body: JsonObject) -> tuple[int, ...]:
+    if "stop_token_ids" not in body:
+        return ()
+    tokens = body.integers("stop_token_ids")
+    if len(tokens) > MAXIMUM_STOP_TOKENS:
+        raise InputError(
+            f"stop_token_ids has {len(tokens):,} tokens, expected at most "
+            f"{MAXIMUM_STOP_TOKENS}"
+        )
+    return tuple(tokens)

@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -14,6 +13,7 @@ from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_names import MAXIMUM_PATH
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import Message
@@ -24,8 +24,19 @@ from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.server.engine_thread import EngineThread
-from prompt_tuning.server.server_limits import MAXIMUM_ADAPTERS, RequestError
+from prompt_tuning.server.fair_workers import FairWorkers
+from prompt_tuning.server.server_limits import (
+    MAXIMUM_ADAPTERS,
+    WAITING_TEXTS,
+    RequestError,
+)
 from prompt_tuning.text_model import TextModel
+
+SHORTEST_LIMIT, LONGEST_LIMIT = 32, 128
+"""Numbers of characters that a position may stand for. The longest token of a
+vocabulary may be a long run of spaces, and unknown characters may be one token."""
+PART = 2**14
+"""Number of characters of several texts that are encoded in one turn."""
 
 
 class FrozenTextModel(TextModel):
@@ -75,7 +86,8 @@ class ServedModels:
         self.adapters: dict[str, AdapterEntry] = {}
         self.created = int(time.time())
         # Texts are encoded one after the other, apart from steps and connections.
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._texts = FairWorkers("encoding", 1, WAITING_TEXTS)
+        self._conversations = FairWorkers("the chat template", 1, WAITING_TEXTS)
         self._loads = asyncio.Lock()
 
     @property
@@ -185,9 +197,19 @@ class ServedModels:
     def _below(self, path: str) -> Path:
         """Returns a path below the allowed directory."""
         allowed = self._allowed()
-        if "\0" in path:
-            raise InputError("lora_path has a zero byte")
-        folder = (allowed / path).resolve()
+        try:
+            size = len(path.encode())
+            if "\0" in path or size > MAXIMUM_PATH:
+                raise InputError(
+                    f"lora_path has {size:,} bytes or a zero byte, expected a path of "
+                    f"at most {MAXIMUM_PATH:,} bytes"
+                )
+            folder = (allowed / path).resolve()
+            folder.exists()
+        except (OSError, RuntimeError, UnicodeEncodeError) as problem:
+            raise InputError(
+                f"lora_path {shown(path)} cannot be followed: {shown(str(problem))}"
+            ) from problem
         if not folder.is_relative_to(allowed):
             raise RequestError(
                 f"{shown(path)} is not below the directory of --allow_loading",
@@ -199,28 +221,68 @@ class ServedModels:
     # Texts
 
     async def encode_texts(
-        self, texts: Sequence[str], adapter: str | None
+        self,
+        texts: Sequence[str],
+        adapter: str | None,
+        client: Hashable,
+        positions: int,
     ) -> list[list[int]]:
-        """Encodes texts as in the training of an adapter; None for the frozen model."""
+        """Encodes texts as in the training of an adapter.
+
+        Args:
+          texts: the texts.
+          adapter: the adapter; None for the frozen model.
+          client: whose texts they are; clients take turns.
+          positions: maximum number of tokens of a text.
+
+        Raises:
+          InputError: if a text is too long, or cannot be encoded.
+          BusyError: if too many texts wait.
+        """
+        for text in texts:
+            self._check_length("the prompt", len(text), positions)
         model, template = self.model.prompted, None
         if adapter is not None:
             entry = self.adapters[adapter]
             model, template = entry.model, entry.template
+        encoded: list[list[int]] = []
+        for part in _parts(texts):
 
-        def encode() -> list[list[int]]:
-            return [encode_given(model, text, template) for text in texts]
+            def encode(part: Sequence[str] = part) -> list[list[int]]:
+                return [encode_given(model, text, template) for text in part]
 
-        return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
+            encoded += await self._texts.run(client, encode)
+        return encoded
 
     async def encode_chat(
-        self, messages: Sequence[Message]
+        self, messages: Sequence[Message], client: Hashable, positions: int
     ) -> tuple[list[int], tuple[int, ...]]:
-        """Encodes a conversation; returns its ids and the tokens that end an answer."""
+        """Encodes a conversation; returns its ids and the tokens that end an answer.
+
+        Arguments and errors are those of `encode_texts`.
+        """
+        size = sum(len(message["content"]) for message in messages)
+        self._check_length("the conversation", size, positions)
 
         def encode() -> tuple[list[int], tuple[int, ...]]:
             return self._chat(answers_of(messages), "messages"), self._turn_ends
 
-        return await asyncio.get_running_loop().run_in_executor(self._worker, encode)
+        return await self._conversations.run(client, encode)
+
+    def _check_length(self, what: str, size: int, positions: int) -> None:
+        limit = positions * self._longest_token
+        if size > limit:
+            raise InputError(
+                f"{what} has {size:,} characters, expected at most {limit:,}: a slot "
+                f"has {positions:,} positions"
+            )
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Number of characters that a position may stand for."""
+        ids = range(self.tokenizer.vocabulary_size)
+        longest = max(len(self.tokenizer.token(id)) for id in ids)
+        return min(max(longest, SHORTEST_LIMIT), LONGEST_LIMIT)
 
     @functools.cached_property
     def _chat(self) -> ChatEncoder:
@@ -230,3 +292,15 @@ class ServedModels:
     @functools.cached_property
     def _turn_ends(self) -> tuple[int, ...]:
         return tuple(self._chat.turn_ends())
+
+
+def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yields texts in lists that take a limited time to encode."""
+    part: list[str] = []
+    for text in texts:
+        if part and sum(map(len, part)) + len(text) > PART:
+            yield part
+            part = []
+        part.append(text)
+    if part:
+        yield part

@@ -2,16 +2,41 @@
 
 MAXIMUM_BODY = 2**22
 """Maximum size of a request's body in bytes."""
+MAXIMUM_BODIES = 2**25
+"""Maximum size of all bodies that are arriving; small ones are always read."""
+SMALL_BODY = 2**14
+"""Size of a body that is small."""
+HEADER_SECONDS = 10
+"""Time in which the headers of a request must arrive."""
 BODY_SECONDS = 30
 """Time in which a body must arrive."""
+READ_SECONDS = 30
+"""Time in which a client must read a part of its answer."""
+STOP_SECONDS = 5
+"""These times once the server ends."""
 MAXIMUM_ROWS = 128
 """Maximum number of rows of a request: its prompts times its samples."""
 MAXIMUM_STOPS = 16
 """Maximum number of stop texts of a request."""
+MAXIMUM_STOP = 1000
+"""Maximum number of characters of a stop text."""
+MAXIMUM_STOP_TOKENS = 64
+"""Maximum number of tokens that end the rows of a request."""
 MAXIMUM_BIASES = 1024
 """Maximum number of tokens in the `logit_bias` of a request."""
 MAXIMUM_CONNECTIONS = 2048
-"""Maximum number of connections; further ones are answered with status 503."""
+"""Maximum number of connections. Idle ones are closed for new ones; if all are busy,
+further ones are answered with status 503."""
+SPARE_CONNECTIONS = 32
+"""Number of them that are kept free."""
+OTHER_FILES = 256
+"""Number of open files that the process needs apart from connections."""
+CONSTRAINED_BODY = 2**19
+"""Maximum size of a body with a constraint, which may wait to be compiled."""
+CONSTRAINT_WORKERS, WAITING_CONSTRAINTS = 2, 8
+"""Number of constraints that are compiled at once, and that may wait."""
+WAITING_TEXTS = 64
+"""Number of requests whose texts may wait to be encoded."""
 MAXIMUM_ADAPTERS = 256
 """Maximum number of adapters that are loaded while the server runs."""
 

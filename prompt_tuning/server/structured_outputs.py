@@ -15,6 +15,11 @@ STRUCTURED = ("json", "regex", "choice", "json_object")
 ANY_OBJECT = '{"type": "object"}'
 
 
+def has_constraint(body: JsonObject) -> bool:
+    """Returns whether a body may have a constraint, which takes time to compile."""
+    return any(name in body for name in FIELDS)
+
+
 def read_constraint(body: JsonObject) -> dict[str, Any]:
     """Returns `regex` or `json_schema` of `Sampling`; neither if any text matches.
 

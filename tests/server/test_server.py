@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -25,9 +26,12 @@ from prompt_tuning.tuned.load_tuned import load_tuned
 pytest.importorskip("starlette", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.server import connections, openai_requests
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.http_server import HttpServer, open_socket
 from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+from prompt_tuning.server.server_limits import CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
 
 TEXT = "reverse: abc ="
 KEY = "a key"
@@ -271,7 +275,12 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": "a", "n": 9}, 400, "n is 9, expected 1 to 8"),
         ({"prompt": "a", "n": 2, "temperature": 0}, 400, "the same"),
         ({"prompt": "a" * 200}, 400, "a slot has 128 positions"),
+        ({"prompt": "a" * 10**6}, 400, "1,000,000 characters, expected at most 4,096"),
+        ({"prompt": [1] * 129}, 400, "129 tokens is too long"),
         ({"prompt": "a", "stop": [""]}, 400, "not empty"),
+        ({"prompt": "a", "stop": "b" * 1001}, 400, "at most 1,000 characters"),
+        ({"prompt": "a", "stop_token_ids": [1] * 65}, 400, "expected at most 64"),
+        (constrained(regex="a" * 2**19), 400, "at most 524,288"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "expected a token id"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, 400, "names token 999"),
         ({"prompt": "a", "stream": "yes"}, 400, "expected true or false"),
@@ -328,7 +337,10 @@ def test_adapters_are_loaded_from_below_the_directory_only(server, tmp_path):
     shutil.copy(server.application.models.adapters["soft"].path, tmp_path / "a.npy")
     for path in (str(tmp_path / "a.npy"), "../a.npy", "/etc/passwd"):
         assert server.ask({"lora_name": "a", "lora_path": path}, load)[0] == 403
-    assert server.ask({"lora_name": "a", "lora_path": "none.npy"}, load)[0] == 400
+    (server.application.models.loading / "loop").symlink_to("loop")
+    for path in ("none.npy", "a" * 5000, "a" * 300, "b/" * 3000, "\ud800", "loop"):
+        status, answer = server.ask({"lora_name": "a", "lora_path": path}, load)
+        assert status == 400 and len(answer["error"]["message"]) < 900
     assert server.ask({"lora_name": "base", "lora_path": "soft.npy"}, load)[0] == 400
     assert server.ask({"lora_name": "b", "lora_path": "soft.npy"}, load)[0] == 200
     listed = server.ask(path="/v1/models", method="GET")[1]["data"]
@@ -371,6 +383,58 @@ def test_a_full_queue_is_refused_and_a_client_that_leaves_frees_its_slots(server
         time.sleep(0.05)
     assert now["prompt_tuning_active"] == now["prompt_tuning_queued"] == 0
     assert server.ask({"prompt": TEXT})[0] == 200
+
+
+def test_requests_that_never_end_exclude_no_others(server, monkeypatch):
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+    kind = b"Content-Type: application/json\r\nAuthorization: Bearer %s\r\n\r\n{"
+    config, limit = server.server.config, connections.SPARE_CONNECTIONS + 8
+    monkeypatch.setattr(config, "limit_concurrency", limit)
+    address = ("127.0.0.1", server.port)
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for number in range(2 * limit):
+            client = stack.enter_context(socket.create_connection(address, timeout=30))
+            # Without the end of its headers, or of its body.
+            client.sendall(half + (kind % KEY.encode() if number % 2 else b""))
+            opened.append(client)
+        assert server.ask({"prompt": TEXT, "max_tokens": 1})[0] == 200
+        # The oldest ones were closed.
+        with contextlib.suppress(ConnectionResetError):
+            assert opened[0].recv(1) == b""
+        monkeypatch.setattr(connections, "HEADER_SECONDS", 0)
+        with contextlib.suppress(ConnectionResetError):
+            assert opened[-2].recv(1) == b""
+
+
+def test_a_waiting_constraint_of_a_client_that_left_is_not_compiled(
+    server, monkeypatch
+):
+    begun, go = [], threading.Event()
+
+    def read(body):
+        begun.append(body)
+        assert go.wait(30)
+        raise InputError("as expected")
+
+    monkeypatch.setattr(openai_requests, "read_completion", read)
+    body = constrained(regex="a")
+    running = [server.connect(body) for _ in range(CONSTRAINT_WORKERS)]
+    while len(begun) < CONSTRAINT_WORKERS:
+        time.sleep(0.01)
+    left = [server.connect(body) for _ in range(WAITING_CONSTRAINTS)]
+    waiting = server.application._constraints._turns
+    while len(waiting) < WAITING_CONSTRAINTS:
+        time.sleep(0.01)
+    for connection in left:
+        connection.close()
+    while waiting:
+        time.sleep(0.01)
+    go.set()
+    for connection in running:
+        with contextlib.closing(connection):
+            assert connection.getresponse().status == 400
+    assert len(begun) == CONSTRAINT_WORKERS
 
 
 def test_the_openai_client_is_understood(server):

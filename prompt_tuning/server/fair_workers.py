@@ -1,0 +1,77 @@
+"""Threads that work for the clients of the event loop, which take turns."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from prompt_tuning.core.fair_queue import FairQueue
+from prompt_tuning.server.server_limits import BusyError
+
+Result = TypeVar("Result")
+
+
+class FairWorkers:
+    """Runs functions in some threads; clients take turns.
+
+    A job whose caller is cancelled does not begin; one that has begun ends by itself,
+    and its thread is taken until then.
+
+    Args:
+      name: what the jobs do, for messages and the names of the threads.
+      workers: number of threads.
+      waiting: number of jobs that may wait; see `FairQueue.has_room`.
+    """
+
+    def __init__(self, name: str, workers: int, waiting: int):
+        self._name, self._limit = name, waiting
+        self._free = workers
+        self._turns: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
+
+    async def run(self, client: Hashable, function: Callable[[], Result]) -> Result:
+        """Returns the result of a function, which runs in a thread.
+
+        Args:
+          client: whom it is for.
+          function: the function.
+
+        Raises:
+          BusyError: if too many jobs wait.
+        """
+        await self._wait(client)
+        loop = asyncio.get_running_loop()
+        job = self._threads.submit(function)
+
+        def ended(_: Future[Result]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._release)
+
+        job.add_done_callback(ended)
+        return await asyncio.wrap_future(job)
+
+    async def _wait(self, client: Hashable) -> None:
+        """Waits for a free thread."""
+        if self._free:
+            self._free -= 1
+            return
+        if not self._turns.has_room(client, 1, self._limit):
+            raise BusyError(
+                f"{len(self._turns)} requests wait for {self._name}: try again later"
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.put(client, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not self._turns.remove(turn):
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Gives a thread that is free now to the next client."""
+        if self._turns:
+            self._turns.pop().set_result(None)
+        else:
+            self._free += 1
