@@ -226,8 +226,10 @@ class ModelConfig:
                 "key/value heads: the first must be a multiple of the second"
             )
         if self.positions == "rotary" and self.rotated_width % 2:
+            name = "head_width" if self.rotary_width is None else "rotary_width"
             raise InputError(
-                f"rotary positions need an even head_width, found {self.rotated_width}"
+                f"rotary positions rotate pairs of elements, but {name} is "
+                f"{self.rotated_width}: expected an even {name}"
             )
         check_combinations(self)
         _check_layers(self)

@@ -43,9 +43,12 @@ def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
     reason = "transformers reads rotary_emb_base and rotary_pct of this family"
     settings.require("rope_theta", base, reason)
     settings.require("partial_rotary_factor", partial, reason)
+    rotary = read_rotary(
+        settings, head_width, base=base, partial=partial, partial_name="rotary_pct"
+    )
     return (
         fields
-        | read_rotary(settings, head_width, base=base, partial=partial)
+        | rotary
         | {
             "key_value_heads": heads,
             "head_width": head_width,

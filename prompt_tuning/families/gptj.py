@@ -33,11 +33,17 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
       InputError: for a missing setting or an unsupported choice.
     """
     settings.require("tie_word_embeddings", False, TIED_BIAS)
-    return read_gpt2_layout(settings) | {
+    fields = read_gpt2_layout(settings)
+    head_width = settings.head_width(fields["width"], fields["heads"])
+    rotated = settings.size("rotary_dim", 64)
+    if rotated % 2 or rotated > head_width:
+        expected = f"an even number up to the width of a head, {head_width}"
+        settings.refuse("rotary_dim", expected)
+    return fields | {
         "parallel": True,
         "shared_norm": True,
         "positions": "rotary",
-        "rotary_width": settings.size("rotary_dim", 64),
+        "rotary_width": rotated,
         "rotary_interleaved": True,
         "biases": "mlp",
         "tied_head": False,

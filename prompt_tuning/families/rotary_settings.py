@@ -18,6 +18,7 @@ def read_rotary(
     *,
     base: float = 10_000.0,
     partial: float | None = None,
+    partial_name: str = "partial_rotary_factor",
 ) -> dict[str, Any]:
     """Reads `rope_parameters` (transformers 5), or `rope_scaling` and its companions.
 
@@ -27,6 +28,7 @@ def read_rotary(
       base: base of the frequencies if no setting has it.
       partial: rotated fraction of each head if no setting has it; None for families
         that rotate whole heads, whatever the settings are.
+      partial_name: the family's name of that setting, for messages.
 
     Returns:
       fields of `ModelConfig`; with settings for each kind of layer, those of the layers
@@ -34,7 +36,7 @@ def read_rotary(
 
     Raises:
       InputError: for a scaling that is not implemented, and for a rotated fraction that
-        transformers would ignore.
+        transformers would ignore, or that is no even number of elements.
     """
     block = _rotary_block(settings)
     fraction = 1.0 if partial is None else partial
@@ -42,9 +44,16 @@ def read_rotary(
         base = source.positive("rope_theta", base)
         name = "partial_rotary_factor"
         fraction = source.number(name, fraction, minimum=0, maximum=1)
+        partial_name = name if name in source else partial_name
         if partial is None and fraction != 1:
             source.refuse(name, "1: models of this family rotate whole heads")
     width = int(head_width * fraction)
+    if width != head_width and (width % 2 or not width):
+        raise InputError(
+            f"{settings.source} rotates {fraction:g} of each head ({partial_name}), "
+            f"which is {width} of its {head_width} elements, expected an even number "
+            "of at least 2"
+        )
     fields: dict[str, Any] = {
         "rotary_base": base,
         "rotary_scaling": _read_scaling(block, settings, base, width),

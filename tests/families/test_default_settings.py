@@ -44,4 +44,4 @@ def test_a_window_of_zero_is_none(model_type):
 )
 def test_a_missing_head_width_is_that_of_transformers(model_type, width):
     assert read(model_type)["head_width"] == width
-    assert read(model_type, head_dim=6)["head_width"] == 6
+    assert read(model_type, head_dim=12)["head_width"] == 12

@@ -230,9 +230,52 @@ for field, value in {wrong!r}.items():
     assert printed.splitlines() == [f"{field} True" for field in wrong]
 
 
+GPT_NEOX = TOKENS | {
+    "model_type": "gpt_neox",
+    "hidden_size": 40,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 32,
+    "hidden_act": "gelu",
+}
+GPTJ = {name: value for name, value in GPT2.items() if name != "tie_word_embeddings"}
+GPTJ |= {"model_type": "gptj", "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        # A quarter of 20 elements, without the setting.
+        (GPT_NEOX, r"0.25 of each head \(rotary_pct\), which is 5 of its 20 elements"),
+        (GPT_NEOX | {"rotary_pct": 0.01}, "0.01 of each head .*, which is 0 of its 20"),
+        (
+            GPT_NEOX | {"rope_parameters": {"partial_rotary_factor": 0.35}},
+            r"0.35 of each head \(partial_rotary_factor\), which is 7 of its 20",
+        ),
+        (
+            GPTJ | {"rotary_dim": 3},
+            "rotary_dim = 3, expected an even number up to .* 4",
+        ),
+        (
+            GPTJ | {"rotary_dim": 6},
+            "rotary_dim = 6, expected an even number up to .* 4",
+        ),
+    ],
+)
+def test_rotated_parts_of_heads_are_refused_by_their_settings(
+    config, message, tmp_path
+):
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, config)
+
+
 def test_rotary_positions_need_pairs(tmp_path):
     config = read(tmp_path, LLAMA)
-    with pytest.raises(InputError, match="even head_width, found 3"):
+    with pytest.raises(InputError, match="head_width is 3: expected an even head_w"):
         dataclasses.replace(config, head_width=3)
+    with pytest.raises(InputError, match="rotary_width is 3: expected an even rotary"):
+        dataclasses.replace(config, rotary_width=3)
     with pytest.raises(InputError, match=r"RotaryScaling\.factor is 0"):
         RotaryScaling(factor=0.0)
