@@ -5,11 +5,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 
 from prompt_tuning.cli import main as command
+from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.factory_outlines import outline
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(
@@ -37,6 +41,31 @@ def blocks(name: str) -> list[re.Match]:
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+def test_the_readme_names_every_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"bench", "test"}
+    text = (ROOT / "README.md").read_text()
+    assert {name for name in extras if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def choices(setting: str) -> list[str]:
+    """Returns the texts that a setting allows; empty if it allows others too."""
+    factory, _, parameter = setting.partition(".")
+    hint = (
+        outline(factory).__annotations__.get(parameter) if factory in FACTORIES else 0
+    )
+    return [x for x in get_args(hint) if get_origin(hint) is Literal]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_name_every_choice_of_a_setting(name):
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|.*", (ROOT / name).read_text(), re.MULTILINE)
+    lines = (ROOT / name).read_text().splitlines()
+    for setting in rows:
+        (line,) = (x for x in lines if x.startswith(f"| `{setting}` |"))
+        assert [x for x in choices(setting) if f"{x}" not in line] == [], line
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Reads runs from gin files; the only module that uses gin.
+"""Reads runs from gin files.
 
 The factories that a config can bind are plain dataclasses, classes and functions of the
 package. gin calls a factory to build the object that the config describes.
