@@ -45,7 +45,7 @@ def _of_kind(kind: Any) -> Iterator[Any]:
         yield from ({keys: item} for item in outside(inner[1]))
     elif origin in (tuple, collections.abc.Sequence):
         for item in outside(inner[0]):
-            yield [item] if inner[1:] in ((), (...,)) else [item] * len(inner)
+            yield (item,) if inner[1:] in ((), (...,)) else (item,) * len(inner)
 
 
 def _numbers(bounds: NumberRange, whole: bool) -> Iterator[float]:

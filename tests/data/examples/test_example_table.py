@@ -233,7 +233,6 @@ BAD_ROWS = [
         {"use_token_type_ids": True},
         "row 0: use_token_type_ids is set, but the data has no",
     ),
-    ([[9, 5]], [[0, 1]], {"prompt_loss_weight": -1.0}, "prompt_loss_weight is -1"),
     (
         [[9, 5]],
         [[0, 1]],
