@@ -1,11 +1,14 @@
 """Checks the options of the flat command line, before anything heavy is imported."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from prompt_tuning.config.config_values import literal
+from prompt_tuning.config.factories import FACTORIES
+from prompt_tuning.config.factory_outlines import outline
 from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
@@ -184,7 +187,9 @@ def _as_option(name: str, value: Any) -> Any:
     return [value] if OPTIONS[name].kind is list and isinstance(value, str) else value
 
 
-def option_bindings(choices: Choices, macros: frozenset[str] | set[str]) -> list[str]:
+def option_bindings(
+    choices: Choices, macros: Collection[str], words: Collection[str] = ()
+) -> list[str]:
     """Writes options as bindings of the config of `--gin_file` or `--run`.
 
     An option sets the macro of its name, or else its parameter.
@@ -192,6 +197,7 @@ def option_bindings(choices: Choices, macros: frozenset[str] | set[str]) -> list
     Args:
       choices: the options.
       macros: macros that the config uses.
+      words: all words of the config, for messages.
 
     Raises:
       InputError: for an option that a config needs another way for.
@@ -210,11 +216,11 @@ def option_bindings(choices: Choices, macros: frozenset[str] | set[str]) -> list
         elif option.setting:
             bindings.append(f"{option.setting} = {value!r}")
         else:
-            raise InputError(_without_option(name, value))
+            raise InputError(_without_option(name, value, words))
     return bindings
 
 
-def _without_option(name: str, value: Any) -> str:
+def _without_option(name: str, value: Any, words: Collection[str]) -> str:
     """Explains what to type instead of an option that a config does not have."""
     option = OPTIONS[name]
     if name in _FILE_OF:
@@ -223,13 +229,19 @@ def _without_option(name: str, value: Any) -> str:
             f"{option.flag} {value} is for runs without a config: give the config's "
             f"file after the others, --gin_file {file}"
         )
-    ways = {
-        "learning_rate": f"--gin.adamw.learning_rate={value}",
-        "optimizer": f"--gin.ParameterGroup.optimizer='@{value}()'",
-        "schedule": f"--gin.adamw.learning_rate='@{SCHEDULES.get(value)}()'",
-        "prompt_length": f"--gin.SoftPrompt.length={value}",
+    schedule = f"'@{SCHEDULES.get(value)}()'"
+    settings = {
+        "learning_rate": ("learning_rate", value),
+        "optimizer": ("optimizer", f"'@{value}()'"),
+        "schedule": ("learning_rate", schedule if SCHEDULES.get(value) else "NUMBER"),
+        "prompt_length": ("length", value),
     }
-    way = ways.get(name)
+    parameter, typed = settings.get(name, ("", None))
+    way = " or ".join(
+        f"--gin.{factory}.{parameter}={typed}"
+        for factory in sorted(FACTORIES.keys() & set(words))
+        if parameter in inspect.signature(outline(factory)).parameters
+    )
     missing = f"{option.flag} sets the macro {option.macro}, which the config has not"
     if not option.macro:
         missing = f"{option.flag} is for runs without a config"

@@ -90,7 +90,10 @@ class GivenConfig:
         for file in files:
             with explained(f"the config {shortened(file)}"):
                 sources.check_file(file)
-        bindings = [*option_bindings(choices or {}, sources.macros), *bindings]
+        bindings = [
+            *option_bindings(choices or {}, sources.macros, sources.words),
+            *bindings,
+        ]
         for binding in bindings:
             with explained(_option(binding)):
                 sources.check_binding(binding)

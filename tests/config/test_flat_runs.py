@@ -255,6 +255,23 @@ def test_an_option_that_a_config_replaces_is_refused(choice, value, typed):
 
 
 @pytest.mark.parametrize(
+    ("config", "choice", "value", "typed"),
+    [
+        ("adafactor.eps = 1e-9", "learning_rate", 0.5, "adafactor.learning_rate=0.5"),
+        ("adamw.eps = 1e-9", "learning_rate", 0.5, "adamw.learning_rate=0.5"),
+        ("adamw.b1 = 0", "schedule", "linear", "adamw.learning_rate='@warmup_lin"),
+        ("DeepPrompt.length = 3", "prompt_length", 4, "DeepPrompt.length=4"),
+    ],
+)
+def test_the_setting_to_type_is_one_of_the_config(
+    config, choice, value, typed, tmp_path
+):
+    (tmp_path / "run.gin").write_text(config + "\n")
+    with pytest.raises(InputError, match=re.escape(f"such as --gin.{typed}")):
+        read_run([str(tmp_path / "run.gin")], [], choices={choice: value})
+
+
+@pytest.mark.parametrize(
     ("choices", "expected"),
     [
         ({}, "nothing to train was given"),
