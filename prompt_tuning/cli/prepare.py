@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import add_tokenizer_option, refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import NonnegativeInteger
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, parse_json, read_limited
@@ -59,12 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="FOLDER", help="a new folder"
     )
-    parser.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="PATH",
-        help="a file, or the folder of a checkpoint",
-    )
+    add_tokenizer_option(parser, required=True)
     parser.add_argument(
         "--force",
         action="store_true",

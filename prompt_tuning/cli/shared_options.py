@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 
 EPILOG = (
     "Override any other value with --gin.NAME=value, for example "
@@ -27,6 +28,35 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
     )
     add_imports_option(parser)
     parser.epilog = EPILOG
+
+
+def add_tokenizer_option(
+    parser: argparse.ArgumentParser, note: str = "", *, required: bool = False
+) -> None:
+    """Adds `--tokenizer`, which `--model` is another name for."""
+    parser.add_argument(
+        "--tokenizer",
+        "--model",
+        type=_tokenizer_path,
+        required=required,
+        metavar="PATH",
+        help="a file, the folder of a checkpoint, or a bundled model such as "
+        f"bundled:skills-decoder{note}",
+    )
+
+
+def _tokenizer_path(name: str) -> str:
+    """Returns the path of a tokenizer, or of a bundled model's.
+
+    Raises:
+      ArgumentTypeError: if no such model is bundled.
+    """
+    if not name.startswith(BUNDLED_PREFIX):
+        return name
+    try:
+        return str(find_checkpoint(name))
+    except InputError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from problem
 
 
 def add_imports_option(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import add_table_options
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import add_tokenizer_option, refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import NonnegativeNumber
 
@@ -64,12 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="numbers from 0, or ranges: 10-12, or 10:13 without 13 (default: "
         "the first three)",
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help="a file, or the folder of a checkpoint; without it HDF5 rows are "
-        "shown as ids",
-    )
+    add_tokenizer_option(parser, "; without it HDF5 rows are shown as ids")
     parser.add_argument(
         "--prompt_loss_weight",
         type=numeric(NonnegativeNumber),

@@ -6,7 +6,7 @@ The modules needed for the options import nothing heavy, so that help is instant
 import argparse
 from typing import TYPE_CHECKING
 
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import add_tokenizer_option, refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
@@ -34,11 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="an HDF5 file")
     add_rules(parser.add_argument_group("which tokens are prompt"))
     parser.add_argument("--replace", action="store_true", help="replace existing types")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help="a file, or the folder of a checkpoint; needed for tokens given as text",
-    )
+    add_tokenizer_option(parser, "; needed for tokens given as text")
 
 
 def add_rules(group) -> None:

@@ -15,6 +15,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.data.tools.row_display import ShownRow, ShownToken, token_texts
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from tests.support.shared_data import FIXTURES
 from tests.support.small_runs import write_rows
 
@@ -144,3 +145,11 @@ def test_inputs_that_cannot_be_shown_are_refused(rows, files, tmp_path, capsys):
         assert isinstance(types, h5py.Dataset)
         types[1, 1] = 7
     assert "expected 0 (prompt)" in refused(rows, "--rows", 1)
+
+
+def test_the_model_of_the_other_commands_names_its_tokenizer(rows, capsys):
+    by_model = shown(capsys, rows, "--model", "bundled:skills-decoder")
+    assert by_model == shown(capsys, rows, "--tokenizer", BUNDLED / "skills-decoder")
+    with pytest.raises(SystemExit):
+        main(["show", str(rows), "--model", "bundled:nothing"])
+    assert "no model 'nothing' is bundled" in capsys.readouterr().err
