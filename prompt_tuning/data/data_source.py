@@ -168,6 +168,12 @@ class DataSource:
           InputError: if a setting contradicts the model or another setting.
         """
         self._check_packing()
+        if self.use_token_type_ids is False and self.prompt_loss_weight:
+            raise InputError(
+                f"prompt_loss_weight is {self.prompt_loss_weight}, but "
+                "use_token_type_ids is False, so every token is learned with weight 1: "
+                "leave one of them out"
+            )
         if model.architecture == "encoder_decoder":
             self._check_encoder_decoder()
         if model.prefix_attention and (

@@ -164,7 +164,7 @@ def test_without_options_types_are_used_where_they_exist(tmp_path):
     assert bare.loss_weights[0].tolist() == [1.0] * 7
     typed = read(tmp_path / "b.hdf5", SHORT, FIRST)
     assert typed.tokens[0][typed.loss_positions[0]].tolist() == [10, 7, 8, 2]
-    with pytest.raises(InputError, match="row 0: use_token_type_ids is set, but"):
+    with pytest.raises(InputError, match=r"row 0: prompt_loss_weight is 0\.1, but the"):
         read(tmp_path / "c.hdf5", SHORT, prompt_loss_weight=0.1)
 
 

@@ -187,11 +187,16 @@ class DecoderOnlyRowReader:
         return weights
 
     def _uses_types(self, token_types: Integer[np.ndarray, "c n"] | None) -> bool:
-        # A weight of prompt tokens needs types that mark them.
-        given = self.use_token_type_ids
-        if given is None:
-            return token_types is not None or self.prompt_loss_weight > 0
-        return given
+        if self.use_token_type_ids is not None:
+            return self.use_token_type_ids
+        if token_types is None and self.prompt_loss_weight > 0:
+            raise InputError(
+                f"prompt_loss_weight is {self.prompt_loss_weight}, but the data has no "
+                "token_type_ids that mark the tokens of prompts: add them with "
+                "prompt-tuning token-types, or leave prompt_loss_weight out to train "
+                "on every token"
+            )
+        return token_types is not None
 
     def _is_bos(
         self,
