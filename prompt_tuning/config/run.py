@@ -70,8 +70,9 @@ class Run:
       keep_last: number of newest checkpoints to keep.
       keep_prompts: number of newest steps whose prompts are kept when their checkpoint
         is deleted, or "all". They are in the folder `kept_prompts` of the run.
-      save_paths: expressions that match whole paths of further trained parameters that
-        are kept with the prompts.
+      save_paths: expressions that match whole paths of further parameters that are
+        kept: trained ones with the prompts, and frozen ones, which do not change, once
+        in the folder `kept_prompts/frozen`.
       keep_best: metric of the evaluation, alone or with "min" or "max". The checkpoint
         with its best value is also kept, and is the one that evaluation and generation
         use. "auto" is `label_accuracy` if the evaluation has labels, and `loss`

@@ -116,6 +116,7 @@ def train_sweep(
             resources.enter_context(contextlib.closing(log))
             resources.enter_context(contextlib.closing(store))
             recorders.append(Recorder(member.training, store, log))
+            recorders[-1].keep_frozen()
         stopping = resources.enter_context(stop_signals())
         for message in messages:
             reporter.say(message)

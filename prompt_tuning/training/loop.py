@@ -161,6 +161,7 @@ def train_held(
         for message in messages:
             reporter.say(message)
         recorder = Recorder(training, store, log, patience)
+        recorder.keep_frozen()
         watching = CallbackReporter(reporter, callbacks)
         adopt_changes(training, store, changes, config, recorder, watching)
         result = _Loop(

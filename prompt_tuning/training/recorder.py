@@ -10,6 +10,7 @@ from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.adapter_files import SCALINGS
 from prompt_tuning.training.early_stopping import EXTRA, Patience
 from prompt_tuning.training.finite_checks import (
@@ -44,6 +45,17 @@ class Recorder:
         self._scalings = {path: lora.scaling for path, lora in loras.items()}
         self.measured: dict[str, float] = {}
         self.meter = Meter()
+
+    def keep_frozen(self) -> None:
+        """Writes the frozen parameters that `Run.save_paths` matches, once."""
+        chosen = match_any(self._run.save_paths)
+        arrays = {
+            path: self._training.whole(path)
+            for path in self._training.model.plan.abstract
+            if chosen(path) and path not in self._training.start.trained
+        }
+        if processes.is_first():
+            self._store.kept_prompts.keep_frozen(self._store.folder, arrays)
 
     @property
     def reason(self) -> str | None:
@@ -153,7 +165,7 @@ class Recorder:
         return self.measured
 
     def _refuse_not_finite(self, when: str, numbers: Mapping[str, Any]) -> None:
-        refuse_not_finite(when, numbers, self._store)
+        refuse_not_finite(when, numbers, self._store, self._training)
 
 
 def save_due(run: Run, done: int) -> bool:

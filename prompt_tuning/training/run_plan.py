@@ -37,6 +37,7 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
+from prompt_tuning.training.group_checks import check_constant, check_fresh
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipelined_step import (
     PipelinedStep,
@@ -110,9 +111,12 @@ def plan_run(run: Run) -> "RunPlan":
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)
     )
     check_division(run, model.config)
+    check_constant(model.plan.abstract, run)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
-    _check_fresh(model.plan.fresh, labels, run)
-    parameter_groups.check_matches(run.save_paths, list(labels), "Run.save_paths")
+    check_fresh(model.plan.fresh, labels, run)
+    parameter_groups.check_matches(
+        run.save_paths, list(model.plan.abstract), "Run.save_paths"
+    )
     return RunPlan(
         run=run,
         model=model.in_training(run.model.trained_weights, labels),
@@ -137,26 +141,6 @@ def refuse_stages(run: Run, subject: str) -> None:
             "set it to 1 and Run.pipeline to None, and divide the model along fsdp or "
             "tensor"
         )
-
-
-def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:
-    """Refuses fresh parameters that nothing trains: they would stay random.
-
-    Raises:
-      InputError: with the parameters and what the groups train.
-    """
-    untrained = [path for path in fresh if path not in labels]
-    if not untrained:
-        return
-    listed = ", ".join([*untrained[:2], *(["..."] if len(untrained) > 2 else [])])
-    regexes = ", ".join(regex for group in run.groups for regex in group.regexes)
-    raise InputError(
-        f"{listed} {'is' if len(untrained) == 1 else 'are'} fresh but not trained: "
-        f"the parameter groups train {regexes or 'nothing'}. Add a regex to "
-        "ParameterGroup.regexes, or leave out what is not trained; of several "
-        "--gin_file, give an adapter's or prompt's file after the run's. A prompt that "
-        "is only read from a file is an InferenceOnlyPrompt"
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import shown
@@ -16,6 +18,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.pipelined_step import PipelinedStep
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
@@ -78,6 +81,16 @@ class Trainer:
         """Digest that identifies the frozen model."""
         frozen = self.model.weight_storage.with_streamed(self.frozen)
         return fingerprint(frozen, self.model.placement)
+
+    def whole(self, path: str) -> np.ndarray:
+        """Returns a frozen parameter without the padding that a mesh adds."""
+        weight = self.model.weight_storage.with_streamed(self.frozen)[path]
+        if isinstance(weight, LayeredWeight):
+            return np.stack([weight.read(n) for n in range(weight.shape[0])])
+        placement = self.model.placement
+        array = np.asarray(weight) if placement is None else placement.to_host(weight)
+        shape = self.model.plan.abstract[path].shape
+        return array[tuple(slice(length) for length in shape)]
 
     def report(self) -> str:
         """Lists what is restored, fresh, trained and frozen, with counts and bytes."""

@@ -250,6 +250,14 @@ def test_a_fresh_adapter_without_a_group(refused):
     assert "the parameter groups train .*/prompt/.*" in message
 
 
+def test_a_constant_prompt_is_not_trained(refused, tmp_path):
+    np.save(tmp_path / "prompt.npy", np.ones((LENGTH, 16), np.float32))
+    constant = "--gin_file=prompts/inference_only.gin"
+    message = refused(None, constant, PROMPT_FILE=str(tmp_path / "prompt.npy"))
+    assert "the run's prompt is a constant without parameters" in message
+    assert "prompts/file.gin" in message
+
+
 @pytest.mark.parametrize(
     ("binding", "problem", "expected"),
     [

@@ -2,6 +2,7 @@
 
     kept_prompts/
       checkpoint_{step}/      a checkpoint in NumPy's formats, without optimizer state
+      frozen/                 frozen parameters that `Run.save_paths` matches, as .npy
 
 A checkpoint's prompts are copied there before it is deleted. Each saved step thus has
 either a complete checkpoint or its prompts, at whatever moment the process is killed. A
@@ -9,10 +10,11 @@ run never resumes from them, and none of them is selected as its best checkpoint
 """
 
 import dataclasses
+import io
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,10 +28,11 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import (
     publish,
     steps_in,
 )
-from prompt_tuning.core.atomic_files import sync_path
+from prompt_tuning.core.atomic_files import replace_file, sync_path
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import match_any
 
+FROZEN = "frozen"
 PROMPTS = r".*/prompt/.*"
 ALL = "all"
 
@@ -42,7 +45,8 @@ class KeptPrompts:
 
     Attributes:
       count: number of newest steps to keep, or "all".
-      paths: expressions that match whole paths of further trained parameters.
+      paths: expressions that match whole paths of further trained parameters; see
+        `keep_frozen` for the frozen ones.
     """
 
     count: int | Literal["all"] = 0
@@ -64,6 +68,23 @@ class KeptPrompts:
         except InputError as error:
             _logger.warning("%s; the prompts of step %d are not kept", error, step)
         self._prune(folder.with_name(KEPT))
+
+    def keep_frozen(self, folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes frozen parameters once: they are the same in every checkpoint.
+
+        Args:
+          folder: `numpy_checkpoints` of a run.
+          arrays: the parameters by path; bfloat16 becomes float32, which holds it.
+        """
+        frozen = folder.with_name(KEPT) / FROZEN
+        for path, array in arrays.items():
+            file = frozen / checkpoint_files.file_name(path)
+            if file.exists():
+                continue
+            frozen.mkdir(parents=True, exist_ok=True)
+            stored, content = array.dtype.kind in "biuf", io.BytesIO()
+            np.save(content, array if stored else array.astype(np.float32))
+            replace_file(file, content.getvalue())
 
     def _copy(self, directory: Path, kept: Path, step: int) -> None:
         state = checkpoint_files.verify_own(directory)
