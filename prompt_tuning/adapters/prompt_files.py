@@ -107,8 +107,10 @@ def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
     """Checks that an array can be prompt vectors, and casts it.
 
     Raises:
-      InputError: unless the array is `[P, D]`, not empty, floating and finite.
+      InputError: unless the array is `[P, D]` or `[1, P, D]`, as a batch of one, not
+        empty, floating and finite.
     """
+    array = array[0] if array.ndim == 3 and len(array) == 1 else array
     if array.ndim != 2 or not array.size:
         raise InputError(
             f"{path} contains an array of shape {array.shape}, expected prompt vectors "

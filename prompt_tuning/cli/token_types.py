@@ -127,7 +127,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
 
     _check_unused(options)
     if options.array is not None:
-        return GivenTypes(read_array(options.array, ("rows", "length")))
+        return GivenTypes(read_array(options.array, ("rows", "length")), options.array)
     tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     ends = EndTokens(
         *(
@@ -141,7 +141,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
         lengths = options.lengths
         if lengths.lstrip("-").isdecimal():
             return PromptLengths(_number(lengths, "--lengths"), ends)
-        return PromptLengths(read_array(lengths, ("rows",)), ends)
+        return PromptLengths(read_array(lengths, ("rows",)), ends, lengths)
     which = "last" if options.until_last is not None else "first"
     tokens = options.until_last or options.until_first
     separators = tuple(token_id(token, tokenizer) for token in tokens)

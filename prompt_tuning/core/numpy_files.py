@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.file_signatures import format_of
 
 MAGIC = b"\x93NUMPY"
 MAXIMUM_AXES = 32
@@ -95,7 +96,7 @@ def _read_array(stream: Any, size: int, source: str) -> np.ndarray:
     start = stream.read(len(MAGIC))
     if start != MAGIC:
         raise InputError(
-            f"{source} begins with {shown(start)}, expected NumPy's {MAGIC!r}; pickles "
+            f"{source} is {format_of(start)}, expected a NumPy file (.npy); pickles "
             "are never read"
         )
     stream.seek(0)

@@ -3,8 +3,9 @@
     PEFT folder                        any kind that `adapters.peft` reads
     run directory or checkpoint        its trained leaves
     folder of a T5X prompt             `encoder.prompt.prompt.prompt`, in NumPy's format
-    .npy, .safetensors, no extension   one array: a prompt `[P, D]`, a deep prompt
-                                       `[L, P, D]`, a prefix `[L, 2, P, G, K]`
+    .npy, .safetensors, no extension   one array: a prompt `[P, D]` or `[1, P, D]`, a
+                                       deep prompt `[L, P, D]`, a prefix
+                                       `[L, 2, P, G, K]`
 
 google-research/prompt-tuning has one more module than we do in a parameter's name:
 their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
@@ -78,7 +79,7 @@ def read_adapter(
     parameters: Arrays = {}
     for file in files:
         if file.is_file():
-            array = _as_float32(read_array(file), file)
+            array = _without_batch(_as_float32(read_array(file), file), config)
             parameters[_find_path(file, array, config)] = array
     if not parameters:
         raise InputError(
@@ -133,6 +134,15 @@ def _find_path(file: Path, array: np.ndarray, config: ModelConfig | None) -> str
         return f"decoder/prompt/{LEAF}"
     stack = STACKS[config.architecture]
     return f"{stack}/prompt/{LEAF}"
+
+
+def _without_batch(array: np.ndarray, config: ModelConfig | None) -> np.ndarray:
+    """Returns a prompt `[P, D]` of an array `[1, P, D]`, a batch of one.
+
+    In a model of one layer, such an array is a deep prompt `[L, P, D]`.
+    """
+    is_batch = array.ndim == 3 and len(array) == 1
+    return array[0] if is_batch and config is not None and config.layers > 1 else array
 
 
 def _as_float32(array: np.ndarray, file: Path) -> np.ndarray:

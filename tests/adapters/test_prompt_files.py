@@ -188,7 +188,7 @@ def test_a_truncated_adapter_is_refused(tmp_path):
     ("array", "message"),
     [
         (ROWS[0], r"shape \(3,\), expected prompt vectors \[P, D\]"),
-        (ROWS[None], r"shape \(1, 4, 3\), expected prompt vectors"),
+        (np.stack([ROWS, ROWS]), r"shape \(2, 4, 3\), expected prompt vectors"),
         (ROWS[:0], r"shape \(0, 3\), expected prompt vectors"),
         (ROWS.astype(int), "int64, expected floating numbers"),
         (np.where(ROWS == 5, np.nan, ROWS), "1 of 12 numbers are not finite"),

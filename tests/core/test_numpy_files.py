@@ -145,3 +145,22 @@ def test_an_archive_that_declares_more_than_it_has_is_refused(tmp_path):
     (tmp_path / "a.npz").write_bytes(content[:200])
     with pytest.raises(InputError, match="not an archive"):
         read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("content", "format"),
+    [
+        (b"\x80\x04\x95secret", "a pickle"),
+        (b"PK\x03\x04secret", "a ZIP archive"),
+        (b"\x89HDF\r\n\x1a\nsecret", "an HDF5 file"),
+        (b"secret", "of an unknown format"),
+        (b"", "of an unknown format"),
+    ],
+)
+def test_another_format_is_named_without_what_the_file_contains(
+    tmp_path, content, format
+):
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.npy is {format}") as problem:
+        read_npy(tmp_path / "a.npy")
+    assert "secret" not in str(problem.value)

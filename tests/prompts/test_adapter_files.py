@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.prompts.adapter_files import (
@@ -74,6 +75,20 @@ def test_a_single_array_belongs_to_the_models_only_prompt(suffix, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     for config, path in ((LLAMA, DECODER), (T5_GATED, ENCODER), (None, DECODER)):
         assert_same(read_adapter(file, config).parameters, {path: ROWS})
+
+
+def test_a_prompt_may_be_a_batch_of_one(tmp_path):
+    """`[1, P, D]`; in a model of one layer that is a deep prompt."""
+    prompt = np.ones((1, 3, 8), np.float32)
+    np.save(tmp_path / "a.npy", prompt)
+    adapter = read_adapter(tmp_path / "a.npy", LLAMA)
+    np.testing.assert_array_equal(
+        adapter.parameters["decoder/prompt/prompt"], prompt[0]
+    )
+    one = dataclasses.replace(LLAMA, layers=1)
+    deep = read_adapter(tmp_path / "a.npy", one)
+    assert deep.parameters["decoder/prompt/prompt"].shape == (1, 3, 8)
+    assert read_prompt(tmp_path / "a.npy").shape == (3, 8)
 
 
 def test_the_name_of_a_single_array_decides_first(tmp_path):

@@ -20,6 +20,7 @@ import numpy as np
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import check_links, check_name
+from prompt_tuning.core.file_signatures import format_of
 from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
 from prompt_tuning.core.slices import Block
 from prompt_tuning.core.typed_json import (
@@ -165,8 +166,8 @@ def _header(file: Path) -> tuple[JsonObject, int]:
         start = LENGTH_BYTES + length
         if size <= LENGTH_BYTES or opened.read(1) != b"{":
             raise InputError(
-                f"{file} ({size:,} bytes) is not a safetensors file: it begins with "
-                f"{first!r} (a pointer of Git LFS, or another format?)"
+                f"{file} ({size:,} bytes) is not a safetensors file: it is "
+                f"{format_of(first)}"
             )
         if start > size:
             raise InputError(

@@ -178,4 +178,4 @@ CHUNKS: dict[str, Callable[[Path, Any], Iterator[bytes]]] = {
     ".gz": _gzip_chunks,
     ".zst": _zstd_chunks,
 }
-"""What yields the content of a compressed file, by the file's suffix."""
+"""Functions that yield the content of a file, by the suffix of its compression."""

@@ -20,6 +20,15 @@ MAXIMUM_GROUP = 2**31
 MAXIMUM_BATCH = 2**28
 """Maximum size in bytes of `ROWS` rows."""
 
+FREE_VALUES = 2**20
+VALUES_PER_BYTE = 16
+"""A column has at most `FREE_VALUES` values and as many more for each byte of the file.
+Repeated values take no space in parquet, so that kilobytes may stand for billions."""
+
+EXPANDED_BATCH = 2**30
+"""Size in bytes of a batch if each of its values is as large as a column's dictionary.
+"""
+
 
 def read_parquet(path: Path) -> Iterator[JsonLine]:
     """Yields the rows of a parquet file; columns of binary data are left out.
@@ -35,7 +44,9 @@ def read_parquet(path: Path) -> Iterator[JsonLine]:
         columns = [
             field.name for field in file.schema_arrow if not _is_binary(field.type)
         ]
-        batches = file.iter_batches(batch_size=ROWS, columns=columns, use_threads=False)
+        batches = file.iter_batches(
+            batch_size=_batch_rows(file.metadata), columns=columns, use_threads=False
+        )
         for batch in batches:
             if batch.nbytes > MAXIMUM_BATCH:
                 raise InputError(
@@ -83,11 +94,43 @@ def _check_sizes(path: Path, file: Any) -> None:
         metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
     ]
     sizes["bytes in a row group"] = max(groups, default=0), MAXIMUM_GROUP
+    sizes["values in a column"] = (
+        _longest_column(metadata),
+        FREE_VALUES + VALUES_PER_BYTE * path.stat().st_size,
+    )
     for name, (size, maximum) in sizes.items():
         if not 0 <= size <= maximum:
             raise InputError(
-                f"{path} has {size:,} {name}, expected at most {maximum:,}"
+                f"{path} has {size:,} {name}, expected at most {maximum:,} in a file "
+                f"of {path.stat().st_size:,} bytes"
             )
+
+
+def _longest_column(metadata: Any) -> int:
+    """Returns the largest number of values of a column, members of lists included."""
+    if not 0 <= metadata.num_columns <= MAXIMUM_COLUMNS:
+        return 0  # refused for their number
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    counts = [
+        sum(group.column(i).num_values for group in groups)
+        for i in range(metadata.num_columns)
+    ]
+    return max([metadata.num_rows, *counts])
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Returns how many rows are read at a time: fewer if values may be large.
+
+    A dictionary has each distinct value once, and every row may refer to the longest.
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    sizes = [
+        group.column(i).total_uncompressed_size
+        for group in groups
+        for i in range(metadata.num_columns)
+        if group.column(i).has_dictionary_page
+    ]
+    return max(1, min(ROWS, EXPANDED_BATCH // max([1, *sizes])))
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def add_token_types(
     rows = [_check_file(path, replace) for path in paths]
     if rule.rows is not None and rule.rows != sum(rows):
         raise InputError(
-            f"the rule is for {rule.rows} rows, and {', '.join(map(str, paths))} "
+            f"{rule.source} is for {rule.rows} rows, and {', '.join(map(str, paths))} "
             f"{'has' if len(paths) == 1 else 'have together'} {sum(rows)}: expected "
             "one entry for each row"
         )

@@ -28,6 +28,11 @@ class TypeRule(Protocol):
         """Number of rows that it has types for; None for any number."""
         ...
 
+    @property
+    def source(self) -> str:
+        """Name of the file or the rule that gives the types, for messages."""
+        ...
+
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """Returns the types of rows `start` to `start + c`.
 
@@ -118,6 +123,7 @@ class AllCompletion:
 
     ends: EndTokens = EndTokens()
     rows: int | None = None
+    source: str = "the rule"
 
     def __call__(self, input_ids: Ids, start: int) -> Int32[np.ndarray, "c n"]:
         """See `TypeRule`."""
@@ -142,6 +148,7 @@ class UntilSeparator:
     ends: EndTokens = EndTokens()
     learn_others: bool = False
     rows: int | None = None
+    source: str = "the rule"
 
     def __post_init__(self):
         if not self.separators:
@@ -211,10 +218,12 @@ class PromptLengths:
       lengths: number of prompt tokens of all rows, or of each row, `[rows]`, from the
         first token that is not padding.
       ends: tokens that end examples and fill rows.
+      source: file of the lengths, for messages.
     """
 
     lengths: int | Integer[np.ndarray, "rows"]
     ends: EndTokens = EndTokens()
+    source: str = "the rule"
 
     @property
     def rows(self) -> int | None:
@@ -233,8 +242,8 @@ class PromptLengths:
         if outside.any():
             row = int(np.argmax(outside))
             raise InputError(
-                f"row {start + row}: its prompt length is {lengths[row]} tokens, "
-                f"expected 0 to {length}, the row's length"
+                f"row {start + row}: its prompt length is {lengths[row]} tokens by "
+                f"{self.source}, expected 0 to {length}, the row's length"
             )
         lengths += self.ends.padding(input_ids).argmin(axis=1)
         return self.ends.types(input_ids, np.arange(length) < lengths[:, None])
@@ -246,9 +255,11 @@ class GivenTypes:
 
     Attributes:
       types: type of each token, `[rows, n]`.
+      source: file of the types, for messages.
     """
 
     types: Integer[np.ndarray, "rows n"]
+    source: str = "the array"
 
     @property
     def rows(self) -> int | None:
@@ -260,14 +271,14 @@ class GivenTypes:
         types = self.types[start : start + len(input_ids)]
         if types.shape != input_ids.shape:
             raise InputError(
-                f"row {start}: the array has types for {types.shape[1]} tokens, "
+                f"row {start}: {self.source} has types for {types.shape[1]} tokens, "
                 f"expected {input_ids.shape[1]}, as many as the row has"
             )
         outside = (types < PROMPT) | (types > SEPARATOR)
         if outside.any():
             row, token = np.argwhere(outside)[0]
             raise InputError(
-                f"row {start + int(row)}, token {token}: the array has type "
+                f"row {start + int(row)}, token {token}: {self.source} has type "
                 f"{types[row, token]}, expected 0 (prompt), 1 (completion), 2 "
                 "(padding) or 3 (separator)"
             )

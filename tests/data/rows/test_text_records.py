@@ -126,6 +126,10 @@ def test_parquet_has_limits(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_files, "MAXIMUM_BATCH", 1)
     with pytest.raises(InputError, match=r"2 rows from row 0 have .* bytes, expected"):
         list(read_records(path))
+    monkeypatch.setattr(parquet_files, "FREE_VALUES", 1)
+    monkeypatch.setattr(parquet_files, "VALUES_PER_BYTE", 0)
+    with pytest.raises(InputError, match="2 values in a column, expected at most 1 in"):
+        list(read_records(path))
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match="cannot be read as parquet"):
         list(read_records(path))
