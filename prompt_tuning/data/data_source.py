@@ -176,6 +176,8 @@ class DataSource:
             )
         if model.architecture == "encoder_decoder":
             self._check_encoder_decoder()
+        if model.placement == "after_bos":
+            model.check_single_begin("a prompt (Prompting.placement = 'after_bos')")
         if model.prefix_attention and (
             self.prompt_loss_weight > 0 or self.use_token_type_ids is False
         ):

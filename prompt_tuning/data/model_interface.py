@@ -1,12 +1,24 @@
 """The properties of a model that determine how it reads data."""
 
 import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import Architecture, EncoderInput
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
+
+
+def begin_length(
+    begin_ids: tuple[int, ...], ids: "Sequence[int] | Int[np.ndarray, 'n']"
+) -> int:
+    """Returns the number of `begin_ids` if a row starts with them, else 0."""
+    count = len(begin_ids)
+    return count if tuple(map(int, ids[:count])) == begin_ids else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +68,34 @@ class ModelInterface:
         for name in ("bos_id", "eos_id"):
             if self.tokenizer is not None and getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.tokenizer, name))
+
+    @property
+    def begin_ids(self) -> tuple[int, ...]:
+        """Ids of the tokens that begin a row: the tokenizer's, or else BOS."""
+        if self.tokenizer is not None and self.tokenizer.begin_ids:
+            return self.tokenizer.begin_ids
+        return () if self.bos_id is None else (self.bos_id,)
+
+    def begin_length(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> int:
+        """Returns the number of tokens at the start of a row that begin it."""
+        return begin_length(self.begin_ids, ids)
+
+    def check_single_begin(self, inserted: str) -> None:
+        """Checks that no more than one token begins a row.
+
+        Args:
+          inserted: what is put after the first token of a row, for the message.
+
+        Raises:
+          InputError: if there are several.
+        """
+        if len(self.begin_ids) > 1:
+            raise InputError(
+                f"{inserted} is put after the first token of a row, but the tokenizer "
+                f"of {self.origin} begins each row with {len(self.begin_ids)} tokens "
+                f"({', '.join(map(str, self.begin_ids))}), which belong together: use "
+                "another placement, such as Prompting.placement = 'prefix'"
+            )
 
     def require_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer.

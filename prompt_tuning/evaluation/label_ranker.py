@@ -94,12 +94,10 @@ class LabelRanker:
         texts = self._evaluation.calibrate or ()
         template = self._evaluation.data.token_template(self._model.interface)
         rows = [encode_given(self._model, text, template) for text in texts]
-        bos = self._model.config.bos_id
+        counts = [self._model.interface.begin_length(row) for row in rows]
         return [
-            [*row[:1], *self._context_ids, *row[1:]]
-            if row[:1] == [bos]
-            else [*self._context_ids, *row]
-            for row in rows
+            [*row[:count], *self._context_ids, *row[count:]]
+            for row, count in zip(rows, counts, strict=True)
         ]
 
     def _nats(

@@ -212,17 +212,17 @@ def begin_with_bos(examples: Examples, model: PromptedModel) -> bool:
     Raises:
       InputError: if some do and some do not.
     """
-    bos = model.config.bos_id
-    if bos is None and model.tokenizer is not None:
-        bos = model.tokenizer.bos_id
-    if model.config.architecture != "decoder_only" or bos is None:
+    begin = model.interface.begin_ids
+    if model.config.architecture != "decoder_only" or not begin:
         return False
     count = min(len(examples), SAMPLED_EXAMPLES)
-    firsts = {bool(examples[i].inputs[0] == bos) for i in range(count)}
-    if len(firsts) > 1:
+    lengths = {model.interface.begin_length(examples[i].inputs) for i in range(count)}
+    if len(lengths) > 1:
         raise InputError(
-            f"of the first {count} examples some begin with BOS ({bos}) and some do "
-            "not: a text is put after BOS in all rows or in none; prepare the rows "
+            f"of the first {count} examples some begin with BOS ({begin[0]}) and some "
+            "do not: a text is put after BOS in all rows or in none; prepare the rows "
             "again"
         )
-    return firsts.pop()
+    if lengths != {0}:
+        model.interface.check_single_begin("a text before all rows")
+    return lengths != {0}

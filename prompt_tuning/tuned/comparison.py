@@ -197,7 +197,7 @@ def _learn_beginnings(
     if data.prompt_loss_weight or data.use_token_type_ids is False:
         return True
     return any(
-        example.prefix_length <= int(example.inputs[0] == model.interface.bos_id)
+        example.prefix_length <= model.interface.begin_length(example.inputs)
         for example in (examples[index] for index in range(len(examples)))
     )
 

@@ -178,7 +178,7 @@ def test_targets_are_compared_from_the_right():
 def test_a_text_precedes_the_end_of_an_example_and_follows_bos():
     """GPT-2 has one ID for both, which types distinguish."""
     row_reader = DecoderOnlyRowReader(True, 0.0, True, bos_id=2)
-    reading = ContextRowReader(row_reader, (8, 9), 2)
+    reading = ContextRowReader(row_reader, (8, 9), (2,))
     ids = np.array([2, 5, 2], np.int32)
     behind = reading.example(ids, np.array([0, 1, 3], np.int32))
     assert behind.inputs.tolist() == [2, 8, 9, 5, 2]

@@ -11,6 +11,7 @@ from prompt_tuning.data.examples.row_readers import (
     ExampleIndex,
     RowReader,
 )
+from prompt_tuning.data.model_interface import begin_length
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
 from prompt_tuning.data.rows.token_columns import TokenValues
 
@@ -21,13 +22,14 @@ class ContextRowReader:
 
     Attributes:
       reader: reads the rows themselves.
-      ids: token ids of the text; inserted after BOS, and not learned.
-      bos_id: id of BOS, or None.
+      ids: token ids of the text; inserted after the tokens that begin a row, and not
+        learned.
+      begin_ids: ids of the tokens that begin a row, such as BOS.
     """
 
     reader: RowReader
     ids: tuple[int, ...]
-    bos_id: int | None
+    begin_ids: tuple[int, ...]
 
     @property
     def same_tokens(self) -> bool:
@@ -58,8 +60,7 @@ class ContextRowReader:
         example = self.reader.example(input_ids, token_types, values)
         inputs, weights = example.inputs, example.weights
         # If the first token is learned, it is the EOS that ends an example, not BOS.
-        begins_with_bos = example.prefix_length > 0 and inputs[0] == self.bos_id
-        position = int(begins_with_bos)
+        position = begin_length(self.begin_ids, inputs) if example.prefix_length else 0
         inputs = np.insert(inputs, position, np.array(self.ids, np.int32))
         if not self.same_tokens:
             return dataclasses.replace(example, inputs=inputs)

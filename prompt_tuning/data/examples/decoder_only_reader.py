@@ -42,7 +42,7 @@ class DecoderOnlyRowReader:
         where the data has types; see `DataSource`.
       prompt_loss_weight: loss weight of prompt tokens (type 0) if types are used.
       predicts_first_token: whether a prompt vector stands before each example.
-      bos_id: id of BOS, or None.
+      bos_id: id of BOS or another token that begins a row, or None.
       task_token: token at the start of each example that selects its prompt, or None.
       first_soft_id: first of the ids that represent prompt vectors of a template; None
         if every id is a token.

@@ -64,7 +64,7 @@ def load_examples(
             source.prompt_loss_weight,
             # The inserted text predicts the first token that follows it.
             model.predicts_first_token or bool(context_ids),
-            model.bos_id,
+            next(iter(model.begin_ids), None),
             task_token,
             first_soft_id=None if template is None else model.vocabulary_size,
             split=split_at_separators if source.separate_articles else keep_whole_rows,
@@ -75,7 +75,7 @@ def load_examples(
     else:
         rows = _open_hdf5(source, paths, template, tasks, reader.weights)
     if context_ids:
-        reader = ContextRowReader(reader, tuple(context_ids), model.bos_id)
+        reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
     limits = Limits(
         model.vocabulary_size + (0 if template is None else template.length),
         model.maximum_length,

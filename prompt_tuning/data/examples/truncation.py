@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32, Int64
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import Example
-from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.model_interface import ModelInterface, begin_length
 
 TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
 """What becomes of an example that is too long; "truncate" is "truncate_left"."""
@@ -24,8 +24,8 @@ class NothingLearnedError(InputError):
 class Truncation:
     """Removes tokens from the beginning or the end of examples.
 
-    BOS, a text inserted after it, prompt vectors of a template, and the EOS that ends
-    the texts of an encoder-decoder are never removed.
+    The tokens that begin a row, a text inserted after them, prompt vectors of a
+    template, and the EOS that ends the texts of an encoder-decoder are never removed.
 
     Attributes:
       maximum: maximum number of inputs, and of targets.
@@ -33,9 +33,9 @@ class Truncation:
         or else the end.
       same_tokens: see `RowReader`.
       predicts_first_token: see `DecoderOnlyRowReader`.
-      bos_id: id of BOS, or None.
+      begin_ids: ids of the tokens that begin a row, such as BOS.
       input_eos: whether inputs that are not the targets end with EOS.
-      inserted: number of tokens of a text that is inserted after BOS.
+      inserted: number of tokens of a text that is inserted after these.
       first_soft_id: first of the ids that represent prompt vectors; None if every id is
         a token.
     """
@@ -44,7 +44,7 @@ class Truncation:
     from_left: bool
     same_tokens: bool
     predicts_first_token: bool
-    bos_id: int | None
+    begin_ids: tuple[int, ...]
     input_eos: bool = True
     inserted: int = 0
     first_soft_id: int | None = None
@@ -96,9 +96,10 @@ class Truncation:
     ) -> Bool[np.ndarray, "n"]:
         """Returns which inputs are never removed."""
         fixed = np.zeros(len(ids), bool)
-        if (has_prompt or not self.same_tokens) and len(ids):
-            fixed[0] = ids[0] == self.bos_id
-        start = int(fixed[:1].any())
+        start = 0
+        if has_prompt or not self.same_tokens:
+            start = begin_length(self.begin_ids, ids)
+        fixed[:start] = True
         if not self.same_tokens and self.input_eos:
             fixed |= _last(len(ids))
         fixed[start : start + self.inserted] = True
@@ -152,7 +153,7 @@ def truncation_of(
         on_too_long != "truncate_right",
         same_tokens,
         model.predicts_first_token or inserted > 0,
-        model.bos_id,
+        model.begin_ids,
         model.encoder_input.endswith("eos"),
         inserted,
         model.vocabulary_size if has_template else None,

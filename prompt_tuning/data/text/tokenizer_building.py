@@ -137,13 +137,13 @@ def put_before(tokenizer: "tokenizers.Tokenizer", begin: list[str]) -> tuple[int
     """Makes a tokenizer put tokens before every text, and returns their ids."""
     from tokenizers import processors
 
-    special = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(begin)]
+    ids = {text: tokenizer.token_to_id(text) for text in begin}
+    special = {text: id for text, id in ids.items() if id is not None}
     single = [*begin, "$A"]
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore
-        single=single, pair=[*single, "$B"], special_tokens=special
+        single=single, pair=[*single, "$B"], special_tokens=list(special.items())
     )
-    ids = dict(special)
-    return tuple(ids[text] for text in begin)
+    return tuple(special[text] for text in begin)
 
 
 def _class_name(

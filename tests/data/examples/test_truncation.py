@@ -7,6 +7,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.model_interface import ModelInterface
+from tests.support.dummies import LetterTokenizer
 from tests.support.example_tables import load_for as load
 
 BOS, EOS = 1, 2
@@ -125,3 +126,24 @@ def test_the_message_about_a_long_row_names_the_options(rows):
     message = r"row 0: 9 tokens, expected at most 6 .*on_too_long.*truncate.*skip"
     with pytest.raises(InputError, match=message):
         cut(rows, "error", 6)
+
+
+class TwoFirst(LetterTokenizer):
+    """A tokenizer of letters that begins a text with two tokens, as GLM-4's does."""
+
+    eos_id: int | None = 27
+    begin_ids: tuple[int, ...] = (28, 29)
+
+
+def test_all_tokens_that_begin_a_text_stay_together(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "abcd", "completion": "e"}\n')
+    example = load(
+        path, tokenizer=TwoFirst(), maximum_length=6, on_too_long="truncate"
+    )[0]
+    assert example.inputs.tolist() == [28, 29, 2, 3, 4, 27]
+    assert example.prefix_length == 4
+    example = load(path, tokenizer=TwoFirst(), context_ids=(9, 9))[0]
+    assert example.inputs.tolist() == [28, 29, 9, 9, 0, 1, 2, 3, 4, 27]
+    with pytest.raises(InputError, match=r"begins each row with 2 tokens \(28, 29\)"):
+        load(path, tokenizer=TwoFirst(), placement="after_bos")
