@@ -28,6 +28,9 @@ from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 
+WORD_ENDS = ".!?,;)]}\"'\u201d\u2019\u00bb\u2026"
+"""Marks that end a word, and are usually followed by a space."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSource:
@@ -254,16 +257,18 @@ class DataSource:
 
     @property
     def joined_words(self) -> str | None:
-        """Words of the first record that become one where its two texts are joined.
+        """Words of the first record that touch where its two texts are joined.
 
-        None if the texts are separated, or are not a pair.
+        Marks that end a word count as its letters, as in "bad.negative". None if the
+        texts are separated, or are not a pair.
         """
         if self.joiner or self.template is not None or not self.has_pairs:
             return None
         record = first_record(self.paths[0])
         keys = (self.prompt_key or "", self.completion_key)
         prompt, completion = (str(record.get(key, "")) for key in keys)
-        if prompt[-1:].isalnum() and completion[:1].isalnum():
+        last, first = prompt[-1:], completion[:1]
+        if first.isalnum() and (last.isalnum() or (last and last in WORD_ENDS)):
             return prompt.split()[-1] + completion.split()[0]
         return None
 

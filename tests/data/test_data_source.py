@@ -54,6 +54,7 @@ def decoder(files):
         ("a dull film", "bad taste", {}, "filmbad"),
         ("a dull film", " bad", {}, None),
         ("film:", "bad", {}, None),
+        ("The film was bad.", "negative", {}, "bad.negative"),
         ("film", "bad", {"joiner": " "}, None),
         ("film", "bad", {"chat": True}, None),
     ],

@@ -269,7 +269,8 @@ def _lookup(
     if key not in content:
         raise InputError(
             f"{location}: found the keys {shown(sorted(content))}, expected {key!r}; "
-            f"choose keys with {options}"
+            f"add it, or leave the record out; if no record has it, choose keys with "
+            f"{options}"
         )
     return content[key]
 

@@ -89,9 +89,12 @@ class JsonLine:
             option = setting
             if setting.endswith("_key"):
                 option = how_to_set(setting, "KEY")
+            advice = f"name the key with {option}"
+            if self.typed and self.unit != "row" and self.number > 1:
+                # Other lines may have the key, unlike rows of one table.
+                advice = f"add it, or leave the line out; if no line has it, {advice}"
             raise InputError(
-                f"{self.location}: found the keys {keys}, expected {key!r}; name the "
-                f"key with {option}"
+                f"{self.location}: found the keys {keys}, expected {key!r}; {advice}"
             )
         return self.content[key]
 

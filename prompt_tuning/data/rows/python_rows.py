@@ -12,6 +12,7 @@ from typing import Any
 
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.rows.parquet_files import drop_nulls
 
 
 def is_files(data: Any) -> bool:
@@ -46,7 +47,7 @@ def write_rows(
 
     Args:
       data: pairs `(prompt, completion)`, or mappings such as the rows of a
-        `datasets.Dataset`.
+        `datasets.Dataset`, whose keys with None that Arrow adds are left out.
       file: file to write.
       prompt_key: key of the first of a pair; None if completions are given alone.
       completion_key: key of the second.
@@ -55,11 +56,12 @@ def write_rows(
       InputError: for a row of another kind, no row at all, or a file that holds other
         rows.
     """
+    rows = map(_without_nulls, data) if _is_of_arrow(data) else data
     lines = [
         json.dumps(
             _row(item, index, prompt_key, completion_key), ensure_ascii=False
         ).encode()
-        for index, item in enumerate(data)
+        for index, item in enumerate(rows)
     ]
     if not lines:
         raise InputError("the data has no rows, expected at least one")
@@ -73,6 +75,15 @@ def write_rows(
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     write_file(file, content)
+
+
+def _is_of_arrow(data: Any) -> bool:
+    """Returns whether the rows of data come from Arrow's tables."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: drop_nulls(value) for name, value in row.items()}
 
 
 def _row(

@@ -94,7 +94,7 @@ def read_chat_messages(
         a field of the record is not read and changes what is learned.
     """
     messages = read_messages(content, key, location)
-    return _with_context(messages, content, location, elsewhere)
+    return _with_context(messages, content, location, [*elsewhere, key])
 
 
 def read_sharegpt(

@@ -21,6 +21,7 @@ _TEXT_ONLY = "only text is read, so that something would be missing"
 _FLAG = "state by 'weight', 0 or 1, of each message whether it is learned"
 _TO_TOOLS = "put the tools under 'tools', as OpenAI does now"
 _TO_SYSTEM = "name it 'system'"
+_TWICE = "the record has its texts under other keys too, and one of both is read"
 _NEEDS_CHAT = "only a chat template renders it, and this text has none"
 
 _MEDIA = {
@@ -41,30 +42,45 @@ REFUSED_IN_MESSAGES: Mapping[str, str] = _MEDIA | {
 }
 """Fields of a message that are not read and change what is learned, and the advice."""
 
-REFUSED: Mapping[str, str] = _MEDIA | {
-    SYSTEM_KEY: _NEEDS_CHAT,
-    HISTORY_KEY: "only a chat template renders it, after tasks and pairs",
-    TOOLS_KEY: _NEEDS_CHAT,
-    VARIABLES_KEY: _NEEDS_CHAT,
-    "functions": _TO_TOOLS,
-    "function_call": _TO_TOOLS,
-    "documents": f"put it into {VARIABLES_KEY!r}, if the template uses it",
-    "system_prompt": _TO_SYSTEM,
-    "system_message": _TO_SYSTEM,
+_RECORD_WEIGHT = (
+    "name the weight of a record by DataSource.example_weight_key (prepare: "
+    "--weight_key)"
+)
+
+WEIGHTS: Mapping[str, str] = {
     "weights": _FLAG,
     "loss_weights": _FLAG,
     "loss_mask": _FLAG,
     "mask": _FLAG,
-    "weight": "name the weight of a record with --example_weight_key (of prepare: "
-    "--weight_key)",
-    "loss_weight": "name the weight of a record with --example_weight_key (of "
-    "prepare: --weight_key)",
+    "weight": _RECORD_WEIGHT,
+    "loss_weight": _RECORD_WEIGHT,
     "train": "leave out the records that are not to be learned",
 }
+"""Fields of a record that set what is learned of it, and change none of its texts."""
+
+REFUSED: Mapping[str, str] = (
+    _MEDIA
+    | WEIGHTS
+    | {
+        SYSTEM_KEY: _NEEDS_CHAT,
+        HISTORY_KEY: "only a chat template renders it, after tasks and pairs",
+        TOOLS_KEY: _NEEDS_CHAT,
+        VARIABLES_KEY: _NEEDS_CHAT,
+        "functions": _TO_TOOLS,
+        "function_call": _TO_TOOLS,
+        "documents": f"put it into {VARIABLES_KEY!r}, if the template uses it",
+        "system_prompt": _TO_SYSTEM,
+        "system_message": _TO_SYSTEM,
+        "messages": _TWICE,
+        "conversations": _TWICE,
+        "conversation": _TWICE,
+    }
+)
 """Fields of a record that change what is learned, and why or when they are not read."""
 
 # fmt: off
 HARMLESS: frozenset[str] = frozenset({
+    "text", "prompt", "chosen", "rejected", "score_chosen", "score_rejected",
     "id", "idx", "index", "uuid", "hash", "sha", "conversation_id", "dialogue_id",
     "message_id", "question_id", "prompt_id", "example_id", "source", "dataset",
     "data_source", "origin", "url", "link", "license", "author", "user", "user_id",

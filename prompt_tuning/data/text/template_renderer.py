@@ -242,7 +242,7 @@ def _check_extends(before: str, after: str, number: int) -> None:
     raise TemplateProblem(
         f"with message {number} the chat template writes {after[at : at + 30]!r} where "
         f"it wrote {before[at : at + 30]!r} without it, so the learned text cannot be "
-        "identified; put each turn on a separate line, or use another --chat_template"
+        "identified; put each turn on a separate line, or use another chat_template"
     )
 
 

@@ -9,6 +9,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, SEPARATOR
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.jsonl import AlpacaEncoder, JsonLine, LineEncoder
+from prompt_tuning.data.rows.python_rows import write_rows
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
 from prompt_tuning.data.text.conversations import answers_of, recognize_format
@@ -144,6 +145,11 @@ def test_keys_that_arrow_adds_are_left_out(tmp_path):
     (read,) = read_records(file)
     tools[1]["x"]["b"][0] = {}
     assert read.content == {"tools": tools, "none": None}
+    dataset = type("Dataset", (list,), {"__module__": "datasets.arrow_dataset"})
+    rows = dataset([{"messages": [{"role": "user", "name": None}]}])
+    write_rows(rows, tmp_path / "x.jsonl", "prompt", "completion")
+    (row,) = (tmp_path / "x.jsonl").read_text().splitlines()
+    assert json.loads(row) == {"messages": [{"role": "user"}]}
 
 
 def test_pairs_with_fields_that_change_them_are_refused(folder):
@@ -161,6 +167,13 @@ def test_pairs_with_fields_that_change_them_are_refused(folder):
         }.items():
             with pytest.raises(InputError, match=f"line 1: {name!r} is .* not read"):
                 rows([line(record | {name: value})], True)
+
+
+def test_a_key_that_one_line_lacks_is_to_be_added(folder):
+    lacking = JsonLine(Path("x.jsonl"), 2, {"prompt": "a"})
+    rows = LineEncoder(load_tokenizer(folder)).rows
+    with pytest.raises(InputError, match="add it, or leave the line out; if no line"):
+        rows([lacking], True)
 
 
 def test_unknown_keys_of_the_first_conversation_are_named(encode):
