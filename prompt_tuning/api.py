@@ -30,6 +30,7 @@ from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.progress import Callback, python_reporter
 from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
 from prompt_tuning.tuned.trained_files import where_trained
@@ -192,5 +193,6 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
             "model that the adapter belongs to, load_tuned(path, base=...)"
         )
     frozen = load(base)
-    model, parameters = load_run(frozen.run, path)
-    return TunedModel(frozen.settings, frozen.run, model, parameters)
+    run = AdapterTextSettings.read(path).used_by(frozen.run)
+    model, parameters = load_run(run, path)
+    return TunedModel(frozen.settings, run, model, parameters)

@@ -1,6 +1,7 @@
 """A conversation with a model, in which each answer may use another adapter."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 
 from prompt_tuning.core.adapter_names import BASE, TRAINED, shown_name
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
@@ -19,6 +20,7 @@ class AdapterChat:
       encoder: encodes conversations.
       sampling: how tokens are chosen.
       system: system message, or None.
+      encoders: encoders of adapters by name; the others use `encoder`.
     """
 
     def __init__(
@@ -27,7 +29,9 @@ class AdapterChat:
         encoder: ChatEncoder,
         sampling: Sampling,
         system: str | None = None,
+        encoders: Mapping[str, ChatEncoder] | None = None,
     ):
+        self._encoder, self._encoders = encoder, encoders or {}
         self._engine, self._sampling = engine, sampling
         self._conversation = Conversation(encoder, system)
         self._adapters = {BASE: None} | {
@@ -56,6 +60,7 @@ class AdapterChat:
                 f"no adapter is named {shown(name)}{did_you_mean(name, self._adapters)}"
             )
         self.adapter = name
+        self._conversation.encoder = self._encoders.get(name, self._encoder)
         return f"answers come from {name} now"
 
     def answer(self, text: str) -> Iterator[str]:
@@ -68,10 +73,11 @@ class AdapterChat:
 
     def _continue(self, ids: list[int]) -> Iterator[str]:
         """Yields the text that continues ids, piece by piece."""
+        own, ends = self._sampling.ends, self._conversation.encoder.turn_ends()
         request = Request(
             ids=ids,
             adapter=self._adapters[self.adapter],
-            sampling=self._sampling,
+            sampling=dataclasses.replace(self._sampling, ends=(*own, *ends)),
         )
         return (piece.text for piece in stream_request(self._engine, request))
 

@@ -28,7 +28,7 @@ from prompt_tuning.data.text.conversations import (
     read_chat_messages,
     without_answer,
 )
-from prompt_tuning.data.text.record_fields import refuse_unread
+from prompt_tuning.data.text.record_fields import WEIGHTS, refuse_unread
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.row_draws import repetitions
@@ -167,6 +167,7 @@ class LineGeneration:
         """
         requests, fields = self._requests, JsonObject(line.location, line.content)
         chat, used = False, (PROMPT_KEY,)
+        adapter = fields.text(ADAPTER_KEY, None)
         key = PROMPT_KEY if has_prompt_messages(line.content, PROMPT_KEY) else ""
         if MESSAGES_KEY in line.content:
             if PROMPT_KEY in line.content:
@@ -176,41 +177,42 @@ class LineGeneration:
             key = MESSAGES_KEY
         if key:
             chat, used = True, (key,)
-            given, ids = self._read_messages(line, key)
-        elif (template := requests.template) is not None and (
-            PROMPT_KEY not in line.content
+            given, ids = self._read_messages(line, key, adapter)
+        elif PROMPT_KEY not in line.content and (
+            (template := requests.template(adapter)) is not None
         ):
             used = template.template.keys
             texts = {key: line.text(key, "DataSource.template") for key in used}
             given = "".join(template.template.render(texts))
-            ids = requests.encode_keys(texts)
+            ids = requests.encode_keys(texts, template)
         else:
-            refuse_unread(line.content, line.location)
+            refuse_unread(line.content, line.location, WEIGHTS)
             given = fields.text(PROMPT_KEY)
-            ids = requests.encode(given)
+            ids = requests.encode(given, adapter)
         request = requests.request(
             ids,
             chat=chat or None,
-            adapter=fields.text(ADAPTER_KEY, None),
+            adapter=adapter,
             prompt_id=fields.integer(PROMPT_ID_KEY, None),
             seed=fields.integer(SEED_KEY, None),
         )
         record = {name: x for name, x in line.content.items() if name not in used}
         return _Row(line, given, record, request)
 
-    def _read_messages(self, line: JsonLine, key: str) -> tuple[Any, list[int]]:
+    def _read_messages(
+        self, line: JsonLine, key: str, adapter: str | None
+    ) -> tuple[Any, list[int]]:
         """Returns the messages of a line, and their ids without a known answer."""
-        record = read_chat_messages(line.content, key, line.location)
+        record = read_chat_messages(line.content, key, line.location, list(WEIGHTS))
         if self._requests.settings.system is not None:
             raise InputError(
                 "--system is for texts, and the line has messages: put the system "
                 "message among them"
             )
-        self._requests.check_chat()
         record = without_answer(record)
         if not record.messages:
             raise InputError("the only message is an answer, expected one to answer")
-        ids = self._requests.encode_chat(record, line.location)
+        ids = self._requests.encode_chat(record, line.location, adapter)
         return list(record.messages), ids
 
     def _settings(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from prompt_tuning.decoding.resident_adapters import without_adapters
 from prompt_tuning.decoding.row_checks import row_room
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.text_model import TextModel
+from prompt_tuning.tuned.adapter_texts import AdapterTexts
 
 
 class TextAdapters:
@@ -55,6 +56,10 @@ class TextAdapters:
             except InputError as problem:
                 raise InputError(f"adapter {name}: {problem}") from problem
         self.names = tuple(map(shown_name, self._read))
+        self._texts = {
+            name: model.read_texts(path, self._read[name][0])
+            for name, path in self._paths.items()
+        }
         self._engine: DecodingEngine | None = None
 
     def find(self, name: str | None) -> str | None:
@@ -74,6 +79,10 @@ class TextAdapters:
     def prompted(self, adapter: str | None) -> PromptedModel:
         """Returns the model with an adapter, by the engine's name."""
         return self._read[adapter][0]
+
+    def texts(self, adapter: str | None) -> AdapterTexts:
+        """Returns how texts for an adapter are encoded, by the engine's name."""
+        return self._texts.get(adapter or "") or self.model.texts()
 
     def digests(self) -> dict[str, str]:
         """Returns a digest of everything that determines results, by name."""

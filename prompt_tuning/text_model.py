@@ -19,6 +19,11 @@ from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.generator import Generator
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.tuned.adapter_texts import (
+    AdapterTexts,
+    check_same_tokenizer,
+    read_adapter_texts,
+)
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 
@@ -36,6 +41,7 @@ class TextModel:
     ):
         self.run, self.prompted, self.loaded = run, prompted, parameters
         self._engine: DecodingEngine | None = None
+        self._texts: dict[str, AdapterTexts] = {}
 
     @property
     def parameters(self) -> Parameters:
@@ -147,11 +153,29 @@ class TextModel:
         Raises:
           InputError: if it cannot be read, or belongs to another model.
         """
-        self.engine().load_adapter(name, path)
+        engine = self.engine()
+        engine.load_adapter(name, path)
+        model = engine.find_adapter(name).model
+        self._texts[name] = self.read_texts(Path(path), model)
+
+    def read_texts(self, path: Path, model: PromptedModel) -> AdapterTexts:
+        """Returns how texts for an adapter are encoded.
+
+        Args:
+          path: see `read_adapter`.
+          model: the frozen model with the adapter.
+        """
+        return read_adapter_texts(path, model, self.run.source)
+
+    def texts(self, adapter: str | None = None) -> AdapterTexts:
+        """Returns how texts for a loaded adapter are encoded; None for the model."""
+        own = AdapterTexts(self.prompted, self.run.source)
+        return own if adapter is None else self._texts.get(adapter, own)
 
     def unload_adapter(self, name: str) -> None:
         """Removes a loaded adapter."""
         self.engine().unload_adapter(name)
+        self._texts.pop(name, None)
 
     def engine(self, **sizes: Any) -> DecodingEngine:
         """Returns the model's decoding engine, which is opened when first used.
@@ -180,9 +204,11 @@ class TextModel:
           the frozen model with the adapter, and all its parameters.
 
         Raises:
-          InputError: if it cannot be read, or belongs to another model.
+          InputError: if it cannot be read, belongs to another model, or has another
+            tokenizer.
         """
         if (path / CONFIG_FILE).is_file():
+            check_same_tokenizer(path, self.prompted.tokenizer)
             run = dataclasses.replace(
                 read_run_directory(path), model=self.run.model, mesh=None
             )
@@ -200,9 +226,9 @@ class TextModel:
         sampling: Sampling,
     ) -> Request:
         """Returns the request of a text, encoded as in training."""
-        template = self.run.source.token_template(self.prompted.interface)
+        texts = self.texts(adapter)
         return Request(
-            ids=encode_given(self.prompted, text, template),
+            ids=encode_given(texts.model, text, texts.template),
             adapter=own_adapter(self.engine()) if adapter is None else adapter,
             prompt_id=prompt_id,
             sampling=sampling,

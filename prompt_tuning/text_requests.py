@@ -1,13 +1,11 @@
 """Requests of the texts and conversations that one command continues."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.core.activity import activity
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.data.text.conversations import answers_of
@@ -24,7 +22,6 @@ from prompt_tuning.decoding.text_pieces import token_name
 from prompt_tuning.generation.conversation import (
     ChatEncoder,
     first_turn,
-    open_chat_encoder,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.text_adapters import TextAdapters
@@ -89,61 +86,56 @@ class TextRequests:
         self._prompted = adapters.model.prompted
         self._tokenizer = self._prompted.needed_tokenizer()
         settings.sampling.check_vocabulary(self._prompted.config.vocabulary_size)
+        self._encoders: dict[str | None, ChatEncoder] = {}
         if settings.chat:
-            self.check_chat()
+            assert self.encoder() is not None
 
-    @functools.cached_property
-    def template(self) -> TokenTemplate | None:
-        """The template of the run's data, if it has one."""
-        return self.adapters.model.run.source.token_template(self._prompted.interface)
+    def template(self, adapter: str | None = None) -> TokenTemplate | None:
+        """Returns the template of the data of an adapter's run, if it has one.
 
-    @functools.cached_property
-    def encoder(self) -> ChatEncoder:
-        """Encodes conversations.
+        Args:
+          adapter: name of the adapter; None for that of the settings.
+        """
+        return self.adapters.texts(self._find(adapter)).template
+
+    def encoder(self, adapter: str | None = None) -> ChatEncoder:
+        """Returns the encoder of conversations for an adapter.
+
+        Args:
+          adapter: name of the adapter; None for that of the settings.
 
         Raises:
-          InputError: if there is no chat template.
+          InputError: if there is no chat template, or the data of the adapter's run has
+            a template.
         """
-        choice = self.adapters.model.run.source.format_choice
-        if choice.chat_date is None:
-            choice = dataclasses.replace(choice, chat_date=self.settings.day)
-        return open_chat_encoder(self._tokenizer, choice)
+        name = self._find(adapter)
+        if name not in self._encoders:
+            texts = self.adapters.texts(name)
+            self._encoders[name] = texts.open_chat(self.settings.day)
+        return self._encoders[name]
 
-    @functools.cached_property
-    def _turn_ends(self) -> tuple[int, ...]:
-        return tuple(self.encoder.turn_ends())
+    def _find(self, adapter: str | None) -> str | None:
+        """Returns the engine's name of an adapter; None for that of the settings."""
+        return self.adapters.find(self.settings.adapter if adapter is None else adapter)
 
-    def check_chat(self) -> None:
-        """Checks that the model can answer conversations.
-
-        Raises:
-          InputError: if it has no chat template, or the run's data has a template.
-        """
-        if self.adapters.model.run.source.template is not None:
-            raise InputError(
-                "--chat and DataSource.template both determine the text around a "
-                "message: leave out --chat, and the run's template is used"
-            )
-        assert self.encoder is not None
-
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, adapter: str | None = None) -> list[int]:
         """Returns the ids of a text, or of a message that begins a conversation."""
         if self.settings.chat:
             messages = first_turn(text, self.settings.system)
-            return self.encode_chat(answers_of(messages), "the message")
-        return encode_given(self._prompted, text, self.template)
+            return self.encode_chat(answers_of(messages), "the message", adapter)
+        return encode_given(self._prompted, text, self.template(adapter))
 
-    def encode_chat(self, record: ChatRecord, location: str) -> list[int]:
+    def encode_chat(
+        self, record: ChatRecord, location: str, adapter: str | None = None
+    ) -> list[int]:
         """Returns the ids of a conversation up to its next answer."""
-        return self.encoder(record, location)
+        return self.encoder(adapter)(record, location)
 
-    def encode_keys(self, texts: Mapping[str, str]) -> list[int]:
-        """Returns the ids of the template of the run's data, by the texts of its keys.
-
-        There must be a template.
-        """
-        assert self.template is not None
-        return add_special_ids(self._prompted, self.template.encode_prompt(texts))
+    def encode_keys(
+        self, texts: Mapping[str, str], template: TokenTemplate
+    ) -> list[int]:
+        """Returns the ids of the prompt of a template, by the texts of its keys."""
+        return add_special_ids(self._prompted, template.encode_prompt(texts))
 
     def request(
         self,
@@ -168,7 +160,7 @@ class TextRequests:
         """
         settings = self.settings
         chat = settings.chat if chat is None else chat
-        name = self.adapters.find(settings.adapter if adapter is None else adapter)
+        name = self._find(adapter)
         prompt_id = settings.prompt_id if prompt_id is None else prompt_id
         model = self.adapters.prompted(name)
         new_tokens = settings.new_tokens
@@ -181,7 +173,7 @@ class TextRequests:
         sampling = dataclasses.replace(
             own,
             new_tokens=new_tokens,
-            ends=(*own.ends, *(self._turn_ends if chat else ())),
+            ends=(*own.ends, *(self.encoder(adapter).turn_ends() if chat else ())),
             seed=own.seed if seed is None else seed,
         )
         return Request(

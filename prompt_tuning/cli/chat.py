@@ -79,22 +79,23 @@ def _open_session(options: argparse.Namespace) -> "AdapterChat":
     from prompt_tuning.chat_session import AdapterChat
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.activity import activity, clear
-    from prompt_tuning.generation.conversation import open_chat_encoder
     from prompt_tuning.text_model import TextModel
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     run = read_run(options)
     model = TextModel(run, *load_tuned(run, options.prompt))
-    tokenizer = model.prompted.needed_tokenizer()
-    encoder = open_chat_encoder(tokenizer, run.source.format_choice)
+    model.prompted.needed_tokenizer()
+    encoder = model.texts().open_chat()
     room = model.prompted.maximum_length or options.length
     length = min(options.length, room)
     new_tokens = options.new_tokens or min(NEW_TOKENS, length // 2)
-    sampling = read_sampling(options, new_tokens, tuple(encoder.turn_ends()))
+    sampling = read_sampling(options, new_tokens)
     engine = model.engine(slots=1, length=length)
+    encoders = {}
     for name, path in named_adapters(options).items():
-        engine.load_adapter(name, path)
+        model.load_adapter(name, path)
+        encoders[name] = model.texts(name).open_chat()
     with activity("compiling"):
         engine.compile([sampling])
     clear()
-    return AdapterChat(engine, encoder, sampling, options.system)
+    return AdapterChat(engine, encoder, sampling, options.system, encoders)

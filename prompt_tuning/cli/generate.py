@@ -251,8 +251,8 @@ def _engine_session(requests: "TextRequests") -> "TextSession":
 
     generator = EngineGenerator(requests)
     if not requests.settings.chat:
-        return TextSession(generator, requests.template)
-    return ChatSession(generator, requests.encoder, requests.settings.system)
+        return TextSession(generator, requests.template())
+    return ChatSession(generator, requests.encoder(), requests.settings.system)
 
 
 def _continue_by_batches(
@@ -293,29 +293,23 @@ def _batch_session(
     Raises:
       InputError: if they cannot be used.
     """
-    from prompt_tuning.generation.conversation import open_chat_encoder
     from prompt_tuning.generation.generator import Generator
     from prompt_tuning.generation.text_session import ChatSession, TextSession
     from prompt_tuning.text_requests import NEW_TOKENS, default_new_tokens
+    from prompt_tuning.tuned.adapter_texts import AdapterTexts
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     sampling = read_sampling(options, options.new_tokens or NEW_TOKENS)
-    if options.chat and run.source.template is not None:
-        raise InputError(
-            "--chat and DataSource.template both determine the text around a message: "
-            "leave out --chat, and the run's template is used"
-        )
     model, parameters = load_tuned(run, options.prompt)
+    reading = AdapterTexts(model, run.source)
     new_tokens = options.new_tokens
     if new_tokens is None:
         new_tokens = default_new_tokens(model, options.chat)
     sampling = dataclasses.replace(sampling, new_tokens=new_tokens)
     if not options.chat:
         generator = Generator(model, parameters, sampling, options.batch_size)
-        template = run.source.token_template(model.interface)
-        return generator, TextSession(generator, template, options.prompt_id)
-    choice = run.source.format_choice
-    encoder = open_chat_encoder(model.needed_tokenizer(), choice)
+        return generator, TextSession(generator, reading.template, options.prompt_id)
+    encoder = reading.open_chat()
     ends = (*sampling.ends, *encoder.turn_ends())
     sampling = dataclasses.replace(sampling, ends=ends)
     generator = Generator(model, parameters, sampling, options.batch_size)

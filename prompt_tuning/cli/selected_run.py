@@ -17,6 +17,7 @@ from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.epochs import steps_of_epochs
+from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
 from prompt_tuning.tuned.prediction import label_settings
 
 PROCESS_OPTIONS = (
@@ -37,6 +38,8 @@ def read_run(
 ) -> Run:
     """Reads the run of `--run`, of the gin files, or of the options alone.
 
+    With `--prompt` it reads texts as that prompt or adapter does.
+
     Args:
       options: parsed options of the command.
       bindings: bindings in addition to those of the command line.
@@ -45,8 +48,27 @@ def read_run(
       allow_unused: whether bindings may set parameters that the run does not use.
 
     Raises:
-      InputError: if the directory is not a run's, or the config cannot be used.
+      InputError: if the directory is not a run's, or the config cannot be used, or
+        contradicts the prompt.
     """
+    prompts = getattr(options, "prompts", None) or [getattr(options, "prompt", None)]
+    # Before the run, whose config remains the one in use.
+    settings = [AdapterTextSettings.read(path) for path in prompts if path is not None]
+    run = _read_run(
+        options, bindings, directory, trains=trains, allow_unused=allow_unused
+    )
+    return with_texts_of(run, settings)
+
+
+def _read_run(
+    options: argparse.Namespace,
+    bindings: Sequence[str],
+    directory: str | None,
+    *,
+    trains: bool,
+    allow_unused: bool,
+) -> Run:
+    """Reads a run; see `read_run`."""
     files, imports = list(options.gin_file), options.allow_gin_imports
     directory_of_run = getattr(options, "run", None)
     alone = directory_of_run is None and not files

@@ -1,6 +1,7 @@
 """Conversations with a model through the chat template of its tokenizer."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.line_formats import FormatChoice
@@ -25,6 +26,7 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
         self._tokenizer, self._template = tokenizer, template
         self._encode = TextEncoder(tokenizer)
+        self._turn_ends: list[int] | None = None
 
     def __call__(self, record: ChatRecord, location: str) -> list[int]:
         """Returns the ids of a conversation and of what precedes its next answer.
@@ -46,11 +48,15 @@ class ChatEncoder:
         Raises:
           InputError: if the template does not accept a conversation of two messages.
         """
+        if self._turn_ends is not None:
+            return self._turn_ends
         message = {"role": "user", "content": "question"}
         answer, _ = self._render(answers_of([message]), "the chat template")[-1]
         after = answer.rpartition(PLACEHOLDER)[2].strip()
         ids = self._tokenizer.encode(after)
-        return ids[:1] if ids and _is_special(self._tokenizer, ids[0]) else []
+        ends = ids[:1] if ids and _is_special(self._tokenizer, ids[0]) else []
+        self._turn_ends = ends
+        return ends
 
     def _render(self, record: ChatRecord, location: str) -> list[tuple[str, int]]:
         """Renders a conversation with a next answer, whose text is the last."""
@@ -67,17 +73,21 @@ class ChatEncoder:
         return list(texts)
 
 
-def open_chat_encoder(tokenizer: Tokenizer, choice: FormatChoice) -> ChatEncoder:
+def open_chat_encoder(
+    tokenizer: Tokenizer, choice: FormatChoice, folder: Path | None = None
+) -> ChatEncoder:
     """Opens the chat template that a run's data is rendered with.
 
     Args:
       tokenizer: tokenizer of the model.
       choice: the template, if the data does not use the tokenizer's.
+      folder: folder with an adapter's template; None for the tokenizer's.
 
     Raises:
       InputError: if there is no template, or it cannot be used.
     """
-    template = chat_template_of(tokenizer, choice.chat_template, choice.date)
+    file, date = choice.chat_template, choice.date
+    template = chat_template_of(tokenizer, file, date, folder)
     return ChatEncoder(tokenizer, template)
 
 

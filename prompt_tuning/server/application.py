@@ -262,7 +262,7 @@ class ServerApplication:
         read = functools.partial(openai_requests.read_chat, room=limit)
         body = await self._read(content, read, client)
         adapter = self._check(body)
-        ids, ends = await self.models.encode_chat(body.messages, client, limit)
+        ids, ends = await self.models.encode_chat(body.messages, adapter, client, limit)
         sampling = body.sampling
         if not sampling.ignores_end:
             sampling = dataclasses.replace(sampling, ends=(*sampling.ends, *ends))

@@ -9,19 +9,15 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import MAXIMUM_PATH
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import Message
-from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
 from prompt_tuning.decoding.row_encoding import encode_given
-from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.fair_workers import FairWorkers
@@ -31,6 +27,7 @@ from prompt_tuning.server.server_limits import (
     RequestError,
 )
 from prompt_tuning.text_model import TextModel
+from prompt_tuning.tuned.adapter_texts import AdapterTexts
 
 SHORTEST_LIMIT, LONGEST_LIMIT = 32, 128
 """Numbers of characters that a position may stand for. The longest token of a
@@ -60,14 +57,12 @@ class AdapterEntry:
 
     Attributes:
       path: where it was read from.
-      model: the model with the adapter, whose template texts are put into.
-      template: the template of the adapter's run; None if it has none.
+      texts: how its texts are encoded.
       created: time of loading, in seconds of the epoch.
     """
 
     path: str
-    model: PromptedModel
-    template: TokenTemplate | None
+    texts: AdapterTexts
     created: int
 
 
@@ -83,6 +78,9 @@ class ServedModels:
     def __init__(self, model: TextModel, name: str, loading: Path | None = None):
         self.model, self.name = model, name
         self.loading = None if loading is None else loading.resolve()
+        # Its run's template has the vectors of a prompt that is not loaded.
+        source = dataclasses.replace(model.run.source, template=None)
+        self._frozen = AdapterTexts(model.prompted, source)
         self.adapters: dict[str, AdapterEntry] = {}
         self.created = int(time.time())
         # Texts are encoded one after the other, apart from steps and connections.
@@ -121,12 +119,9 @@ class ServedModels:
 
     def record(self, name: str, path: str | Path, model: PromptedModel) -> None:
         """Adds the name of an adapter that the engine has loaded."""
-        template = None
-        if (Path(path) / CONFIG_FILE).is_file():
-            source = read_run_directory(Path(path)).source
-            template = source.token_template(model.interface)
+        texts = self.model.read_texts(Path(path), model)
         created = int(time.time())
-        self.adapters[name] = AdapterEntry(str(path), model, template, created)
+        self.adapters[name] = AdapterEntry(str(path), texts, created)
 
     def check_name(self, name: str) -> None:
         """Checks the name of a new adapter.
@@ -241,21 +236,22 @@ class ServedModels:
         """
         for text in texts:
             self._check_length("the prompt", len(text), positions)
-        model, template = self.model.prompted, None
-        if adapter is not None:
-            entry = self.adapters[adapter]
-            model, template = entry.model, entry.template
+        read = self._reading(adapter)
         encoded: list[list[int]] = []
         for part in _parts(texts):
 
             def encode(part: Sequence[str] = part) -> list[list[int]]:
-                return [encode_given(model, text, template) for text in part]
+                return [encode_given(read.model, text, read.template) for text in part]
 
             encoded += await self._texts.run(client, encode)
         return encoded
 
     async def encode_chat(
-        self, messages: Sequence[Message], client: Hashable, positions: int
+        self,
+        messages: Sequence[Message],
+        adapter: str | None,
+        client: Hashable,
+        positions: int,
     ) -> tuple[list[int], tuple[int, ...]]:
         """Encodes a conversation; returns its ids and the tokens that end an answer.
 
@@ -263,9 +259,11 @@ class ServedModels:
         """
         size = sum(len(message["content"]) for message in messages)
         self._check_length("the conversation", size, positions)
+        read = self._reading(adapter)
 
         def encode() -> tuple[list[int], tuple[int, ...]]:
-            return self._chat(answers_of(messages), "messages"), self._turn_ends
+            chat = read.chat
+            return chat(answers_of(messages), "messages"), tuple(chat.turn_ends())
 
         return await self._conversations.run(client, encode)
 
@@ -284,14 +282,9 @@ class ServedModels:
         longest = max(len(self.tokenizer.token(id)) for id in ids)
         return min(max(longest, SHORTEST_LIMIT), LONGEST_LIMIT)
 
-    @functools.cached_property
-    def _chat(self) -> ChatEncoder:
-        choice = self.model.run.source.format_choice
-        return open_chat_encoder(self.tokenizer, choice)
-
-    @functools.cached_property
-    def _turn_ends(self) -> tuple[int, ...]:
-        return tuple(self._chat.turn_ends())
+    def _reading(self, adapter: str | None) -> AdapterTexts:
+        """Returns how texts for an adapter are encoded; None is the frozen model."""
+        return self._frozen if adapter is None else self.adapters[adapter].texts
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:

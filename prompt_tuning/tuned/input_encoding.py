@@ -20,7 +20,7 @@ from prompt_tuning.data.text.conversations import (
     read_pair,
     without_answer,
 )
-from prompt_tuning.data.text.record_fields import refuse_unread
+from prompt_tuning.data.text.record_fields import WEIGHTS, refuse_unread
 from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.row_encoding import add_special_ids, encode_given
@@ -114,7 +114,7 @@ class _InputEncoder:
         self._model, self._source = model, source
         self._template = source.token_template(model.interface)
         self._key = source.prompt_key or PROMPT_KEY
-        self._read = {self._key, source.completion_key, *source.row_keys}
+        self._read = {self._key, source.completion_key, *source.row_keys, *WEIGHTS}
 
     def __call__(self, line: JsonLine) -> tuple[str, list[int], dict[str, Any]]:
         """Returns the text of a line, its ids, and the keys that the text lacks."""

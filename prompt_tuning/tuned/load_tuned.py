@@ -20,6 +20,7 @@ from prompt_tuning.pretrained.weight_storage import HOST
 from prompt_tuning.processes.group import run_on_first
 from prompt_tuning.training.run_directory import check_model
 from prompt_tuning.training.transfer import check_shape, read_source
+from prompt_tuning.tuned.adapter_texts import check_same_tokenizer
 
 
 def load_tuned(
@@ -95,6 +96,7 @@ def _load_other(
     model = open_pretrained(
         run.model, tuning, key=jax.random.key(run.seed), mesh=run.inference_mesh
     )
+    check_same_tokenizer(path, model.tokenizer)
     abstract = model.plan.abstract
     source = source.with_model_path(abstract)
     _check_leaves(str(path), source.leaves, model)

@@ -95,6 +95,7 @@ def chat_template_of(
     tokenizer: Tokenizer,
     file: str | None = None,
     date: datetime.date | None = None,
+    folder: Path | None = None,
 ) -> ChatTemplate:
     """Reads the chat template in the folder that a tokenizer was loaded from.
 
@@ -102,12 +103,14 @@ def chat_template_of(
       tokenizer: tokenizer of the model.
       file: path of another template; None for the folder's own.
       date: see `ChatTemplate`.
+      folder: another folder, with the template and the names of special tokens.
 
     Raises:
       InputError: if the template is missing or not jinja2, or the tokenizer does not
         parse special tokens in text.
     """
-    folder = getattr(tokenizer, "folder", None) or Path()
+    own: Path = getattr(tokenizer, "folder", None) or Path()
+    folder = own if folder is None else folder
     return read_chat_template(folder, file, role_texts_of(tokenizer, folder), date)
 
 
@@ -119,9 +122,18 @@ def has_chat_template(tokenizer: Tokenizer) -> bool:
     """
     if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.folder is None:
         return False
-    if (tokenizer.folder / TEMPLATE_FILE).is_file():
+    return has_own_template(tokenizer.folder)
+
+
+def has_own_template(folder: Path) -> bool:
+    """Returns whether a folder contains a chat template.
+
+    Raises:
+      InputError: if its `tokenizer_config.json` cannot be read.
+    """
+    if (folder / TEMPLATE_FILE).is_file():
         return True
-    return "default" in _named_templates(tokenizer.folder)
+    return "default" in _named_templates(folder)
 
 
 def role_texts_of(tokenizer: Tokenizer, folder: Path) -> dict[str, str]:
@@ -180,8 +192,9 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
         if "default" not in named:
             raise InputError(
                 f"{folder / CONFIG_FILE} has no chat_template, and {folder} no "
-                f"{TEMPLATE_FILE}: use the folder of a chat model, or name a "
-                f"template's file with --chat_template FILE"
+                f"{TEMPLATE_FILE}: use the folder of a chat model, or put a chat "
+                f"template there as {TEMPLATE_FILE}; for training, chat_template "
+                "(--chat_template FILE) names one elsewhere"
             )
         return str(folder / CONFIG_FILE), named
     named = {"default": _read_text(folder / TEMPLATE_FILE)}

@@ -1,0 +1,244 @@
+"""How texts for an adapter are encoded: by its run, or by the files in its folder.
+
+A run keeps the template and the chat template that its data was rendered with. Trainers
+such as TRL save a tokenizer and its chat template into the folder of a PEFT adapter.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.gin_files import read_run_directory
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.text.chat_templates import has_own_template
+from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.data.text.tokenizers import (
+    HuggingFaceTokenizer,
+    Tokenizer,
+    encode_prompt,
+    load_tokenizer,
+)
+from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.prompt_settings import Prompting
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
+TEXT_FIELDS = ("template", "chat", "chat_template", "chat_date", "joiner", "add_eos")
+"""Fields of `DataSource` that set how texts are rendered."""
+
+CONFLICTS = ("template", "chat_template", "joiner")
+"""Those of them in which the runs of a model and of an adapter may not differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterTexts:
+    """Encodes texts for an adapter.
+
+    Attributes:
+      model: the model with the adapter.
+      source: settings of the data that the adapter was trained with.
+      folder: folder with the adapter's own chat template; None for the tokenizer's.
+    """
+
+    model: PromptedModel
+    source: DataSource
+    folder: Path | None = None
+
+    @functools.cached_property
+    def template(self) -> TokenTemplate | None:
+        """The template of the data, if it has one."""
+        return self.source.token_template(self.model.interface)
+
+    @functools.cached_property
+    def chat(self) -> ChatEncoder:
+        """Encodes conversations; see `open_chat`."""
+        return self.open_chat()
+
+    def open_chat(self, day: str | None = None) -> ChatEncoder:
+        """Opens the chat template.
+
+        Args:
+          day: ISO date for a template that uses the current date, if the data sets
+            none; None for today.
+
+        Raises:
+          InputError: if there is none, or the data has a template.
+        """
+        if self.source.template is not None:
+            raise InputError(
+                "a chat template and DataSource.template both determine the text "
+                "around a message: leave out chat (--chat), and the run's template "
+                "is used"
+            )
+        choice = self.source.format_choice
+        if choice.chat_date is None:
+            choice = dataclasses.replace(choice, chat_date=day)
+        return open_chat_encoder(self.model.needed_tokenizer(), choice, self.folder)
+
+
+def read_adapter_texts(
+    path: Path, model: PromptedModel, source: DataSource
+) -> AdapterTexts:
+    """Returns how texts for an adapter are encoded.
+
+    Args:
+      path: run directory, checkpoint, PEFT folder, or prompt file.
+      model: the model with the adapter.
+      source: settings of data for an adapter that has none.
+
+    Raises:
+      InputError: if its run cannot be read.
+    """
+    folder = run_folder(path)
+    if folder is not None:
+        return AdapterTexts(model, read_run_directory(folder).source)
+    own = path if has_own_template(path) else None
+    return AdapterTexts(model, source, own)
+
+
+def run_folder(path: Path) -> Path | None:
+    """Returns the run directory that an adapter is, or whose checkpoint it is."""
+    for folder in (path, *path.absolute().parents[:3]):
+        if (folder / CONFIG_FILE).is_file():
+            return folder
+    return None
+
+
+def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
+    """Checks that an adapter's own tokenizer is that of its model.
+
+    Args:
+      path: run directory, checkpoint, PEFT folder, or prompt file.
+      tokenizer: the model's.
+
+    Raises:
+      InputError: if the adapter's run or folder has another.
+    """
+    own = own_tokenizer(path)
+    if own is None or tokenizer is None:
+        return
+    if _definition(load_tokenizer(own)) != _definition(tokenizer):
+        raise InputError(
+            f"{path} belongs to the tokenizer in {own}, which encodes texts in another "
+            "way than the model's: give it by "
+            f"{how_to_set('Pretrained.tokenizer', own)}"
+        )
+
+
+def own_tokenizer(path: Path) -> str | None:
+    """Returns the tokenizer that an adapter's run or folder has for itself."""
+    folder = run_folder(path)
+    if folder is not None:
+        return read_run_directory(folder).model.tokenizer
+    if any((path / name).is_file() for name in TOKENIZER_FILES):
+        return str(path)
+    return None
+
+
+def _definition(tokenizer: Tokenizer) -> Any:
+    """Returns everything that determines the ids of texts."""
+    begin = encode_prompt(tokenizer, "")
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        return begin, tokenizer.vocabulary_size
+    definition = json.loads(tokenizer.tokenizer.to_str())
+    # Neither is used.
+    return begin, definition | {"padding": None, "truncation": None}
+
+
+def with_texts_of(run: Run, settings: Sequence["AdapterTextSettings"]) -> Run:
+    """Returns a run that reads texts as adapters do, which it uses in turn.
+
+    Raises:
+      InputError: if the adapters, or the run and they, have different settings.
+    """
+    known = [each for each in settings if each.source is not None]
+    for each in known[1:]:
+        if each.fields != known[0].fields:
+            raise InputError(
+                f"{known[0].path} and {each.path} were trained with different settings "
+                f"of texts ({', '.join(TEXT_FIELDS)}): evaluate each alone"
+            )
+    for each in settings:
+        run = each.used_by(run)
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterTextSettings:
+    """How an adapter reads texts, for a run that uses it.
+
+    Attributes:
+      path: the adapter: run directory, checkpoint, PEFT folder, or prompt file.
+      tokenizer: tokenizer that it has for itself, with its chat template; None for the
+        model's.
+      source: settings of the data of its run; None if it has no run.
+      prompting: position and visibility of its prompt; None if it has no run.
+    """
+
+    path: Path
+    tokenizer: str | None = None
+    source: DataSource | None = None
+    prompting: Prompting | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "AdapterTextSettings":
+        """Reads the settings of an adapter.
+
+        Raises:
+          InputError: if its run cannot be read.
+        """
+        folder = run_folder(path)
+        if folder is not None:
+            run = read_run_directory(folder)
+            return cls(path, run.model.tokenizer, run.source, run.prompting)
+        return cls(path, own_tokenizer(path) if has_own_template(path) else None)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the data's settings that set how texts are rendered."""
+        return {name: getattr(self.source, name) for name in TEXT_FIELDS}
+
+    def used_by(self, run: Run) -> Run:
+        """Returns a run that reads texts as the adapter does.
+
+        Raises:
+          InputError: if the run itself has other settings.
+        """
+        model, evaluation = run.model, run.evaluation
+        if self.tokenizer is not None and model.tokenizer is None:
+            model = dataclasses.replace(model, tokenizer=self.tokenizer)
+        if self.source is None:
+            return dataclasses.replace(run, model=model)
+        data = None if run.data is None and evaluation else self._render(run.source)
+        if evaluation is not None:
+            read = self._render(evaluation.data)
+            evaluation = dataclasses.replace(evaluation, data=read)
+        prompting = run.prompting or self.prompting
+        return dataclasses.replace(
+            run, model=model, data=data, evaluation=evaluation, prompting=prompting
+        )
+
+    def _render(self, source: DataSource) -> DataSource:
+        """Returns settings of data with the fields in which the adapter's differ."""
+        defaults = DataSource(files=())
+        changes = {}
+        for name, own in self.fields.items():
+            given = getattr(source, name)
+            if own == given:
+                continue
+            if given == getattr(defaults, name):
+                changes[name] = own
+            elif name in CONFLICTS:
+                raise InputError(
+                    f"{self.path} was trained with DataSource.{name} = {shown(own)}, "
+                    f"and the data is read with {shown(given)}: leave the setting out, "
+                    "and the adapter's is used"
+                )
+        return dataclasses.replace(source, **changes)
