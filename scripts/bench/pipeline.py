@@ -7,7 +7,8 @@ thread computes a tiny model's operation and waits until that time is over. What
 the simulation is the time of the driver. "step" is the part of it that a step takes
 once: starting it and joining its gradients, which emulated devices do slowly.
 "operation" is the rest, divided by the operations of the longest chain. The members of
-a sweep are compared with stages that never wait.
+a sweep are compared with stages that never wait. `scripts.bench.interleaved` measures
+several chunks of each stage.
 
 The column "threads" is the same timeline in plain threads, which wait for events and
 compute nothing. What it exceeds the simulation by is the machine's own: its timer and
@@ -15,6 +16,7 @@ its scheduler, and is not in "operation".
 """
 
 import argparse
+import dataclasses
 import itertools
 import os
 import statistics
@@ -37,6 +39,7 @@ from prompt_tuning.pipeline.member_driver import MemberPipeline, MemberStep
 from prompt_tuning.pipeline.member_orders import MemberOrders
 from prompt_tuning.pipeline.schedules import (
     Order,
+    chunk_count,
     needed_results,
     result_of,
     stage_orders,
@@ -100,15 +103,7 @@ def main() -> None:
         pipeline_processes.start(options.steps)
         return
     jax.config.update("jax_num_cpu_devices", STAGES)
-    print(f"{STAGES} stages, load {os.getloadavg()[0]:.1f}")
-    print("threads: the same in threads that only wait; step: starting a step and")
-    print(
-        "joining its gradients; operation: what else each one of the longest chain adds"
-    )
-    line(
-        *("schedule", "M", "parts", "simulated", "measured", "", "threads", ""),
-        *("step", "operation"),
-    )
+    head(f"{STAGES} stages, load {os.getloadavg()[0]:.1f}")
     pipelines = {}
     for schedule, count, two_stage in CASES:
         orders = stage_orders(schedule, STAGES, count, two_stage)
@@ -129,6 +124,17 @@ def main() -> None:
         # F and a backward pass in one part of twice its time.
         times = 3 * count * options.unit, step.seconds(4 * options.steps)
         compare(f"{members} members", count, "one", times)
+
+
+def head(title: str) -> None:
+    """Prints a title and the names of the columns."""
+    print(title)
+    print("threads: the same in threads that only wait; step: starting a step and")
+    print("joining its gradients; operation: what each one of the longest chain adds")
+    line(
+        *("schedule", "M", "parts", "simulated", "measured", "", "threads", ""),
+        *("step", "operation"),
+    )
 
 
 def compare(
@@ -169,7 +175,7 @@ def longest_chain(orders: Sequence[Order], two_stage: bool) -> int:
 
 def makespan(orders: Sequence[Order], costs: StageCosts) -> float:
     """Returns the simulated time of a step whose stages cost the same."""
-    return simulate(orders, [costs] * STAGES).makespan
+    return simulate(orders, [costs] * len(orders) * chunk_count(orders)).makespan
 
 
 def line(*cells: str) -> None:
@@ -195,9 +201,11 @@ def plain_seconds(orders: Sequence[Order], unit: float) -> float:
         for operation in order
     }
 
+    chunks = chunk_count(orders)
+
     def work(stage: int) -> None:
         for operation in orders[stage]:
-            for needed in needed_results(stage, operation, orders):
+            for needed in needed_results(stage, operation, orders, chunks):
                 ended[needed].wait()
             wait_until(time.perf_counter() + unit * UNITS[operation.kind])
             ended[result_of(stage, operation)].set()
@@ -222,29 +230,41 @@ class StepSeconds(NamedTuple):
 class EmulatedPipeline:
     """A tiny model in stages, whose operations take a fixed time."""
 
-    def __init__(self, unit: float, count: int, trains: str = ""):
+    def __init__(
+        self,
+        unit: float,
+        count: int,
+        trains: str = "",
+        *,
+        stages: int = STAGES,
+        virtual: int = 1,
+    ):
         """Builds the model and compiles its stages.
 
         Args:
           unit: seconds of an operation.
           count: number of micro-batches.
           trains: part of the paths of trained parameters.
+          stages: number of stages.
+          virtual: chunks of each stage, of one block each.
         """
-        graph, parameters = split(build_model(jax.random.key(0), MODEL))
+        model = dataclasses.replace(MODEL, layers=stages * virtual)
+        graph, parameters = split(build_model(jax.random.key(0), model))
         # As in a run, whole arrays are on the devices of all stages.
-        everywhere = Mesh(np.array(jax.devices()[:STAGES]), "stage")
+        everywhere = Mesh(np.array(jax.devices()[:stages]), "stage")
         placed = jax.device_put(parameters, NamedSharding(everywhere, PartitionSpec()))
         self._trained = {path: x for path, x in placed.items() if trains in path}
         self._frozen = {path: x for path, x in placed.items() if trains not in path}
-        stages = [StageDevices(device) for device in jax.devices()[:STAGES]]
+        devices = [StageDevices(device) for device in jax.devices()[:stages]]
         self._orders: tuple[Order, ...] = ()
         self._batch = random_batch(count)
         self._gradients = PipelinedGradients(
-            graph, stages, [1] * STAGES, lambda _count, _prefix: self._orders
+            graph, devices, [1] * model.layers, lambda _count, _prefix: self._orders
         )
         # Compile everything before any operation is made slower.
         for two_stage in (False, True):
-            self.seconds(stage_orders("1f1b", STAGES, count, two_stage))
+            orders = stage_orders("1f1b", stages, count, two_stage, virtual=virtual)
+            self.seconds(orders)
         (compiled,) = self._gradients._compiled.values()
         for programs in compiled.programs:
             for kind, units in UNITS.items():

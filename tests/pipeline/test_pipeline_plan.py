@@ -83,6 +83,19 @@ def test_held_bytes_follow_the_order_of_each_stage():
     assert plan.peak_bytes([100] * 4, [10] * 4) == (400, 310, 220, 130)
 
 
+def test_a_plan_of_interleaved_chunks():
+    plan = plan_pipeline(Pipeline(virtual=2), 2, 2, model(Work(1.0, 1.0, 0.0)))
+    # 1 / (v M) of the work is a bubble of 1/5; 1 / (v M) < 1/9 from M = 6.
+    assert plan.report() == (
+        "pipeline: 2 stages of 1 + 1, 1 + 1 blocks, 1f1b with 2 interleaved chunks of "
+        "each stage, backward pass in one part, 2 micro-batches; bubble 20%, below 10% "
+        "from 6 micro-batches (Run.accumulate)"
+    )
+    # Stage 0 computes all forward passes first, stage 1 one of its second chunk.
+    assert plan.in_flight() == (2, 2, 2, 1)
+    assert plan.peak_bytes([100, 200, 10, 20], [0] * 4) == (220, 420)
+
+
 def test_given_layers_have_to_be_the_models():
     with pytest.raises(InputError, match="together 5 blocks, but the model has 4"):
         plan_pipeline(Pipeline(layers=[2, 3]), 2, 8, model(FULL))
@@ -105,6 +118,17 @@ def test_text_has_a_letter_for_each_unit_of_time():
     assert text.splitlines()[:2] == [
         "stage 0  F0F1..p0w0p1w1",
         "stage 1  ..F0p0F1p1w0w1",
+    ]
+
+
+def test_text_of_interleaved_chunks():
+    # Drawn by hand: 12 units of work, and a bubble of 3, one chunk's F and B.
+    orders = stage_orders("1f1b", 2, 2, False, virtual=2)
+    drawn = simulate(orders, [StageCosts()] * 4)
+    assert timeline_text(drawn, width=45).splitlines() == [
+        "stage 0  F0aF1aF0bF1b......B0b---...B1b---B0a---B1a---",
+        "stage 1  ...F0aF1aF0bB0b---F1bB1b---B0a---B1a---......",
+        "F forward; B backward; a to b chunk of the stage; . waiting",
     ]
 
 
