@@ -8,10 +8,12 @@ For each family it writes a folder with
     prompt_tuning/, prefix_tuning/, lora/, ia3/
                   PEFT adapters with random weights, where PEFT supports the kind
     ref.npz       three rows of unlike length; the logits of the base model and with
-                  each adapter; the tokens that greedy decoding appends to each row
+                  each adapter; the tokens that greedy decoding appends to each row,
+                  in steps without a cache (see `scripts/peft_versions.py`)
 
 The models are so small that windows, scalings and soft caps have an effect within a
 row. Needs the `bench` extra (torch, transformers, PEFT), and nothing of this package.
+Versions of these that were not checked are named.
 """
 
 # The imports are only in the `bench` extra.
@@ -20,16 +22,20 @@ row. Needs the `bench` extra (torch, transformers, PEFT), and nothing of this pa
 import argparse
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+sys.path.append(str(Path(__file__).parents[1]))  # if it is run as a file
 
 import numpy as np
 import peft
 import torch
 import transformers
+
+from scripts.peft_versions import report_versions
 
 FOLDER = Path(__file__).parents[1] / "tests/fixtures/families"
 VOCABULARY = 23
@@ -433,6 +439,7 @@ def main() -> None:
         parser.error(
             f"unknown family {unknown[0]!r}; choose from {', '.join(FAMILIES)}"
         )
+    report_versions()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for name in names:
@@ -602,16 +609,33 @@ def outputs(kind: str, model: Any, given: dict[str, torch.Tensor]) -> dict[str, 
     }
 
 
-def continued(model: Any, row: torch.Tensor) -> list[int]:
-    """Returns the tokens that greedy decoding appends to one row."""
-    generated = model.generate(
-        input_ids=row[None],
-        attention_mask=torch.ones_like(row[None]),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-    )[0]
+def continued(
+    model: Any, row: torch.Tensor, count: int = NEW_TOKENS, **more: torch.Tensor
+) -> list[int]:
+    """Returns the tokens that greedy decoding appends to one row.
+
+    Each step computes the whole row, since PEFT's `generate` depends on the version of
+    transformers.
+
+    Args:
+      model: model of transformers, or PEFT's around one.
+      row: tokens, of the encoder if there is one.
+      count: number of tokens, unless an end token comes first.
+      more: further arguments of the model.
+    """
     seq2seq = model.config.is_encoder_decoder
-    return generated[1 if seq2seq else len(row) :].tolist()
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    made: list[int] = []
+    while len(made) < count and not (made and made[-1] in ends):
+        given = row.tolist() + ([] if seq2seq else made)
+        ids = torch.tensor([given])
+        inputs = more | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if seq2seq:
+            start = model.generation_config.decoder_start_token_id
+            inputs["decoder_input_ids"] = torch.tensor([[start, *made]])
+        made.append(int(model(**inputs, use_cache=False).logits[0, -1].argmax()))
+    return made
 
 
 if __name__ == "__main__":

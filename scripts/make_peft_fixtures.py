@@ -7,7 +7,8 @@ For each case it writes a folder in `tests/fixtures/peft` with
     base/      a Hugging Face model with random weights
     KIND/      PEFT adapters with random weights
     ref.npz    three rows of unlike length; the logits of the base model and with each
-               adapter; the tokens that greedy decoding appends to each row alone
+               adapter; the tokens that greedy decoding appends to each row alone,
+               in steps without a cache (see `scripts/peft_versions.py`)
 
 `llama_tied` has no adapter, but the tokenizer of `scripts/make_text_fixtures.py`, which
 runs first, and texts.json: the tokens that greedy decoding appends to BOS, and the mean
@@ -32,8 +33,15 @@ import sentencepiece
 import torch
 import transformers
 
-from scripts.make_fixtures import auto_class, randomize, randomize_adapter, rows
+from scripts.make_fixtures import (
+    auto_class,
+    continued,
+    randomize,
+    randomize_adapter,
+    rows,
+)
 from scripts.make_text_fixtures import BPE_PIECES
+from scripts.peft_versions import report_versions
 
 FOLDER = Path(__file__).parents[1] / "tests/fixtures/peft"
 TOKENIZER = FOLDER.parent / "tokenizers/bpe"
@@ -118,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make PEFT adapters and their logits.")
     parser.add_argument("--seed", type=int, default=0, help="seed of all values (0)")
     seed = parser.parse_args().seed
+    report_versions()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for case in CASES:
@@ -224,19 +233,33 @@ def outputs(
     with torch.no_grad():
         logits = model(**given, **more).logits.numpy()
         for index, length in enumerate(LENGTHS):
-            row = given["input_ids"][index : index + 1, :length]
+            row = given["input_ids"][index, :length]
             alone = {name: array[index : index + 1] for name, array in more.items()}
-            generated = model.generate(
-                input_ids=row,
-                attention_mask=torch.ones_like(row),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                **alone,
-            )[0]
-            seq2seq = model.config.is_encoder_decoder
-            new = generated[1 if seq2seq else length :].numpy()
+            if alone and model.config.is_encoder_decoder:
+                new = generated_without_decoder_prompt(model, row, **alone)
+            else:
+                new = continued(model, row, NEW_TOKENS, **alone)
             appended[index, : len(new)] = new
     return {f"{kind}.logits": logits, f"{kind}.greedy_single": appended}
+
+
+def generated_without_decoder_prompt(
+    model: Any, row: torch.Tensor, **more: torch.Tensor
+) -> list[int]:
+    """Returns the tokens that PEFT appends with a task's prompt of an encoder.
+
+    PEFT cannot compute these steps by themselves: with a decoder's prompt, which
+    `generate` leaves out, its model needs labels.
+    """
+    generated = model.generate(
+        input_ids=row[None],
+        attention_mask=torch.ones_like(row[None]),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        use_cache=False,
+        **more,
+    )
+    return generated[0, 1:].tolist()
 
 
 if __name__ == "__main__":

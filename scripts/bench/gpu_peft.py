@@ -21,6 +21,7 @@ import transformers
 from scripts.bench.gpu_shapes import GpuCase, Shape, find_cases
 from scripts.bench.gpu_timing import time_steps
 from scripts.bench.workers import versions
+from scripts.peft_versions import report_versions
 
 
 def main() -> int:
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("case")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
+    report_versions()
     if not torch.cuda.is_available() and not options.smoke:
         print("torch finds no GPU", file=sys.stderr)
         return 1

@@ -38,10 +38,12 @@ from scripts.bench.evaluation_tasks import (
 )
 from scripts.bench.peft_step import with_prompt
 from scripts.bench.workers import THREADS, Answer, peak_memory, serve, versions
+from scripts.peft_versions import report_versions
 
 
 def main() -> None:
     """Answers questions until standard input ends."""
+    report_versions()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
     side = PeftEvaluation(Path(sys.argv[1]))

@@ -25,6 +25,7 @@ import transformers
 
 from scripts.bench.cases import Case
 from scripts.bench.workers import THREADS, Answer, peak_memory, serve, versions
+from scripts.peft_versions import report_versions
 
 HEAD_SCALE = 0.05
 
@@ -32,6 +33,7 @@ HEAD_SCALE = 0.05
 def main() -> None:
     """Writes a model, or answers questions."""
     action, folder = sys.argv[1], Path(sys.argv[2])
+    report_versions()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
     if action == "make":
