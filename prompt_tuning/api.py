@@ -25,6 +25,8 @@ from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
+from prompt_tuning.core.setting_hints import python_hints
+from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model, TunedModel
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import train
@@ -52,6 +54,7 @@ def load(checkpoint: str | Path, **settings: Any) -> Model:
     return Model.open(Configurable("Pretrained")(**parameters), (), 0)
 
 
+@python_hints()
 def tune(
     model: Model | str | Path,
     method: Any,
@@ -76,7 +79,10 @@ def tune(
       model: result of `load`, or what `load` takes.
       method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
       data: pairs `(prompt, completion)`, mappings with these keys (a
-        `datasets.Dataset`, for example), or paths of jsonl or HDF5 files.
+        `datasets.Dataset`, for example), a table (a data frame, an array `[n, 2]` of
+        pairs, or a mapping of columns), or paths of jsonl or HDF5 files. Of splits by
+        name, as in a `datasets.DatasetDict`, the one named "train" is learned, and one
+        named "validation" or "dev" is held out unless `evaluation` is given.
       steps: number of optimizer steps; 1000 unless `epochs` is given.
       epochs: how often each example is read, instead of `steps`; rounded up to whole
         steps.
@@ -150,7 +156,8 @@ def _tune(
 ) -> TunedModel:
     """Opens and trains a run; data files of one that cannot be opened are removed."""
     try:
-        with shown_activity() if progress else contextlib.nullcontext():
+        shown = shown_activity() if progress else contextlib.nullcontext()
+        with shown, naming_rows(request.arguments):
             run = request.read()
             if epochs is not None:
                 request = request.with_steps(steps_of_epochs(run, epochs))

@@ -26,10 +26,12 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
-from prompt_tuning.data.rows.python_rows import data_files
+from prompt_tuning.data.rows.python_rows import data_files, split_of
+from prompt_tuning.data.rows.python_tables import is_columns, table_rows
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.models.scoring import merge_model
@@ -181,20 +183,25 @@ class Model(TextModel):
         check_value("steps", steps, PositiveInteger | None)
         check_value("seed", seed, NonnegativeInteger)
         source = DataSource(files=(), batch_size=batch_size, **settings)
+        data = split_of(data, "data", held_out=False)
         with data_files(data, source) as files:
             source = dataclasses.replace(source, files=files)
-            examples = load_examples(source, self.prompted.interface)
             interface = self.prompted.interface
-            plan = plan_batches(source, interface, examples, seed=seed, shuffle=True)
+            with python_hints():
+                examples = load_examples(source, interface)
+                plan = plan_batches(
+                    source, interface, examples, seed=seed, shuffle=True
+                )
             count = plan.batches_per_epoch if steps is None else steps
             for batch in stream_batches(
                 examples, plan, 0, count, pad_id=self.config.pad_id
             ):
                 yield jax.device_put(batch)
 
+    @python_hints()
     def predict(
         self,
-        inputs: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
+        inputs: Any,
         *,
         labels: Sequence[str] | None = None,
         batch_size: int | None = None,
@@ -203,7 +210,8 @@ class Model(TextModel):
         """Finds the most probable label of inputs, as `prompt-tuning predict` does.
 
         Args:
-          inputs: one input or a list of them: texts, or mappings with the data's keys.
+          inputs: one input or several: texts, or mappings with the data's keys; or a
+            table of these keys, see `tune`.
           labels: labels to choose from; None for the run's.
           batch_size: rows of a batch, one for each input and label.
           prompt_id: prompt of all inputs, for a model with several.
@@ -215,19 +223,21 @@ class Model(TextModel):
           InputError: if an argument cannot be used.
         """
         check_value("batch_size", batch_size, RowCount | None)
-        single = isinstance(inputs, str | Mapping)
-        several = [inputs] if single else list(inputs)
+        single = isinstance(inputs, str | Mapping) and not is_columns(inputs)
+        several = [inputs] if single else list(table_rows(inputs, "inputs"))
         choices = {"labels": labels, "batch_size": batch_size, "prompt_id": prompt_id}
         predictions = predict_inputs(
             self.run, self.prompted, self.parameters, several, **choices
         )
         return predictions[0] if single else predictions
 
+    @python_hints()
     def evaluate(self, data: Any = None, **settings: Any) -> dict[str, float]:
         """Evaluates on held-out data; reads it the way that the run's data is read.
 
         Args:
-          data: data in the forms of `tune`; None for the run's own held-out data.
+          data: data in the forms of `tune`, of splits the one named "validation" or
+            "test"; None for the run's own held-out data.
           settings: fields of `Evaluation`, such as `exact_match=True`, and of
             `DataSource`.
 

@@ -151,7 +151,7 @@ def test_rows_may_be_mappings_files_or_an_iterator(model, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     batches = [
         next(model.attach(pt.SoftPrompt(length=3)).batches(data, batch_size=8))
-        for data in (PAIRS, rows, iter(rows), file, [str(file)])
+        for data in (PAIRS, rows, iter(rows), file, [str(file)], {"train": PAIRS})
     ]
     for batch in batches[1:]:
         np.testing.assert_array_equal(batch.tokens, batches[0].tokens)
@@ -236,7 +236,21 @@ BAD = {
     "no rows": (lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), []), "no rows"),
     "odd row": (
         lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), [("a", "b", "c")]),
-        "row 0 of the data",
+        "data, row 0 is",
+    ),
+    "another key": (
+        lambda: pt.tune(
+            MODEL,
+            pt.SoftPrompt(length=3),
+            PAIRS,
+            evaluation=[*PAIRS, {"text": "a", "completion": "b"}],
+            steps=1,
+        ),
+        rf"^evaluation, row {len(PAIRS)}: found the keys .*key with prompt_key='KEY'$",
+    ),
+    "another split": (
+        lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), {"test": PAIRS}),
+        "data has the splits ..test.., expected one named 'train'",
     ),
     "no method": (lambda: pt.tune(MODEL, [], PAIRS), "no method"),
     "not a method": (lambda: pt.tune(MODEL, [3], PAIRS), "method 3 is an int"),

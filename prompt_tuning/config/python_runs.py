@@ -20,7 +20,12 @@ from prompt_tuning.config.written_config import stand_in
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.flat_options import SCHEDULES
 from prompt_tuning.core.parameter_groups import ParameterGroup
-from prompt_tuning.data.rows.python_rows import is_files, write_rows
+from prompt_tuning.data.rows.python_rows import (
+    has_held_out,
+    is_files,
+    split_of,
+    write_rows,
+)
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -43,11 +48,13 @@ class TuneRequest:
       settings: the run's settings.
       replacements: objects by field of `Run` that a config cannot hold.
       written: data files that were made for the run.
+      arguments: argument that each file of rows was written from, by the file's path.
     """
 
     settings: Configured
     replacements: Mapping[str, Any]
     written: Sequence[Path]
+    arguments: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -129,6 +136,8 @@ def tune_request(
         raise InputError("give learning_rate and optimizer, or groups, not both")
     if objective is not None:
         fields["objective"] = _objective(objective, replacements)
+    if evaluation is None and has_held_out(data):
+        evaluation = data
     if evaluation is None:
         for name in EVALUATED.intersection(settings):
             raise InputError(f"{name} has no effect: there is no evaluation=...")
@@ -140,7 +149,9 @@ def tune_request(
     except BaseException:
         remove(files.written)
         raise
-    return TuneRequest(Configured("Run", fields), replacements, tuple(files.written))
+    return TuneRequest(
+        Configured("Run", fields), replacements, tuple(files.written), files.arguments
+    )
 
 
 def _with_lengths(value: Any, steps: int) -> Any:
@@ -290,11 +301,13 @@ class _DataFiles:
 
     Attributes:
       written: files that were made.
+      arguments: see `TuneRequest`.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         self._folder, self._settings = folder, settings
         self.written: list[Path] = []
+        self.arguments: dict[str, str] = {}
 
     def source(self, data: Any, name: str) -> Configured:
         """Returns the settings of `DataSource` for some data."""
@@ -315,6 +328,8 @@ class _DataFiles:
     def _files(self, data: Any, name: str) -> list[str]:
         if data is None:
             raise InputError(f"the {name} data is None, expected rows or files")
+        argument = "data" if name == "train" else "evaluation"
+        data = split_of(data, argument, held_out=name != "train")
         if is_files(data):
             paths = [data] if isinstance(data, str | Path) else data
             return [str(path) for path in paths]
@@ -325,7 +340,9 @@ class _DataFiles:
             file,
             self._settings.get("prompt_key", "prompt"),
             self._settings.get("completion_key", "completion"),
+            argument,
         )
+        self.arguments[str(file)] = argument
         if fresh:
             self.written.append(file)
         return [str(file)]

@@ -29,7 +29,7 @@ SPLITS = ("train", "dev", "test")
 PREPARED_FILE = "metadata.yaml"
 """File of a folder that `prepare` wrote."""
 _SHARD = re.compile(r"(train|dev|test)_([0-9]{1,9})_of_([0-9]{1,9})\.hdf5")
-_SPLIT_NAMES = {
+SPLIT_NAMES = {
     **{name: "train" for name in ("train", "training")},
     **{name: "dev" for name in ("dev", "valid", "validation", "val", "eval")},
     "test": "test",
@@ -156,7 +156,7 @@ def _folder_files(folder: Path) -> list[Path]:
 def _split_of(path: Path) -> str | None:
     """Returns the split that a file's name begins with, if it does."""
     first = re.split(r"[^a-z]", path.stem.lower(), maxsplit=1)[0]
-    return _SPLIT_NAMES.get(first)
+    return SPLIT_NAMES.get(first)
 
 
 def _shards(folder: Path) -> dict[Path, re.Match[str]]:

@@ -5,14 +5,17 @@ The file is part of the run: it is what `evaluate` and a resumed run read again.
 
 import contextlib
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.atomic_files import write_file
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, kind_of, shown
+from prompt_tuning.data.rows.data_files import SPLIT_NAMES
 from prompt_tuning.data.rows.parquet_files import drop_nulls
+from prompt_tuning.data.rows.python_tables import table_rows
 
 
 def is_files(data: Any) -> bool:
@@ -25,51 +28,138 @@ def is_files(data: Any) -> bool:
 
 @contextlib.contextmanager
 def data_files(data: Any, source: Any) -> Iterator[list[str]]:
-    """Yields data as file names; rows in memory are written to a temporary file.
+    """Yields held-out data as file names; rows in memory are written to a file.
 
     Args:
-      data: paths, or rows; see `write_rows`.
+      data: paths, or rows; see `write_rows`. Of several splits the held-out one.
       source: `DataSource` with the keys of rows.
+
+    Raises:
+      InputError: also by the block, for a row; the message names the argument `data`.
     """
+    data = split_of(data, "data", held_out=True)
     if is_files(data):
         yield [str(data)] if isinstance(data, str | Path) else [str(x) for x in data]
         return
     with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as folder:
         file = Path(folder) / "rows.jsonl"
         write_rows(data, file, source.prompt_key, source.completion_key)
-        yield [str(file)]
+        with naming_rows({str(file): "data"}):
+            yield [str(file)]
+
+
+@contextlib.contextmanager
+def naming_rows(arguments: Mapping[str, str]) -> Iterator[None]:
+    """Replaces files of rows in the messages of errors within the block.
+
+    Args:
+      arguments: argument that each file was written from.
+
+    Raises:
+      InputError: as the block, with the argument and the number of the row.
+    """
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        for file, argument in arguments.items():
+            message = re.sub(
+                rf"{re.escape(file)}, line (\d{{1,15}})",
+                lambda match, name=argument: f"{name}, row {int(match[1]) - 1}",
+                message,
+            ).replace(file, argument)
+        if message == str(error):
+            raise
+        raise InputError(message) from error
+
+
+def has_held_out(data: Any) -> bool:
+    """Returns whether data has a split for development among several splits."""
+    return _is_splits(data) and "dev" in _by_split(data)
+
+
+def split_of(data: Any, argument: str, *, held_out: bool) -> Any:
+    """Returns one split of data that has several, such as a `datasets.DatasetDict`.
+
+    Args:
+      data: splits by name, or data without splits, which is returned as it is.
+      argument: name of the argument, for the message.
+      held_out: whether the development or test split is returned, or else the training
+        split.
+
+    Raises:
+      InputError: if there is no such split.
+    """
+    if not _is_splits(data):
+        return data
+    splits = _by_split(data)
+    for name in ("dev", "test") if held_out else ("train",):
+        if name in splits:
+            return splits[name]
+    expected = "'validation' or 'test'" if held_out else "'train'"
+    raise InputError(
+        f"{argument} has the splits {shown(list(data))}, expected one named "
+        f"{expected}: give one of them"
+    )
+
+
+def _is_splits(data: Any) -> bool:
+    if not isinstance(data, Mapping) or not data:
+        return False
+    if all(hasattr(part, "column_names") for part in data.values()):
+        return True
+    named = any(name in SPLIT_NAMES for name in map(str, data))
+    return named and not any(isinstance(part, str) for part in data.values())
+
+
+def _by_split(data: Mapping[Any, Any]) -> dict[str | None, Any]:
+    return {SPLIT_NAMES.get(str(name).lower()): part for name, part in data.items()}
 
 
 def write_rows(
-    data: Iterable[Any], file: Path, prompt_key: str | None, completion_key: str
+    data: Any,
+    file: Path,
+    prompt_key: str | None,
+    completion_key: str,
+    argument: str = "data",
 ) -> None:
     """Writes rows as JSON lines; a file with the same rows is left as it is.
 
     Args:
-      data: pairs `(prompt, completion)`, or mappings such as the rows of a
-        `datasets.Dataset`, whose keys with None that Arrow adds are left out.
+      data: pairs `(prompt, completion)`, mappings such as the rows of a
+        `datasets.Dataset`, whose keys with None that Arrow adds are left out, or a
+        table; see `table_rows`.
       file: file to write.
       prompt_key: key of the first of a pair; None if completions are given alone.
       completion_key: key of the second.
+      argument: name of the argument, for messages.
 
     Raises:
       InputError: for a row of another kind, no row at all, or a file that holds other
         rows.
     """
-    rows = map(_without_nulls, data) if _is_of_arrow(data) else data
+    rows = table_rows(data, argument)
+    if not isinstance(rows, Iterable):
+        raise InputError(
+            f"{argument} is {kind_of(rows)}, expected rows: pairs (prompt, "
+            "completion), mappings, a table, or the paths of files"
+        )
+    if _is_of_arrow(data):
+        rows = map(_without_nulls, rows)
     lines = [
         json.dumps(
-            _row(item, index, prompt_key, completion_key), ensure_ascii=False
+            _row(item, f"{argument}, row {index}", prompt_key, completion_key),
+            ensure_ascii=False,
         ).encode()
         for index, item in enumerate(rows)
     ]
     if not lines:
-        raise InputError("the data has no rows, expected at least one")
+        raise InputError(f"{argument} has no rows, expected at least one")
     content = b"\n".join(lines) + b"\n"
     if file.exists():
         if file.read_bytes() != content:
             raise InputError(
-                f"{file} holds other rows than the data given now; a run keeps the "
+                f"{file} holds other rows than {argument} has now; a run keeps the "
                 "data it was started with: choose another directory"
             )
         return
@@ -79,7 +169,7 @@ def write_rows(
 
 def _is_of_arrow(data: Any) -> bool:
     """Returns whether the rows of data come from Arrow's tables."""
-    return type(data).__module__.partition(".")[0] == "datasets"
+    return type(data).__module__.partition(".")[0] in ("datasets", "pyarrow")
 
 
 def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,8 +177,10 @@ def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(
-    item: Any, index: int, prompt_key: str | None, completion_key: str
+    item: Any, location: str, prompt_key: str | None, completion_key: str
 ) -> dict[str, Any]:
+    item = _plain(item)
+    row: dict[str, Any]
     if isinstance(item, Mapping):
         row = {str(key): _plain(value) for key, value in item.items()}
     elif isinstance(item, str) and prompt_key is None:
@@ -97,17 +189,30 @@ def _row(
         row = {prompt_key or "prompt": item[0], completion_key: item[1]}
     else:
         raise InputError(
-            f"row {index} of the data is {_shortened(item)}, expected a pair (prompt, "
-            "completion) or a mapping with these keys"
+            f"{location} is {_shortened(item)}, expected a pair (prompt, completion) "
+            "or a mapping with these keys"
         )
+    for key, value in row.items():
+        if _is_missing(value):
+            if key in (prompt_key, completion_key):
+                raise InputError(
+                    f"{location}: {key!r} is missing ({value}): leave such rows out, "
+                    "with pandas by data.dropna()"
+                )
+            row[key] = None
     try:
         json.dumps(row)
     except (TypeError, ValueError) as problem:
         raise InputError(
-            f"row {index} of the data is {_shortened(item)}, which JSON cannot hold: "
-            f"{problem}"
+            f"{location} is {_shortened(item)}, which JSON cannot hold: {problem}"
         ) from problem
     return row
+
+
+def _is_missing(value: Any) -> bool:
+    """Returns whether a value is what tables have in empty cells, such as NaN."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _plain(value: Any) -> Any:
