@@ -3,6 +3,7 @@ import json
 import pytest
 
 from prompt_tuning.data.text.chat_templates import chat_template_of
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.tokenizer_folders import (
     COMBINATIONS,
@@ -18,7 +19,9 @@ COMMITTED = json.loads(VALUES.read_text())
 
 def our_values(folder):
     tokenizer = load_tokenizer(folder)
-    parts = chat_template_of(tokenizer).render(MESSAGES, "")
+    parts = chat_template_of(tokenizer).render(
+        ChatRecord(tuple(MESSAGES), (False,)), ""
+    )
     return {
         "texts": [tokenizer.encode(text) for text in TEXTS],
         "eos": tokenizer.eos_id,
