@@ -13,6 +13,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
+    MAP_FILE,
     read_json_object,
 )
 
@@ -28,10 +29,10 @@ ROLES = (
 """Roles in the order in which transformers adds their tokens."""
 LISTS = ("extra_special_tokens", "additional_special_tokens")
 """Names of the list of further special tokens; the second is the older one."""
+SWITCHES = ("add_bos_token", "add_eos_token")
+"""Settings that are no tokens in spite of their names."""
 FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 MAXIMUM_ID = 2**24
-
-Token = "str | tokenizers.AddedToken"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FolderTokens:
       roles: a token's text, or the token with its flags, by role, such as `eos_token`.
       further: special tokens without a role; None if no file lists them.
       in_map: whether only `special_tokens_map.json` lists them, by the older name.
-      source: folder, for messages.
+      source: file that declares the ids, for messages.
     """
 
     declared: "Mapping[int, tokenizers.AddedToken]"
@@ -69,40 +70,47 @@ class FolderTokens:
         return dataclasses.replace(self, declared=changed)
 
 
-def read_folder_tokens(folder: Path, settings: Mapping[str, Any]) -> FolderTokens:
+def read_folder_tokens(folder: Path) -> FolderTokens:
     """Reads the tokens that the files of a folder define.
 
     Args:
       folder: folder of the tokenizer.
-      settings: its settings; see `read_settings`.
 
     Raises:
       InputError: if a file is not as expected.
     """
-    content = JsonObject(str(folder / CONFIG_FILE), settings)
+    config = _object(folder / CONFIG_FILE)
+    roles, listed = _roles(config), _lists(config)
+    in_map = False
     declared: dict[int, tokenizers.AddedToken] = {}
-    if DECODER in content:
-        decoder = content.nested(DECODER)
+    source = config.source
+    if DECODER in config:
+        decoder = config.nested(DECODER)
         for id in decoder.values:
             declared[_id(decoder, id)] = _token(decoder, id)
-    roles, further = _named(content)
-    written = read_json_object(folder / CONFIG_FILE)
-    in_map = not any(written.get(name) for name in LISTS) and not settings.get(LISTS[0])
-    if DECODER not in content:
-        names = {text_of(token) for token in (*roles.values(), *(further or ()))}
-        declared |= _read_added(folder / ADDED_FILE, names)
+    else:
+        older = _object(folder / MAP_FILE)
+        roles |= _roles(older)
+        in_map = not listed and LISTS[0] not in older
+        listed = [*(listed or ()), *(_lists(older) or ())] if listed else _lists(older)
+        texts = [token for token in (*roles.values(), *(listed or ())) if token]
+        added = _object(folder / ADDED_FILE)
+        source = added.source
+        declared = _read_added(added, set(map(text_of, texts)))
     by_text = {token.content: token for token in declared.values()}
     flagged: dict[str, Any] = {
-        role: by_text.get(text_of(token), token) for role, token in roles.items()
+        role: by_text.get(text_of(token), token)
+        for role, token in roles.items()
+        if token is not None
     }
-    return FolderTokens(declared, flagged, further, in_map, str(folder))
+    return FolderTokens(declared, flagged, listed, in_map, source)
 
 
 def add_tokens(
     tokenizer: "tokenizers.Tokenizer",
     tokens: FolderTokens,
-    *,
-    further: "Iterable[str | tokenizers.AddedToken]" = (),
+    further: "Iterable[str | tokenizers.AddedToken]",
+    main_file: str,
 ) -> None:
     """Adds tokens to a tokenizer in the order in which transformers adds them.
 
@@ -110,6 +118,7 @@ def add_tokens(
       tokenizer: tokenizer to change.
       tokens: tokens of the files.
       further: special tokens without a role.
+      main_file: name of the file of the vocabulary, for messages.
 
     Raises:
       InputError: if a token gets another id than the one that its file declares.
@@ -144,9 +153,9 @@ def add_tokens(
         actual = tokenizer.token_to_id(text)
         if text and actual != id:
             raise InputError(
-                f"{tokens.source}: the added token {shown(text)} is declared with the "
-                f"id {id}, but the next free one is {actual}: the ids of added tokens "
-                "must continue the vocabulary without a gap"
+                f"{tokens.source} declares the added token {shown(text)} with the id "
+                f"{id}, but the next one after the vocabulary of {main_file} is "
+                f"{actual}: the ids of added tokens must continue it without a gap"
             )
 
 
@@ -155,33 +164,50 @@ def text_of(token: "str | tokenizers.AddedToken") -> str:
     return token if isinstance(token, str) else token.content
 
 
-def _named(content: JsonObject) -> "tuple[dict[str, Any], list[Any] | None]":
-    """Returns the tokens with roles, and the further ones that are listed."""
+def _object(file: Path) -> JsonObject:
+    return JsonObject(str(file), read_json_object(file))
+
+
+def _roles(content: JsonObject) -> dict[str, Any]:
+    """Returns the tokens with a role in a file; None for a role without a token."""
     names = [name for name in content.values if name.endswith("_token")]
-    names = [*ROLES, *(name for name in names if name not in ROLES)]
-    roles: dict[str, Any] = {
-        name: _entry(content, name) for name in names if name in content
-    }
-    further: list[Any] | None = None
+    roles = {name: _entry(content, name) for name in names if name not in SWITCHES}
     for name in LISTS:
-        if name not in content:
-            continue
-        if isinstance(content.value(name), dict):
+        if isinstance(content.value(name, None), dict):
             named = content.nested(name)
             roles |= {role: _entry(named, role) for role in named.values}
-        elif not further:
-            listed = {str(i): x for i, x in enumerate(content.sequence(name))}
-            entries = JsonObject(f"{name} in {content.source}", listed)
-            further = [_entry(entries, index) for index in listed]
-    return {k: v for k, v in roles.items() if v is not None}, further
+    return roles
+
+
+def _lists(content: JsonObject) -> list[Any] | None:
+    """Returns the further tokens that a file lists; None if it lists none."""
+    for name in LISTS:
+        if name in content and not isinstance(content.value(name), dict):
+            values = {str(i): x for i, x in enumerate(content.sequence(name))}
+            entries = JsonObject(f"{name} in {content.source}", values)
+            tokens = [_entry(entries, index) for index in values]
+            if tokens:
+                return [token for token in tokens if token is not None]
+    return None
 
 
 def _entry(content: JsonObject, name: str) -> Any:
     """Returns a token given as a text, or as an object with its flags."""
     value = content.value(name, None)
-    if value is None or isinstance(value, bool):
-        return None
-    return value if isinstance(value, str) else _token(content, name)
+    if isinstance(value, str):
+        return _whole(content, name, value)
+    if value is None or (name.endswith("_token") and name not in ROLES):
+        return None if not isinstance(value, dict) else _token(content, name)
+    return _token(content, name)
+
+
+def _whole(content: JsonObject, name: str, text: str) -> str:
+    """Returns a text without half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        content.refuse(name, "a text of whole characters")
+    return text
 
 
 def _token(content: JsonObject, name: str) -> "tokenizers.AddedToken":
@@ -194,6 +220,7 @@ def _token(content: JsonObject, name: str) -> "tokenizers.AddedToken":
     text = entry.value("content", None)
     if not isinstance(text, str):
         content.refuse(name, "a text, or an object with a text as its content")
+    _whole(content, name, text)
     flags = {flag: entry.flag(flag) for flag in FLAGS if flag in entry}
     if name.endswith("_token"):
         flags["special"] = True
@@ -209,14 +236,17 @@ def _id(decoder: JsonObject, id: str) -> int:
     return int(id)
 
 
-def _read_added(file: Path, special: set[str]) -> "dict[int, tokenizers.AddedToken]":
+def _read_added(
+    content: JsonObject, special: set[str]
+) -> "dict[int, tokenizers.AddedToken]":
     """Reads `added_tokens.json`: ids by the texts of tokens."""
     import tokenizers
 
-    content = JsonObject(str(file), read_json_object(file))
     declared: dict[int, tokenizers.AddedToken] = {}
     for text in content.values:
-        id = content.integer(text, maximum=MAXIMUM_ID)
+        id = content.integer(_whole(content, text, text), maximum=MAXIMUM_ID)
+        if id is None:
+            content.refuse(text, "an id")
         is_special = text in special
         declared[id] = tokenizers.AddedToken(
             text, normalized=not is_special, special=is_special

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 SHIFTED = "sentencepiece.bpe.model"
 """Name of the file of classes that give pieces other ids than the file (XLM-R)."""
+MAXIMUM_VOCABULARY = 2**24
+"""Maximum number of ids of a tokenizer."""
 MAXIMUM_EXTRA = 10_000
 """Maximum number of sentinels."""
 
@@ -93,7 +95,7 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     """
     folder = file.parent
     settings = read_settings(folder)
-    tokens = read_folder_tokens(folder, settings)
+    tokens = read_folder_tokens(folder)
     if file.suffix == ".model":
         name = _class_name(folder, settings)
         read = _read_pieces(file, name, settings)
@@ -113,7 +115,8 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     further = tokens.further
     if further is None or (tokens.in_map and read.further):
         further = read.further
-    add_tokens(tokenizer, tokens, further=further)
+    add_tokens(tokenizer, tokens, further, str(file))
+    _check_size(tokenizer, file)
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     kind = CLASSES.get(name)
     has_post_processor = file.suffix != ".model" and file.name != "vocab.json"
@@ -144,6 +147,20 @@ def put_before(tokenizer: "tokenizers.Tokenizer", begin: list[str]) -> tuple[int
         single=single, pair=[*single, "$B"], special_tokens=list(special.items())
     )
     return tuple(special[text] for text in begin)
+
+
+def _check_size(tokenizer: "tokenizers.Tokenizer", file: Path) -> None:
+    """Checks the ids of a tokenizer.
+
+    Raises:
+      InputError: if there are none, or one is too large.
+    """
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if not 0 <= largest < MAXIMUM_VOCABULARY:
+        raise InputError(
+            f"the ids of the tokenizer {file} go up to {largest:,}, expected at least "
+            f"one, and at most {MAXIMUM_VOCABULARY - 1:,}"
+        )
 
 
 def _class_name(

@@ -279,9 +279,10 @@ def refusal(source: str, name: str) -> str:
       name: its class.
     """
     return (
-        f"{source} is the vocabulary of a {shown(name)}, which splits texts, orders "
-        "ids or adds tokens by rules that are in no file; write its tokenizer.json by "
-        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained('tokenizer') in "
+        f"{source} is the vocabulary of a {shown(name)} (tokenizer_class in "
+        "tokenizer_config.json, or model_type in config.json), which splits texts, "
+        "orders ids or adds tokens by rules that are in no file: write tokenizer.json "
+        "by AutoTokenizer.from_pretrained(FOLDER).save_pretrained('tokenizer') in "
         "transformers, and give the new folder"
     )
 

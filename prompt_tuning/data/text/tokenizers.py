@@ -36,9 +36,6 @@ from prompt_tuning.data.text.tokenizer_folder import find_tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-MAXIMUM_VOCABULARY = 2**24
-"""Maximum number of ids of a tokenizer."""
-
 
 @runtime_checkable
 class Tokenizer(Protocol):
@@ -114,11 +111,6 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
         self.costs = costs
         self._limited = LimitedCalls()
         self.vocabulary_size = 1 + max(tokenizer.get_vocab().values(), default=-1)
-        if not 0 < self.vocabulary_size <= MAXIMUM_VOCABULARY:
-            raise InputError(
-                f"the tokenizer's ids go up to {self.vocabulary_size - 1:,}, expected "
-                f"at least one, and at most {MAXIMUM_VOCABULARY - 1:,}"
-            )
 
     def encode(self, text: str) -> list[int]:
         """See `Tokenizer`."""

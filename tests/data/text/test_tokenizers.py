@@ -283,7 +283,7 @@ def test_long_texts_and_large_ids_are_refused(tmp_path):
     content = json.loads((folder / "tokenizer.json").read_text())
     content["model"]["vocab"]["zz"] = 2**31
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match="ids go up to 2,147,483,648, expected"):
+    with pytest.raises(InputError, match="json go up to 2,147,483,648, expected"):
         load_tokenizer(folder)
 
 
