@@ -3,10 +3,14 @@
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.diff import find_arrays
 from prompt_tuning.cli.shared_options import add_imports_option, refuse_bindings
 from prompt_tuning.core.errors import InputError
+
+if TYPE_CHECKING:
+    from prompt_tuning.tuned.adapter_export import ConversionSource
 
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
@@ -106,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         force=options.force,
     )
     print("\n".join(lines))
-    print(f"next: {_how_to_load(options.target, form, source.base)}")
+    print(f"next: {_how_to_load(options.target, form, source)}")
     return 0
 
 
@@ -153,14 +157,20 @@ def _extract(options: argparse.Namespace) -> int:
     return 0
 
 
-def _how_to_load(target: Path, form: str, base: str | None) -> str:
+def _how_to_load(target: Path, form: str, source: "ConversionSource") -> str:
     """Returns a command that uses what was written."""
-    path, model = shlex.quote(str(target)), shlex.quote(base or "MODEL")
+    path, model = shlex.quote(str(target)), shlex.quote(source.base or "MODEL")
+    checkpoint = str(target) if form == "t5x_model" else source.described
+    if source.config is not None and checkpoint is not None:
+        from prompt_tuning.families.t5x import config_bindings
+
+        words = [str(checkpoint), "--tokenizer", str(source.tokenizer)]
+        words += [f"--gin.{binding}" for binding in config_bindings(source.config)]
+        model = shlex.join(words)
     if form == "merged":
         return f"prompt-tuning generate --model {path} TEXT"
     if form == "t5x_model":
-        gin = "a file with its config (configs/models/t5_*.gin)"
-        return f"prompt-tuning train --model {path}, with {gin}"
+        return f"prompt-tuning train --train FILE --model {model}"
     if form == "checkpoint":
         return f"prompt-tuning train --model {model} --train FILE --start_from {path}"
     file = f"{path}/FILE" if form == "t5x" else path

@@ -136,8 +136,9 @@ def check_options(
     choices = given_choices(options)
     check_duration(choices, [*options.bindings, *(varied or ())])
     directory = getattr(options, "run", None)
-    if directory is None and not options.gin_file:
-        choices |= choices_in(options.bindings, macros=True)[0]
+    model = given_model(options, trains=trains)
+    if model is not None:
+        choices = {**model, **choices, **choices_in(options.bindings, macros=True)[0]}
         (check_training if trains else check_frozen)(choices)
     elif trains and directory is not None and (options.gin_file or "out" in choices):
         config = shlex.quote(f"{directory}/{CONFIG_FILE}")
@@ -147,18 +148,46 @@ def check_options(
         )
     # Several processes report a mistake together, and modules may need JAX.
     if not options.allow_gin_imports and not launch.is_one_of_several(options):
-        _check_config(options, unread, varied)
+        _check_config(options, unread, varied, alone=model is not None)
+
+
+def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] | None:
+    """Returns the option `model` of the gin files, if options configure the rest.
+
+    Args:
+      options: parsed options of the command.
+      trains: see `selected_run.read_run`.
+
+    Returns:
+      an empty dict without gin files; None if files or a run directory configure the
+      run.
+
+    Raises:
+      InputError: for a gin file that cannot be read.
+    """
+    if getattr(options, "run", None) is not None:
+        return None
+    if not options.gin_file:
+        return {}
+    if not trains:
+        return None
+    from prompt_tuning.config.parsed_config import model_in_files
+
+    return model_in_files(options.gin_file)
 
 
 def _check_config(
-    options: argparse.Namespace, unread: Collection[str], varied: Sequence[str] | None
+    options: argparse.Namespace,
+    unread: Collection[str],
+    varied: Sequence[str] | None,
+    *,
+    alone: bool,
 ) -> None:
     """Checks names, types and paths; see `early_checks`."""
     from prompt_tuning.config.early_checks import check_config, check_paths
 
     directory, files = getattr(options, "run", None), list(options.gin_file)
     bindings = [*options.bindings, *(varied or ())]
-    alone = directory is None and not files
     named, bindings = choices_in(bindings, macros=alone)
     choices = given_choices(options) | named
     check_numbers(choices)
@@ -169,7 +198,14 @@ def _check_config(
     else:
         check_paths({OPTIONS[name].setting: x for name, x in choices.items()})
     if alone:
-        check_config([], [MODEL_OF_OPTIONS, *bindings], allow_unused=True)
+        of_model = {k: x for k, x in choices.items() if OPTIONS[k].group == MODEL}
+        check_config(
+            files,
+            [MODEL_OF_OPTIONS, *bindings],
+            choices=of_model if files else None,
+            omitted=unread if files else (),
+            allow_unused=True,
+        )
         return
     if directory is not None:
         files = [str(find_run_directory(directory) / CONFIG_FILE), *files]

@@ -9,7 +9,11 @@ from pathlib import Path
 import jax
 
 from prompt_tuning import __version__, processes
-from prompt_tuning.cli.run_options import find_run_directory, given_choices
+from prompt_tuning.cli.run_options import (
+    find_run_directory,
+    given_choices,
+    given_model,
+)
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.flat_choices import Choices, choices_in
@@ -71,24 +75,27 @@ def _read_run(
     """Reads a run; see `read_run`."""
     files, imports = list(options.gin_file), options.allow_gin_imports
     directory_of_run = getattr(options, "run", None)
-    alone = directory_of_run is None and not files
+    model = given_model(options, trains=trains)
+    alone = model is not None
     named, bindings = choices_in([*options.bindings, *bindings], macros=alone)
-    choices = given_choices(options) | named
+    choices = {**(model or {}), **given_choices(options), **named}
     permissions = {"allow_imports": imports, "allow_unused": allow_unused}
 
     def read(choices: Choices) -> Run:
-        if files and directory_of_run is None:
-            return gin_files.read_run(
-                files, bindings, directory, choices=choices, **permissions
+        if alone and trains:
+            return read_flat_run(
+                choices, bindings, directory, files=files, **permissions
             )
+        if alone:
+            return read_frozen_run(choices, bindings, **permissions)
         if directory_of_run is not None:
             folder = find_run_directory(directory_of_run)
             return gin_files.read_run_directory(
                 folder, bindings, files, choices=choices, allow_imports=imports
             )
-        if trains:
-            return read_flat_run(choices, bindings, directory, **permissions)
-        return read_frozen_run(choices, bindings, **permissions)
+        return gin_files.read_run(
+            files, bindings, directory, choices=choices, **permissions
+        )
 
     epochs = choices.pop("epochs", None)
     run = read(choices)

@@ -37,15 +37,17 @@ def read_flat_run(
     bindings: Sequence[str] = (),
     directory: str | None = None,
     *,
+    files: Sequence[str] = (),
     allow_imports: bool = False,
     allow_unused: bool = False,
 ) -> Run:
-    """Reads the run that the options describe, without a config.
+    """Reads the run that the options describe, without a config of the run.
 
     Args:
       choices: values of the options that were given, by name.
       bindings: bindings of parameters, which override the options.
       directory: directory of the run, which overrides `--out`.
+      files: gin files of the model, which the options override.
       allow_imports: see `read_run`.
       allow_unused: see `read_run`.
 
@@ -54,7 +56,7 @@ def read_flat_run(
     """
     request = flat_request(choices, bindings, directory)
     return request.read(
-        bindings, allow_imports=allow_imports, allow_unused=allow_unused
+        bindings, files=files, allow_imports=allow_imports, allow_unused=allow_unused
     )
 
 

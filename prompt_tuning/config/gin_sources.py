@@ -34,6 +34,7 @@ MAXIMUM_VALUE_DEPTH = 50
 """Maximum nesting of lists, tuples and dicts in a value."""
 
 STEPS = "Run.steps"
+MODEL = "Run.model"
 """The binding by which the file of a run is recognized."""
 
 _LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
@@ -153,6 +154,7 @@ class ConfigSources:
         # Values that each given file sets, such as those of Run.prompt.
         self._given: dict[str, dict[str, Any]] = {}
         self._bound: set[str] = set()
+        self._macros: dict[str, Any] = {}
         self._references = _References()
         self._words: set[str] = set()
         self._values: dict[str, Any] = {}
@@ -166,6 +168,23 @@ class ConfigSources:
     def macros(self) -> set[str]:
         """Names of the macros that the texts use."""
         return self._references.macros
+
+    @property
+    def describes_model(self) -> bool:
+        """Whether the files set no field of the run but its model."""
+        names = {name for values in self._given.values() for name in values}
+        of_run = {name for name in names if name.rpartition("/")[2].startswith("Run.")}
+        return of_run == {MODEL}
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Path or name of the model in the files; None if they name none."""
+        for values in reversed(self._given.values()):
+            path = values.get("Pretrained.checkpoint")
+            if isinstance(path, str):
+                return path
+        path = self._macros.get("MODEL")
+        return path if isinstance(path, str) else None
 
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
@@ -277,11 +296,13 @@ class ConfigSources:
             self._check_file(statement.filename, origin, outer)
 
     def _add(self, statement: config_parser.BindingStatement) -> None:
-        """Keeps a value; a macro is set to be overridden, and is not kept."""
+        """Keeps a value; a macro, which is set to be overridden, in another table."""
         if statement.arg_name:
             scope = f"{statement.scope}/" if statement.scope else ""
             name = f"{scope}{statement.selector}.{statement.arg_name}"
             self._values[name] = statement.value
+        else:
+            self._macros[statement.selector] = statement.value
 
 
 class _NamedText(io.StringIO):

@@ -25,6 +25,7 @@ from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
 from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
+from prompt_tuning.core.flat_options import TABLE
 
 MODULE = "prompt_tuning"
 """Module of the factories in gin's operative config."""
@@ -134,6 +135,25 @@ class GivenConfig:
             gin.bind_parameter("Run.directory", directory)
         with explained(self.label):
             gin.finalize()
+
+
+def model_in_files(files: Sequence[str]) -> dict[str, str] | None:
+    """Returns the option `model` that gin files set, if they describe a model alone.
+
+    Options then configure the rest of a run, as they do without files.
+
+    Returns:
+      the option by name, nothing if the files name no checkpoint, and None if they
+      describe more than a model.
+
+    Raises:
+      InputError: for a file that is missing or cannot be parsed.
+    """
+    sources = GivenConfig.read(files, (), allow_imports=True).sources
+    if not sources.describes_model:
+        return None
+    checkpoint = sources.checkpoint
+    return {} if checkpoint is None else {"model": checkpoint}
 
 
 @functools.cache
@@ -282,7 +302,8 @@ def _unbound_macros() -> str:
     config = gin.config_str()
     bound = set(re.findall(r"^(\w+) = ", config, re.MULTILINE))
     unbound = sorted(set(re.findall(r"%(\w+)", config)) - bound)
-    examples = " ".join(f"--gin.{name}=..." for name in unbound)
+    options = {option.macro: f"{option.flag} ..." for option in TABLE}
+    examples = " ".join(options.get(name, f"--gin.{name}=...") for name in unbound)
     return f"it needs {', '.join(unbound)}; set {examples}"
 
 

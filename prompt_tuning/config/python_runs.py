@@ -69,6 +69,7 @@ class TuneRequest:
         self,
         bindings: Sequence[str] = (),
         *,
+        files: Sequence[str] = (),
         allow_imports: bool = False,
         allow_unused: bool = False,
     ) -> Run:
@@ -76,12 +77,13 @@ class TuneRequest:
 
         Args:
           bindings: further bindings, which override the settings.
+          files: gin files of the model, which the settings override.
           allow_imports: see `read_run`.
           allow_unused: whether further bindings may set values that are not used.
         """
         settings = _with_lengths(self.settings, self.steps)
         run = read_run(
-            [],
+            files,
             [*gin_bindings(settings, prompt_names()), *bindings],
             allow_imports=allow_imports,
             allow_unused=True,

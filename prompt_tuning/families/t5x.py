@@ -3,6 +3,7 @@
 Linear layers are stored `[in, out]`, like ours.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.model_config import ModelConfig, t5_config
 
 
 def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
@@ -36,6 +37,25 @@ def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
         head = Recipe(("decoder/logits_dense/kernel",), transform=transpose)
         table["head/kernel"] = head
     return table
+
+
+def config_bindings(config: ModelConfig) -> list[str]:
+    """Returns the bindings that describe a T5, as T5X checkpoints do not.
+
+    Args:
+      config: config of a T5.
+    """
+    signature = inspect.signature(t5_config).parameters
+    values = {name: getattr(config, name, None) for name in signature}
+    values["version"] = "1.0" if config.tied_head else "1.1"
+    if config.encoder_layers == config.layers:
+        values["encoder_layers"] = None
+    given = [
+        f"t5_config.{name}={values[name]!r}"
+        for name, parameter in signature.items()
+        if values[name] != parameter.default
+    ]
+    return ["Pretrained.config=@t5_config()", *given]
 
 
 def t5x_arrays(

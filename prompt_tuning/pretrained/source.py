@@ -27,7 +27,7 @@ from prompt_tuning.families.hf_folder import (
     find_recipes,
     read_config,
 )
-from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
+from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.prompts.initializers import Vocabulary
 
 
@@ -41,7 +41,8 @@ class Pretrained:
         "Qwen/Qwen3-0.6B", with a revision after `@` if it is not the main one.
       config: config of a T5X checkpoint, which contains none; None for a Hugging Face
         folder.
-      tokenizer: file or folder of the tokenizer; the checkpoint's folder if None.
+      tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
+        checkpoint's folder if None.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
         "bfloat16", or "int8" for the projections of the blocks and bfloat16 for the
@@ -189,7 +190,8 @@ def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
     A tokenizer that defines no EOS gets the model's.
     """
     if source.tokenizer is not None:
-        path = Path(source.tokenizer)
+        bundled = source.tokenizer.startswith(BUNDLED_PREFIX)
+        path = Path(find_checkpoint(source.tokenizer) if bundled else source.tokenizer)
     else:
         path = source.path if source.path.is_dir() else source.path.parent
         if not has_tokenizer(path):

@@ -63,6 +63,9 @@ class ConversionSource:
       model: model of a run with its trained parameters; None without a run.
       prompting: how a run combines its prompt with the text; None without a run.
       step: step of a run's checkpoint; 0 without a run.
+      tokenizer: file or folder of a run's tokenizer; None without a run.
+      described: checkpoint of a run that does not describe its model, as in T5X; None
+        for any other.
     """
 
     origin: str
@@ -72,6 +75,8 @@ class ConversionSource:
     model: LanguageModel | None = None
     prompting: Prompting | None = None
     step: int = 0
+    tokenizer: str | None = None
+    described: str | None = None
 
 
 def default_form(source: Path, target: Path) -> str:
@@ -165,7 +170,12 @@ def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
         state = checkpoint_files.read_state(best_checkpoint(run))
     checkpoint = run.model.checkpoint
     source = source_of_model(str(path), model, parameters, checkpoint, base_model)
-    return dataclasses.replace(source, step=state["step"])
+    return dataclasses.replace(
+        source,
+        step=state["step"],
+        tokenizer=run.model.tokenizer or str(find_checkpoint(checkpoint)),
+        described=None if run.model.config is None else checkpoint,
+    )
 
 
 def source_of_model(

@@ -103,6 +103,32 @@ def test_t5x_names(run, tmp_path, capsys):
     np.testing.assert_array_equal(read_prompt(file), read_prompt(run))
 
 
+def test_a_t5x_checkpoint_is_opened_by_the_printed_command(files, tmp_path, capsys):
+    options = ["--train", files.train, "--steps=1", "--batch_size=32"]
+    options += ["--prompt_length=2", "--gin.DataSource.buckets=1", "--out"]
+    options = [str(word) for word in options]
+    run, model = tmp_path / "run", tmp_path / "model"
+    assert main(["train", "--model", str(files.t5), *options, str(run)]) == 0
+    printed = converted(capsys, run, model, "--to", "t5x_model")
+    words = shlex.split(printed.partition("next: prompt-tuning ")[2])
+    again = [*words, *options, str(tmp_path / "again")]
+    assert main([*again, "--dry_run"]) == 0
+    assert "29 of 30 stored" in capsys.readouterr().out
+    # The same description in a file, and everything else by options.
+    lines = [x.removeprefix("--gin.").replace("=", " = ") for x in words if "gin" in x]
+    config = tmp_path / "model.gin"
+    config.write_text("\n".join(["include 'models/t5_1_1.gin'", *lines]))
+    given = ["train", f"--gin_file={config}", "--model", str(model)]
+    assert main([*given, *options, str(tmp_path / "again")]) == 2
+    assert "set --tokenizer" in capsys.readouterr().err
+    given += ["--tokenizer", str(files.t5)]
+    assert main([*given, *options, str(tmp_path / "again")]) == 0
+    # A prompt of that run is used by the command that is printed for it.
+    printed = converted(capsys, tmp_path / "again", tmp_path / "prompt.npy")
+    command = shlex.split(printed.partition("next: prompt-tuning ")[2])
+    assert main([*command, "--new_tokens", "1"]) == 0
+
+
 def test_a_decoder_has_no_names_in_t5x(run, tmp_path, capsys):
     message = refused(capsys, run, tmp_path / "t5x", "--to", "t5x_model")
     assert "T5X checkpoints contain encoder-decoders" in message

@@ -43,6 +43,20 @@ def refused(capsys, *words: object) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
+def test_a_config_of_a_model_leaves_the_rest_to_options(words, capsys):
+    """It names the checkpoint, or the option does."""
+    data = ["train", "--train", "train data.jsonl", "--print_config"]
+    assert main([*data, "--gin_file=models/bundled_decoder.gin"]) == 0
+    printed = capsys.readouterr().out
+    assert "SoftPrompt.length = 20" in printed and "bundled:skills-decoder" in printed
+    sized = ["--gin_file=models/t5_1_1_base.gin", "--steps=7"]
+    assert main([*data, *sized, "--model=folder", "--tokenizer=file"]) == 0
+    printed = capsys.readouterr().out
+    assert "t5_config.width = 768" in printed and "Run.steps = 7" in printed
+    assert "--model is missing" in refused(capsys, *data, *sized)
+    assert "--train is missing" in refused(capsys, "train", *sized, "--model=folder")
+
+
 def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, capsys):
     options = ["--method", "lora", "--rank", "2", "--steps", "2", "--batch_size", "4"]
     options += [

@@ -1,7 +1,10 @@
 """Sizes of models that no checkpoint has."""
 
+from typing import Any
+
 import pytest
 
+import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import t5_config
 
@@ -24,3 +27,22 @@ def test_products_of_sizes_have_limits(sizes, message):
     usual = {"width": 64, "feed_forward_width": 2**12, "layers": 2, "heads": 2}
     with pytest.raises(InputError, match=message):
         t5_config(**usual | sizes)
+
+
+def test_python_names_any_field_of_a_t5():
+    """The bias of a block has a row for each bucket and a column for each head."""
+    sizes: dict[str, Any] = {
+        "width": 8,
+        "feed_forward_width": 16,
+        "layers": 1,
+        "heads": 2,
+    }
+    assert t5_config(**sizes, relative_buckets=4).relative_buckets == 4
+    settings = pt.t5_config(**sizes, relative_buckets=4)
+    assert settings.build().relative_buckets == 4
+    with pytest.raises(
+        InputError, match="relative_buckets is 2, expected a number from 4"
+    ):
+        t5_config(**sizes, relative_buckets=2)
+    with pytest.raises(InputError, match="no parameter 'choices'"):
+        pt.t5_config(**sizes, choices=4)
