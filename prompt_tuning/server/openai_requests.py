@@ -98,7 +98,7 @@ class ChatBody(CommonBody):
       messages: the conversation.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
 
 
 def read_body(content: bytes) -> JsonObject:
@@ -252,8 +252,8 @@ def _all_ids(values: object) -> bool:
     return isinstance(values, list) and all(type(x) is int for x in values)
 
 
-def _messages(body: JsonObject) -> list[dict[str, str]]:
-    """Returns the messages; a content in parts is joined."""
+def _messages(body: JsonObject) -> list[dict[str, Any]]:
+    """Returns the messages with all their fields, which the chat template gets."""
     messages = []
     for number, value in enumerate(body.sequence("messages"), 1):
         message = as_object(value, f"message {number}")
@@ -267,10 +267,10 @@ def _messages(body: JsonObject) -> list[dict[str, str]]:
             for part in parts:
                 if part.text("type") != "text":
                     part.refuse("type", "text; nothing else is supported")
-            content = "".join(part.text("text") for part in parts)
+                part.text("text")
         elif not isinstance(content, str):
             message.refuse("content", "a text or a list of parts")
-        messages.append({"role": role, "content": content})
+        messages.append({**message.values, "role": role})
     if not messages or messages[-1]["role"] != "user":
         raise InputError("messages must end with a message whose role is user")
     return messages

@@ -257,7 +257,8 @@ class ServedModels:
 
         Arguments and errors are those of `encode_texts`.
         """
-        size = sum(len(message["content"]) for message in messages)
+        # A template may write all fields of a message.
+        size = sum(len(str(x)) for message in messages for x in message.values())
         self._check_length("the conversation", size, positions)
         read = self._reading(adapter)
 
