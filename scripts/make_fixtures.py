@@ -633,6 +633,8 @@ def continued(
         inputs = more | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if seq2seq:
             start = model.generation_config.decoder_start_token_id
+            if start is None:
+                start = model.generation_config.bos_token_id
             inputs["decoder_input_ids"] = torch.tensor([[start, *made]])
         made.append(int(model(**inputs, use_cache=False).logits[0, -1].argmax()))
     return made

@@ -18,6 +18,7 @@ import optax
 from jaxtyping import Array
 
 from prompt_tuning.adapters.adapter import Adapter, Arrays
+from prompt_tuning.adapters.peft.shared_parameters import trained_as_one
 from prompt_tuning.adapters.prompt_files import find_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf, like
@@ -53,6 +54,8 @@ class TransferSource:
       checkpoint: directory of the checkpoint; None for other sources.
       frozen_model: fingerprint of the frozen model that they were trained with, if
         known.
+      trained_as_one: a clause about parameters of a PEFT adapter that PEFT trains as
+        one, and that are several here; None if there are none.
     """
 
     origin: str
@@ -60,6 +63,7 @@ class TransferSource:
     scalings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     checkpoint: Path | None = None
     frozen_model: str | None = None
+    trained_as_one: str | None = None
 
     def read_optimizer(self) -> dict[str, Leaf]:
         """The optimizer's leaves by key path; empty without a checkpoint."""
@@ -134,7 +138,10 @@ def read_source(
         frozen = None if model is None else functools.partial(read_frozen, model)
         adapter = read_adapter(path, config, frozen)
         return TransferSource(
-            origin=str(path), leaves=adapter.parameters, scalings=adapter.scalings
+            origin=str(path),
+            leaves=adapter.parameters,
+            scalings=adapter.scalings,
+            trained_as_one=trained_as_one(adapter, config),
         )
     state = checkpoint_files.verify(checkpoint)
     return TransferSource(
@@ -269,6 +276,12 @@ def plan_transfer(
     for path in sorted(started):
         check_shape(source.origin, path, source.leaves[path], trained[path])
     source.check_scalings(loras)
+    if source.trained_as_one is not None:
+        warnings.warn(
+            f"{source.origin}: {source.trained_as_one}: this run computes the same at "
+            "its start, but trains more parameters than PEFT would",
+            stacklevel=2,
+        )
     state = CarriedState()
     moments = {} if optimizer is None else source.read_optimizer()
     if optimizer is not None and moments:

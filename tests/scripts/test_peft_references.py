@@ -1,5 +1,8 @@
 """References of PEFT are right, whatever version of transformers computes them."""
 
+# These imports are in the `bench` extra only.
+# pyright: reportMissingImports=false
+
 import numpy as np
 import pytest
 

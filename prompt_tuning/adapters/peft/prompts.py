@@ -280,6 +280,19 @@ def _stored_layers(config: ModelConfig, stored: int, count: int) -> list[int]:
     return [2 * layer % stored for layer in range(stored)]
 
 
+def repeated_layers(settings: Settings, config: ModelConfig) -> tuple[int, ...]:
+    """Returns layers that read the same stored layer; none if each has its own.
+
+    Args:
+      settings: settings of a prefix that was read from PEFT.
+      config: config of the model.
+    """
+    count = submodules(settings, "the prefix")
+    order = _stored_layers(config, settings["num_layers"], count)[: config.layers]
+    layers = tuple(i for i, stored in enumerate(order) if stored == order[0])
+    return layers if len(layers) > 1 else ()
+
+
 def _row_settings(prompt: Float[np.ndarray, "P D"], stacks: int) -> dict[str, Any]:
     return {
         "num_transformer_submodules": stacks,
