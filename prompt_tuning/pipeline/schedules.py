@@ -137,7 +137,8 @@ def check_schedule(
         raise InputError(
             f"Pipeline.virtual is {virtual}, so the number of micro-batches must be a "
             f"multiple of the {stages} stages, but it is {microbatches}: set "
-            f"Run.accumulate to {-(-microbatches // stages) * stages}, or virtual to 1"
+            f"Run.accumulate or Pipeline.microbatches to "
+            f"{-(-microbatches // stages) * stages}, or virtual to 1"
         )
 
 

@@ -154,6 +154,21 @@ def test_the_stages_of_a_pipeline_are_described_and_drawn(files, tmp_path, capsy
     assert picture.read_text().startswith("<svg")
 
 
+def test_the_chunks_of_each_stage_are_described(files, tmp_path, capsys):
+    model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=4))
+    more = ["--gin.MeshShape.stage=2", "--gin.Run.mesh=@MeshShape()"]
+    more += ["--gin.Run.pipeline=@Pipeline()", "--gin.Pipeline.virtual=2"]
+    given = arguments(files, "--pipeline", *more, model=model, Run__accumulate=2)
+    assert main(given) == 0
+    printed = capsys.readouterr().out
+    rows = {name: row for name, row in table(printed).items() if name[0].isdigit()}
+    assert list(rows) == [f"{chunk}: 1 block" for chunk in ("0a", "0b", "1a", "1b")]
+    # Weights and what is held are those of the stage, in its first row.
+    assert [bool(row[3]) for row in rows.values()] == [True, False] * 2
+    assert "1f1b with 2 interleaved chunks of each stage, backward pass in" in printed
+    assert "a to b chunk of the stage" in printed
+
+
 @pytest.mark.exhaustive
 def test_recomputed_activations_are_reported_where_p2_holds_them(
     files, tmp_path, capsys

@@ -57,7 +57,7 @@ def test_stages_without_settings_have_the_default_ones():
         (["Pipeline.layers = [1, 2, 0, 1]"], "of Pipeline.layers is 0, expected a n"),
         (
             ["Pipeline.virtual = 2", "Run.accumulate = 6"],
-            "multiple of the 4 stages, but it is 6: set Run.accumulate to 8",
+            "multiple of the 4 stages, but it is 6: set Run.accumulate or Pi",
         ),
         (
             ["Pipeline.virtual = 2", "Pipeline.schedule = 'zb-h1'"],

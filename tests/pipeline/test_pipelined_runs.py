@@ -77,6 +77,7 @@ def test_operations_of_each_stage_are_traced(files, models, tmp_path, monkeypatc
     [
         ("decoder", FULL, 2, {"data": 2, "tensor": 2}, ["schedule='gpipe'"]),
         ("decoder", [], 2, {"fsdp": 2}, ["microbatches=4"]),
+        ("t5", FULL, 2, {"data": 2}, ["virtual=2", "microbatches=4"]),
         ("t5", FULL, 2, {}, ["layers=[3, 1]", "schedule='1f1b-2'", "microbatches=4"]),
     ],
 )
