@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
     with open_socket(options.host, options.port) as opened:
         models, engine = _open(options)
         with activity("compiling"):
-            compile_programs(engine)
+            compile_programs(engine, loads=options.allow_loading is not None)
         clear()
         address = address_of(opened)
 
@@ -156,8 +156,13 @@ def run(options: argparse.Namespace) -> int:
     return 1 if application.thread.failed else 0
 
 
-def compile_programs(engine: "DecodingEngine") -> None:
-    """Compiles the programs of the usual settings."""
+def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
+    """Compiles the programs of the usual settings, and one for all others.
+
+    Args:
+      engine: the engine.
+      loads: whether adapters may be loaded later, of which each row may use another.
+    """
     from prompt_tuning.decoding.sampling_settings import Sampling
 
     engine.compile(
@@ -167,7 +172,15 @@ def compile_programs(engine: "DecodingEngine") -> None:
             Sampling(temperature=1.0, top_p=0.9),
             Sampling(logprobs=5),
             Sampling(temperature=1.0, logprobs=5),
-        ]
+            Sampling(
+                temperature=1.0,
+                top_p=0.9,
+                presence_penalty=0.5,
+                logit_bias={0: 1.0},
+                logprobs=5,
+            ),
+        ],
+        pages=engine.count if loads else 0,
     )
 
 

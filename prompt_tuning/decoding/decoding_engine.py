@@ -11,7 +11,6 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -25,7 +24,7 @@ from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import check_engine, check_room, read_ids
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
-from prompt_tuning.decoding.row_progress import RowProgress, row_choices
+from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
 from prompt_tuning.decoding.token_masks import MaskReader, RowMask
@@ -91,6 +90,7 @@ class DecodingEngine:
         self._queue: FairQueue[RowProgress] = FairQueue()
         self._number = 0
         self._metrics = MetricCounters()
+        self._programs: list[token_choice.Needs] = []
 
     # Adapters
 
@@ -160,11 +160,7 @@ class DecodingEngine:
     # Requests
 
     def submit(self, request: Request, mask: RowMask | None = None) -> RequestHandle:
-        """Queues a request.
-
-        Args:
-          request: the request.
-          mask: result of `open_mask`, so that this takes no time; or None.
+        """Queues a request, with the result of `open_mask` if it is known.
 
         Raises:
           InputError: if its adapter is unknown or it does not fit into a slot.
@@ -195,13 +191,7 @@ class DecodingEngine:
         return self._masks.open(request, ids)
 
     def has_room(self, client: Hashable, rows: int, limit: int) -> bool:
-        """Returns whether so many rows of a client may be submitted now.
-
-        Args:
-          client: the client.
-          rows: number of rows.
-          limit: number of rows that may wait; see `FairQueue.has_room`.
-        """
+        """Returns whether so many rows may be submitted; see `FairQueue.has_room`."""
         free = sum(row is None for row in self._rows)
         return self._queue.has_room(client, rows, limit, free)
 
@@ -235,12 +225,14 @@ class DecodingEngine:
             self.step()
         return handles
 
-    def compile(self, samplings: Sequence[Sampling] = (Sampling(),)) -> list[str]:
+    def compile(
+        self, samplings: Sequence[Sampling] = (Sampling(),), pages: int = 0
+    ) -> list[str]:
         """Compiles the programs of requests by running some, while none is queued.
 
         Args:
-          samplings: settings of which each is served; others compile a further, small
-            program when they are first used.
+          samplings: settings of which each has a program; see `program_for`.
+          pages: number of pages of adapters that are loaded later.
 
         Returns:
           a description of each program.
@@ -255,7 +247,10 @@ class DecodingEngine:
             for length in lengths:
                 self._run_example([0] * length, name, Sampling(new_tokens=1))
             programs.append(f"texts of {name or 'the model'}: {shown(lengths)}")
-        programs += self._reader.compile(self._resident.page_count, self.guesses)
+        programs += self._reader.compile(
+            max(self._resident.page_count, pages), self.guesses
+        )
+        self._programs = [sampling_needs(sampling) for sampling in samplings]
         for sampling in samplings:
             short = dataclasses.replace(
                 sampling, new_tokens=1, minimum_new_tokens=0, forced=(), n=1
@@ -355,26 +350,29 @@ class DecodingEngine:
         if not (row.needs.penalized or row.needs.constrained):
             return
         size = self.model.config.vocabulary_size
-        if self._vocabulary is None:
-            shape = (self.count, size)
-            self._vocabulary = token_choice.TokenNumbers(
-                jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
-            )
         self._vocabulary = token_choice.start_row(
-            self._vocabulary, np.int32(slot), row.given_marks(size), row.biases(size)
+            self._numbers(), np.int32(slot), row.given_marks(size), row.biases(size)
         )
+
+    def _numbers(self) -> token_choice.TokenNumbers:
+        """Returns the numbers of the vocabulary for each slot."""
+        if self._vocabulary is None:
+            size = self.model.config.vocabulary_size
+            self._vocabulary = token_choice.TokenNumbers.zeros(self.count, size)
+        return self._vocabulary
 
     def _choose(self, active: Sequence[tuple[int, RowProgress]]) -> token_choice.Chosen:
         """Chooses the next token of each row."""
         different = {row.needs for _, row in active}
         needs = functools.reduce(token_choice.Needs.union, different)
-        choices = row_choices(self.count, active)
+        needs = token_choice.program_for(needs, self._programs)
+        choices = row_choices(self.count, active, needs, wide=bool(self._programs))
         counted = needs.penalized or needs.constrained
         chosen, vocabulary = token_choice.choose(
             self._resident.parameters,
             self._reader.slots.hidden,
             choices,
-            self._vocabulary if counted else None,
+            self._numbers() if counted else None,
             graph=self._resident.graph,
             needs=needs,
             process=self._process,

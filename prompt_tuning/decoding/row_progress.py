@@ -24,8 +24,11 @@ from prompt_tuning.decoding.token_choice import (
     Needs,
     RowChoices,
 )
-from prompt_tuning.decoding.token_masks import RowMask
+from prompt_tuning.decoding.token_masks import WORD_BITS, RowMask
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+WIDE = 128
+"""Number of ends of a row that arrays have room for if clients set them."""
 
 
 class RowProgress:
@@ -46,6 +49,7 @@ class RowProgress:
       leader: slot of the sample whose text is read for this one, else None.
       tokens: generated tokens.
       needs: options that its settings use.
+      vocabulary_size: number of tokens that the model scores.
       mask: tokens that may follow; None if its text has no constraint.
     """
 
@@ -70,6 +74,7 @@ class RowProgress:
         self.ends, stop = row_ends(self.sampling, model), self.sampling.stop
         self.mask = None if mask is None else mask.copy()
         self.needs = sampling_needs(self.sampling)
+        self.vocabulary_size = model.config.vocabulary_size
         self.embeddings = handle.request.embeddings
         self.content = content_number(given, self.embeddings)
         separate = model.config.architecture == "encoder_decoder"
@@ -226,22 +231,35 @@ def sampling_needs(sampling: Sampling) -> Needs:
 
 
 def _allowed_tokens(
-    count: int, active: Sequence[tuple[int, RowProgress]]
-) -> UInt32[np.ndarray, "B W"] | None:
-    """Returns the mask of each slot; None if no row has one."""
+    count: int, active: Sequence[tuple[int, RowProgress]], size: int
+) -> UInt32[np.ndarray, "B W"]:
+    """Returns the mask of each slot, for a vocabulary of some size."""
     masks = {slot: row.mask.words for slot, row in active if row.mask is not None}
-    if not masks:
-        return None
-    width = len(next(iter(masks.values())))
+    width = -(-size // WORD_BITS)
     words = np.full((count, width), ~np.uint32(0))
     for slot, mask in masks.items():
         words[slot] = mask
     return words
 
 
-def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowChoices:
-    """Returns the settings of all slots as arrays; neutral where no row is active."""
-    choices = _neutral(count, max((len(row.ends) for _, row in active), default=0))
+def row_choices(
+    count: int,
+    active: Sequence[tuple[int, RowProgress]],
+    needs: Needs,
+    *,
+    wide: bool = False,
+) -> RowChoices:
+    """Returns the settings of all slots as arrays; neutral where no row is active.
+
+    Args:
+      count: number of slots.
+      active: the rows, at least one.
+      needs: options of the program that reads them.
+      wide: whether the arrays have room for more ends than rows usually have, so that
+        no other width is compiled for clients who set many.
+    """
+    ends = max(len(row.ends) for _, row in active)
+    choices = _neutral(count, max(ends, WIDE) if wide else ends)
     # Rows of one request, or of one evaluation, share their settings.
     sharing: dict[int, list[tuple[int, RowProgress]]] = {}
     for slot, row in active:
@@ -252,7 +270,10 @@ def row_choices(count: int, active: Sequence[tuple[int, RowProgress]]) -> RowCho
         steps = [len(row.tokens) for row in rows]
         _set(choices, slots, rows[0].sampling, rows[0].ends, samples, steps)
         choices.content[np.array(slots)] = [row.content for row in rows]
-    return choices._replace(allowed=_allowed_tokens(count, active))
+    if not needs.masked:
+        return choices
+    size = active[0][1].vocabulary_size
+    return choices._replace(allowed=_allowed_tokens(count, active, size))
 
 
 def first_choices(

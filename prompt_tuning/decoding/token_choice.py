@@ -170,6 +170,26 @@ class Needs(NamedTuple):
         return Needs(*(a or b for a, b in zip(self, other, strict=True)))
 
 
+def program_for(needs: Needs, programs: list[Needs]) -> Needs:
+    """Returns the options of the smallest program that has those which rows need.
+
+    If none has, one with all options is added, so that clients with unlike settings
+    never compile more than one.
+
+    Args:
+      needs: options that rows use.
+      programs: options of the programs that are compiled; empty if each set of options
+        has its own.
+    """
+    if not programs:
+        return needs
+    fitting = [each for each in programs if each.union(needs) == each]
+    if not fitting:
+        fitting = [Needs(*[True] * len(needs))]
+        programs += fitting
+    return min(fitting, key=sum)
+
+
 class RowChoices(NamedTuple):
     """Settings of each row as arrays; see `Sampling`.
 
@@ -230,6 +250,14 @@ class TokenNumbers(NamedTuple):
     given: Bool[Array, "B V"]
     counts: Int[Array, "B V"]
     bias: Float[Array, "B V"]
+
+    @classmethod
+    def zeros(cls, rows: int, size: int) -> "TokenNumbers":
+        """Returns the numbers of rows without tokens, for a vocabulary's size."""
+        shape = (rows, size)
+        return cls(
+            jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
+        )
 
 
 class Chosen(NamedTuple):

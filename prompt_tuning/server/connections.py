@@ -1,6 +1,7 @@
 """Connections with limits of time, of which the idle ones make room for new ones."""
 
 import contextlib
+import heapq
 import resource
 import time
 from typing import Any
@@ -16,6 +17,9 @@ from prompt_tuning.server.server_limits import (
     SPARE_CONNECTIONS,
     STOP_SECONDS,
 )
+
+CLOSED = SPARE_CONNECTIONS // 2
+"""Number of idle connections that are closed for new ones."""
 
 
 def connection_limit() -> int:
@@ -37,8 +41,8 @@ def connection_limit() -> int:
 class TimedConnection(H11Protocol):
     """A connection that is closed when its client sends or reads too slowly.
 
-    If too many are open, a new one closes the one that has waited longest for the rest
-    of a request, so that clients that never send it exclude no others.
+    If too many are open, a new one closes some that have waited longest for the rest of
+    a request, so that clients that never send it exclude no others.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -52,11 +56,14 @@ class TimedConnection(H11Protocol):
                 each
                 for each in self.connections
                 if isinstance(each, TimedConnection)
+                and each is not self
                 and each.waits_for_client
                 and not each.transport.is_closing()
             ]
-            if idle:
-                min(idle, key=lambda each: each._since).transport.abort()
+            # Several at once, because finding them takes time.
+            count = min(CLOSED, -(-len(idle) // 2))
+            for each in heapq.nsmallest(count, idle, key=lambda one: one._since):
+                each.transport.abort()
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""

@@ -65,13 +65,17 @@ class FairWorkers:
         try:
             await turn
         except asyncio.CancelledError:
-            if not self._turns.remove(turn):
+            if turn.cancelled():
+                self._turns.remove(turn)
+            else:
                 self._release()
             raise
 
     def _release(self) -> None:
         """Gives a thread that is free now to the next client."""
-        if self._turns:
-            self._turns.pop().set_result(None)
-        else:
-            self._free += 1
+        while self._turns:
+            turn = self._turns.pop()
+            if not turn.done():  # its caller is cancelled
+                turn.set_result(None)
+                return
+        self._free += 1

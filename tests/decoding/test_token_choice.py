@@ -53,6 +53,18 @@ def test_options_that_no_row_uses_change_no_bit():
     np.testing.assert_array_equal(plain.tokens, every.tokens)
 
 
+def test_unlike_settings_share_a_program_that_has_their_options():
+    drawn, logprobs, every = Needs(True), Needs(logprobs=True), Needs(*[True] * 6)
+    programs = [Needs(), drawn, drawn.union(logprobs)]
+    assert token_choice.program_for(drawn, programs) == drawn
+    assert token_choice.program_for(logprobs, programs) == programs[2]
+    # The first row whose options no program has compiles the last one.
+    for needs in (Needs(masked=True), Needs(penalized=True)):
+        assert token_choice.program_for(needs, programs) == programs[3] == every
+    assert len(programs) == 4
+    assert token_choice.program_for(drawn, []) == drawn
+
+
 CASES: dict[str, tuple[Callable, Callable]] = {
     "repetition": (
         lambda x, ids: token_choice.penalize_repetition(x, _seen(ids), np.full(B, 1.3)),

@@ -257,7 +257,7 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         (b"{", 400, "not valid JSON"),
         (b"[]", 400, "contains a list"),
         (b"[" * 200_000, 400, "levels deep"),
-        (b'{"prompt": "\xff"}', 400, "not valid JSON"),
+        (b'{"prompt": "\xff"}', 400, "not UTF-8"),
         (b'{"prompt": "\\ud800"}', 400, "cannot be encoded"),
         (b'{"prompt": "a", "temperature": NaN}', 400, "finite number"),
         (b" " * (2**22 + 1), 413, "longer than"),
