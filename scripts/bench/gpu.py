@@ -45,7 +45,7 @@ NEEDED = {
     "orbax.checkpoint": "orbax-checkpoint",
     "rich": "rich",
     "safetensors": "safetensors",
-    "sentencepiece": "sentencepiece",
+    "google.protobuf": "protobuf",
     "tensorstore": "tensorstore",
     "tokenizers": "tokenizers",
     "jinja2": "jinja2",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
+from prompt_tuning.data.text.sentencepiece_format import parse_model
 
 if TYPE_CHECKING:
     import tokenizers
@@ -159,12 +160,9 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
     Raises:
       InputError: if it is something else, or its algorithm is not supported.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
     content = read_limited(file, MAXIMUM_FILE)
-    proto: Any = sentencepiece_model_pb2.ModelProto()  # pyright: ignore
     with reporting_errors(lambda: f"{file} is not a sentencepiece model"):
-        proto.ParseFromString(content)
+        proto = parse_model(content)
     if not proto.pieces:
         raise InputError(f"{file} is not a sentencepiece model: it has no pieces")
     if proto.trainer_spec.model_type not in (UNIGRAM, BPE):

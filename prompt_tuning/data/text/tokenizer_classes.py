@@ -244,6 +244,8 @@ MODEL_CLASSES: Mapping[str, str] = {
     "xlm-roberta": "XLMRobertaTokenizer",
 }
 """Class of each model type in `TOKENIZER_MAPPING_NAMES` of transformers."""
+UNREGISTERED = ("bloom", "falcon", "gpt_oss", "helium", "llama", "smollm3")
+"""Model types of this package's families that are not in that table."""
 WRONGLY_NAMED = ("qwen2", "phi3", "phimoe")
 """Model types whose folders name a wrong class, which transformers does not use."""
 
@@ -259,7 +261,8 @@ def class_name(named: str | None, model_type: str | None, is_byte_level: bool) -
     registered = MODEL_CLASSES.get(model_type or "")
     wrong = model_type in WRONGLY_NAMED
     if named is None:
-        return registered or GENERIC
+        known = model_type is None or model_type in UNREGISTERED
+        return registered or (GENERIC if known else f"tokenizer of {model_type}")
     named = named.removesuffix("Fast")
     named = GENERIC if named in GENERIC_NAMES else named
     if named == "LlamaTokenizer" and is_byte_level and not wrong:

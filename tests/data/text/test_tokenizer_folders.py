@@ -1,12 +1,15 @@
 import json
+import shutil
 
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.chat_templates import chat_template_of
 from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.tokenizer_folders import (
     COMBINATIONS,
+    FIXTURES,
     MESSAGES,
     TEXTS,
     VALUES,
@@ -44,3 +47,67 @@ def test_all_combinations_equal_transformers(combination, tmp_path):
     expected = transformers_values(folder)
     assert COMMITTED.get(combination, expected) == expected
     assert our_values(folder) == expected
+
+
+def write_class(folder, name, files):
+    """Writes a folder with the vocabulary files of a class."""
+    folder.mkdir()
+    for file in files:
+        if file.endswith((".model", ".spm")):
+            shutil.copy(FIXTURES / "unigram/spiece.model", folder / file)
+    if "merges.txt" in files:
+        for file in ("vocab.json", "merges.txt"):
+            shutil.copy(FIXTURES / "byte_level" / file, folder)
+    config = {"tokenizer_class": name}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("MBartTokenizer", "sentencepiece.bpe.model"),
+        ("MBart50TokenizerFast", "sentencepiece.bpe.model"),
+        ("NllbTokenizer", "sentencepiece.bpe.model"),
+        ("M2M100Tokenizer", "sentencepiece.bpe.model"),
+        ("XLMRobertaTokenizer", "sentencepiece.bpe.model"),
+        ("PegasusTokenizer", "spiece.model"),
+        ("BlenderbotTokenizer", "merges.txt"),
+    ],
+)
+def test_classes_that_change_ids_are_refused_by_name(name, file, tmp_path):
+    folder = write_class(tmp_path / "tokenizer", name, [file])
+    with pytest.raises(InputError, match=name.removesuffix("Fast")):
+        load_tokenizer(folder)
+
+
+def test_pieces_of_an_unknown_model_type_are_refused(tmp_path):
+    folder = write_class(tmp_path / "tokenizer", None, ["spiece.model"])
+    (folder / "config.json").write_text('{"model_type": "pegasus"}')
+    with pytest.raises(InputError, match=r"spiece\.model is .*'tokenizer of pegasus'"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.torch
+def test_each_class_of_transformers_is_read_as_there_or_refused_by_name(tmp_path):
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    found = {}
+    for name in sorted(set(TOKENIZER_MAPPING_NAMES.values()) - {None}):
+        files = getattr(getattr(transformers, name), "vocab_files_names", {}).values()
+        vocabularies = (".model", ".spm", "merges.txt")
+        if not any(file.endswith(vocabularies) for file in files if file):
+            continue
+        folder = write_class(tmp_path / name, name, [file for file in files if file])
+        try:
+            ours = load_tokenizer(folder)
+        except InputError as problem:
+            found[name] = "refused" if name.removesuffix("Fast") in str(problem) else ""
+            continue
+        theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+        ids = [theirs(text, add_special_tokens=False).input_ids for text in TEXTS]
+        same = ids == [ours.encode(text) for text in TEXTS]
+        found[name] = "read" if same else ""
+    assert {name for name, how in found.items() if not how} == set()
+    assert sum(how == "read" for how in found.values()) >= 12
