@@ -97,7 +97,7 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
         parts.append(f"{examples.unlearned:,} left out: nothing is learned")
     if examples.without_completion:
         count = examples.without_completion
-        parts.append(f"{count:,} left out: their completion is empty")
+        parts.append(f"{count:,} left out: they have no completion")
     if examples.truncated:
         parts.append(f"{examples.truncated:,} truncated because they are too long")
     if examples.uncounted:

@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     left_out = ""
     if rows.without_completion:
         count = rows.without_completion
-        left_out = f"; {count:,} left out: their completion is empty"
+        left_out = f"; {count:,} left out: they have no completion"
     console.print(
         f"{path}: {len(rows):,} rows{left_out}", markup=False, highlight=False
     )

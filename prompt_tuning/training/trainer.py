@@ -128,10 +128,8 @@ class Trainer:
         if self.examples.unlearned:
             rows.append(f"{self.examples.unlearned} left out: nothing is learned")
         if self.examples.without_completion:
-            rows.append(
-                f"{self.examples.without_completion} left out: their completion is "
-                "empty"
-            )
+            count = self.examples.without_completion
+            rows.append(f"{count} left out: they have no completion")
         if self.examples.truncated:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")

@@ -39,7 +39,7 @@ class Examples:
       truncation: cuts examples that are too long; None to leave all as they are.
       truncated: number of examples that are cut.
       unlearned: number of rows left out because nothing in them is learned.
-      without_completion: number of records left out because their completion is empty.
+      without_completion: see `RowSource`.
       has_classes: whether an example consists of a row for each class; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another

@@ -55,10 +55,7 @@ class ConversationEncoder:
         self._eos_text = chat.eos_token or tokenizer.token(tokenizer.eos_id)
 
     def has_completion(self, line: JsonLine) -> bool:
-        """Returns whether a pair has an answer; see `RowEncoder`."""
-        is_pair = self._format in ("alpaca", "pairs")
-        if not is_pair or has_prompt_messages(line.content, self._pairs.prompt_key):
-            return True
+        """Returns whether an answer is learned; see `RowEncoder`."""
         return any(self._read(line).learned)
 
     def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:

@@ -32,12 +32,12 @@ class JsonlRows:
 
     The row of a line with a prompt and a completion consists of BOS (type 0) if the
     tokenizer adds one, the prompt (type 0), the completion (type 1) and EOS (type 3).
-    Empty lines are skipped. Lines whose completion is empty are left out, as `prepare`
-    leaves them out, because only EOS would be learned.
+    Empty lines are skipped. Lines with an empty completion, or no learned answer, are
+    left out, as `prepare` leaves them out, because only EOS would be learned.
 
     Attributes:
       records: number of each row's record, counted through all files.
-      without_completion: number of records left out because their completion is empty.
+      without_completion: see `RowSource`.
 
     Args:
       files: one file or several.
@@ -84,7 +84,8 @@ class JsonlRows:
                 lines = [block[i] for i in chosen]
                 self.records += [read + i for i in chosen]
                 read += len(block)
-                self._rows += encoder.rows(lines, add_eos)
+                if lines:
+                    self._rows += encoder.rows(lines, add_eos)
                 self._locations += [(path, f"{x.unit} {x.number}") for x in lines]
                 self._columns += map(columns.read_line, lines)
                 if self._prompt_ids is not None and tasks is not None:
@@ -93,8 +94,8 @@ class JsonlRows:
                 raise InputError(f"{path} has no line, expected at least one")
             if len(self._rows) == before:
                 raise InputError(
-                    f"{path}: the completion of every line is empty "
-                    f"({read - first:,} in all), so there is nothing to learn: write "
+                    f"{path}: no record has a completion, or it is empty in all "
+                    f"{read - first:,}, so there is nothing to learn: write "
                     "completions, or name another key by "
                     f"{how_to_set('DataSource.completion_key', 'KEY')}"
                 )

@@ -64,7 +64,7 @@ class RowSource(Protocol):
 
     Attributes:
       without_completion: number of records that are left out because their completion
-        is empty.
+        is empty, or because no answer of a conversation is learned.
     """
 
     without_completion: int

@@ -152,6 +152,9 @@ def _is_one(name: str, value: Any) -> bool:
 def is_learned(message: Mapping[str, Any], location: str) -> bool:
     """Returns whether a message is an answer that is learned, by its role and flags.
 
+    An answer without a content is not, unless it calls a tool or the like: only its end
+    could be learned.
+
     Raises:
       InputError: if a flag is neither 0 nor 1, flags contradict each other, or a
         message that is no answer is to be learned.
@@ -181,4 +184,13 @@ def is_learned(message: Mapping[str, Any], location: str) -> bool:
         raise InputError(
             f"{location}: a message has {shown(flags)}, expected equal values"
         )
-    return is_answer and all(flags.values())
+    return is_answer and all(flags.values()) and _says_something(message)
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    """Returns whether a message has a text, a call of a tool, or the like."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = any(part.get("text") for part in content if isinstance(part, dict))
+    others = message.keys() - {"role", "content", "name", *LEARNED_FLAGS}
+    return bool(content) or any(message[name] for name in others)

@@ -166,10 +166,26 @@ def test_a_template_that_uses_the_date_needs_one(tmp_path):
     assert tokens(load(dated, file, chat_date=day)) == tokens(rows)
 
 
+def test_conversations_without_an_answer_are_left_out_and_counted(tmp_path, folder):
+    empty = {"role": "assistant", "content": ""}
+    parts = {"role": "assistant", "content": [{"type": "text", "text": ""}]}
+    lines = [TALK[:2], [TALK[1], empty], [TALK[1], parts], [*TALK[1:3], TALK[3], empty]]
+    written = write_jsonl(tmp_path / "a.jsonl", *({"messages": x} for x in lines))
+    rows = load(folder, written)
+    assert rows.without_completion == 3
+    whole = write_jsonl(tmp_path / "b.jsonl", {"messages": TALK[1:3]})
+    assert tokens(rows) == tokens(load(folder, whole))
+    assert tokens(rows) == tokens(
+        load(folder, prepared(folder, written, tmp_path / "out"))
+    )
+    none = write_jsonl(tmp_path / "c.jsonl", {"messages": TALK[:2]})
+    with pytest.raises(InputError, match="no record has a completion"):
+        load(folder, none)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"messages": TALK[:2]}, "line 2: no message of an assistant"),
         ({"messages": []}, "line 2: 'messages' is .*, expected a list of at least one"),
         ({"messages": ["hi"]}, "line 2: 'messages' is .*, expected a list of at least"),
         ({"messages": [{"role": "user"}]}, "line 2: .* 'role' .* and 'content'; found"),
