@@ -207,7 +207,16 @@ def write_prepared(folder: Path) -> None:
 
 
 PAIRS = 'prompt,completion,weight\n"a, b",c,1\n"line\nbreak",d,0.5\ne,f,2\n'
-TALK = {"messages": MESSAGES, "weight": 1.5}
+TALK = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        {"role": "assistant", "content": "Hi", "weight": 1},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "chat_template_kwargs": {"style": "brief"},
+    "weight": 1.5,
+}
+TRL = {"prompt": MESSAGES[:2], "completion": MESSAGES[2:], "weight": 1}
 SHAREGPT = {
     "system": "Be brief.",
     "conversations": [
@@ -216,13 +225,21 @@ SHAREGPT = {
     ],
     "weight": 1,
 }
-ALPACA = {"instruction": "Add.", "input": "1 2", "output": "3", "weight": 1}
+ALPACA = {
+    "instruction": "Add.",
+    "input": "1 2",
+    "output": "3",
+    "system": "Be brief.",
+    "history": [["Add.", "0"]],
+    "weight": 1,
+}
 DATA = (
     ("pairs.csv", PAIRS, mutate_text),
     ("pairs.tsv", PAIRS.replace(",", "\t"), mutate_text),
     ("list.json", json.dumps([TALK] * 2), mutate_json),
     ("messages.jsonl", json.dumps(TALK), mutate_json),
     ("sharegpt.jsonl", json.dumps(SHAREGPT), mutate_json),
+    ("trl.jsonl", json.dumps(TRL), mutate_json),
     ("alpaca.jsonl", json.dumps(ALPACA), mutate_text),
 )
 TEMPLATE_OPTIONS = ("--chat", "--chat_template", "FOLDER/template.jinja")
