@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, KEPT
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
@@ -105,10 +106,9 @@ def read_adapter_texts(
 
 def run_folder(path: Path) -> Path | None:
     """Returns the run directory that an adapter is, or whose checkpoint it is."""
-    for folder in (path, *path.absolute().parents[:3]):
-        if (folder / CONFIG_FILE).is_file():
-            return folder
-    return None
+    checkpoints = (x for x in path.absolute().parents if x.name in (FOLDER, KEPT))
+    folders = [path, *(folder.parent for folder in checkpoints)]
+    return next((x for x in folders if (x / CONFIG_FILE).is_file()), None)
 
 
 def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:

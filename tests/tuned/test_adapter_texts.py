@@ -8,6 +8,7 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.conversations import answers_of
@@ -99,6 +100,14 @@ def test_evaluation_reads_texts_as_the_run_of_its_prompt(
     assert main(["evaluate", *alone, "--joiner", " "]) == 2
     message = "was trained with DataSource.joiner = '', and the data is read with ' '"
     assert message in capsys.readouterr().err
+
+
+def test_the_run_of_a_checkpoint_is_found(templated, tmp_path):
+    (checkpoint,) = (templated / "numpy_checkpoints").glob("checkpoint_1")
+    for path in (templated, checkpoint, next(checkpoint.glob("*.npy"))):
+        assert adapter_texts.run_folder(path) == templated
+    (tmp_path / CONFIG_FILE).touch()
+    assert adapter_texts.run_folder(tmp_path / "other/prompt.npy") is None
 
 
 def test_a_folder_with_a_chat_template_is_used(model, tmp_path):
