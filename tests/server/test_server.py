@@ -1,5 +1,6 @@
 """The server over HTTP, on the bundled model, against the model without it."""
 
+import argparse
 import base64
 import contextlib
 import http.client
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from prompt_tuning.cli import serve
 from prompt_tuning.config.flat_runs import read_frozen_run
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.row_encoding import encode_given
@@ -330,6 +332,16 @@ def test_other_paths_keys_and_hosts_are_refused(server):
     assert server.ask(path="/health", method="GET", Host="example.com")[0] == 403
     status, _ = server.ask(b"{}", **{"Content-Type": "text/plain"})
     assert status == 415
+
+
+def test_an_open_address_without_a_key_warns(monkeypatch):
+    monkeypatch.delenv(serve.KEY_VARIABLE, raising=False)
+    options = argparse.Namespace(host="0.0.0.0", api_key=None, allow_loading=None)
+    with pytest.warns(UserWarning, match="everybody who reaches this machine"):
+        serve._check_host(options)
+    # Other warnings are errors.
+    serve._check_host(argparse.Namespace(host="0.0.0.0", api_key=KEY))
+    serve._check_host(argparse.Namespace(host="127.0.0.1", api_key=None))
 
 
 def test_adapters_are_loaded_from_below_the_directory_only(server, tmp_path):

@@ -5,9 +5,12 @@ import http.client
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 
 from tests.support.small_runs import COMPILATION_CACHE
@@ -20,6 +23,37 @@ pytestmark = [
     ),
 ]
 NEW = 100
+
+
+def test_a_server_that_is_killed_while_it_loads_leaves_all_as_it_was(tmp_path):
+    adapter = tmp_path / "soft.npy"
+    np.save(adapter, np.ones((4, 128), np.float32))
+    content = adapter.read_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "prompt_tuning", "serve", f"--port={port}"]
+    command += ["--model=bundled:skills-decoder", f"--adapter=soft={adapter}"]
+    command += ["--slots=2", "--length=32"]
+    environment = os.environ | COMPILATION_CACHE
+    for seconds in (0.2, 1.5, 3.0, None):
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with process:
+            assert process.stdout is not None
+            if seconds is None:
+                assert any("http://" in line for line in process.stdout)
+                process.terminate()
+            else:
+                time.sleep(seconds)
+                process.kill()
+        assert list(tmp_path.iterdir()) == [adapter]
+        assert adapter.read_bytes() == content
+    assert process.returncode == 0
 
 
 def test_sigterm_finishes_the_requests_that_run():
