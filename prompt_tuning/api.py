@@ -77,7 +77,8 @@ def tune(
 
     Args:
       model: result of `load`, or what `load` takes.
-      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
+      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them; a
+        class of prompts of your own is given as `functools.partial(Own, length=20)`.
       data: pairs `(prompt, completion)`, mappings with these keys (a
         `datasets.Dataset`, for example), a table (a data frame, an array `[n, 2]` of
         pairs, or a mapping of columns), or paths of jsonl or HDF5 files. Of splits by

@@ -17,6 +17,7 @@ FACTORIES = {
     **losses.FACTORIES,
     "ObjectiveFromPython": "prompt_tuning.config.python_objects",
     "optimizer_from_python": "prompt_tuning.config.python_objects",
+    "prompt_from_python": "prompt_tuning.config.python_objects",
     "MeshShape": "prompt_tuning.sharding.mesh",
     "Pipeline": "prompt_tuning.pipeline.pipeline_settings",
     "AxisRules": "prompt_tuning.sharding.axis_rules",

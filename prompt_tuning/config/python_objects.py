@@ -1,7 +1,7 @@
 """Stand-ins, in a config, for objects that only Python can make.
 
-Every command reads the directory of a run that Python configured. Only its training
-needs the objects themselves, so training refuses the stand-ins.
+Every command reads the directory of a run that Python configured. Its training needs
+the objects themselves, and a prompt is needed everywhere, so the stand-ins refuse it.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import optax
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.objective import Objective
+from prompt_tuning.prompts.prompt_module import PromptFactory
 
 
 def optimizer_from_python(description: str) -> optax.GradientTransformation:
@@ -41,9 +42,22 @@ class ObjectiveFromPython(Objective):
         _refuse(self.description)
 
 
+def prompt_from_python(description: str) -> PromptFactory:
+    """Stands for a class of prompts.
+
+    Args:
+      description: name and arguments of the class.
+    """
+
+    def refuse(*_: Any) -> NoReturn:
+        _refuse(description)
+
+    return refuse
+
+
 def _refuse(description: str) -> NoReturn:
     raise InputError(
         f"this run was configured from Python with {description}, which its config "
-        "cannot hold: continue it by prompt_tuning.tune with the same arguments and "
-        "directory"
+        "cannot hold: continue or use it by prompt_tuning.tune with the same arguments "
+        "and directory"
     )

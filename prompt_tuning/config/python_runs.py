@@ -6,17 +6,19 @@ transformation, a loss function) are put into the run afterwards.
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from prompt_tuning.config.configured import Configured, parameter_names
+from prompt_tuning.config.configured import Configured, built, parameter_names
 from prompt_tuning.config.gin_files import prompt_names, read_run
 from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.methods import ADAPTER_RATE, PROMPT_RATE, RATES
 from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import check_used, unused_bindings
-from prompt_tuning.config.written_config import stand_in
+from prompt_tuning.config.written_config import own_prompt, stand_in
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.flat_options import SCHEDULES
 from prompt_tuning.core.parameter_groups import ParameterGroup
@@ -130,9 +132,16 @@ def tune_request(
             "no method was given: expected a prompt or adapter such as "
             "SoftPrompt(length=20) or LoRA(rank=8), or groups=[ParameterGroup(...)]"
         )
+    for name in ("prompt", "decoder_prompt"):
+        own = own_prompt(fields.get(name))
+        if own is not None:
+            _check_arguments(own)
+            given = {key: built(x) for key, x in own.keywords.items()}
+            replacements[name] = functools.partial(own.func, **given)
+            fields[name] = stand_in(own)
     if "groups" not in fields:
         decoder = of_run.get("decoder_prompt")
-        trained = [*methods, *([decoder] if isinstance(decoder, Configured) else [])]
+        trained = [_shipped(x) for x in (*methods, decoder) if x is not None]
         fields["groups"] = _groups(trained, learning_rate, optimizer, replacements)
     elif learning_rate is not None or optimizer is not None:
         raise InputError("give learning_rate and optimizer, or groups, not both")
@@ -205,15 +214,18 @@ def attachments(methods: Sequence[Any]) -> dict[str, Any]:
     Raises:
       InputError: for a value that is not a method, or several prompts.
     """
-    for method in methods:
+    own: list[Any] = [method for method in methods if own_prompt(method) is not None]
+    named = [method for method in methods if own_prompt(method) is None]
+    for method in named:
         if not isinstance(method, Configured):
             raise InputError(
                 f"the method {shown(method)} is {kind_of(method)}, expected one such "
-                "as SoftPrompt(length=20) or LoRA(rank=8)"
+                "as SoftPrompt(length=20) or LoRA(rank=8), or a class of prompts, as "
+                "in functools.partial(OwnPrompt, length=20)"
             )
-    prompts = [method for method in methods if method.name in prompt_names()]
-    adapters = [method for method in methods if _is_adapter(method)]
-    for method in methods:
+    prompts = own + [method for method in named if method.name in prompt_names()]
+    adapters = [method for method in named if _is_adapter(method)]
+    for method in named:
         if method not in prompts and method not in adapters:
             raise InputError(f"{method} is neither a prompt nor an adapter")
     if len(prompts) > 1:
@@ -223,6 +235,34 @@ def attachments(methods: Sequence[Any]) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {"prompt": prompts[0]} if prompts else {}
     return fields | ({"adapters": adapters} if adapters else {})
+
+
+def _check_arguments(prompt: functools.partial) -> None:
+    """Checks that a class of prompts gets all of its arguments.
+
+    Raises:
+      InputError: with what is missing or unknown.
+    """
+    cls: Any = prompt.func
+    try:
+        signature = inspect.signature(cls.__init__)
+        signature.bind(None, None, None, **prompt.keywords)
+    except TypeError as problem:
+        name = prompt.func.__name__
+        raise InputError(
+            f"{name} cannot be made: {problem}; give its arguments, as in "
+            f"functools.partial({name}, length=20)"
+        ) from None
+
+
+def _shipped(method: Any) -> Configured:
+    """Returns the settings of a method; for an own class, of what it derives from."""
+    own = own_prompt(method)
+    if own is None:
+        return method
+    cls: Any = own.func
+    names = [base.__name__ for base in cls.__mro__ if base.__name__ in prompt_names()]
+    return Configured(names[0] if names else "SoftPrompt")
 
 
 def _is_adapter(method: Configured) -> bool:

@@ -12,6 +12,7 @@ from prompt_tuning.config.gin_files import prompt_names
 from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import kind_of
+from prompt_tuning.prompts.prompt_module import PromptModule
 
 CHANGED_DEFAULTS = ("buckets",)
 """Fields that are always written, because an earlier version had another default."""
@@ -28,10 +29,35 @@ def run_config(run: Run) -> str:
 
 def stand_in(value: Any) -> Configured:
     """Returns the settings that stand for an object that a config cannot hold."""
+    prompt = own_prompt(value)
+    if prompt is not None:
+        given = ", ".join(f"{name}={_brief(x)}" for name, x in prompt.keywords.items())
+        description = f"{prompt.func.__name__}({given})"
+        return Configured("prompt_from_python", {"description": description})
     factory = "optimizer_from_python" if _is_optimizer(value) else "ObjectiveFromPython"
     value = getattr(value, "wrapped", value)
     name = getattr(value, "__name__", None) or f"{kind_of(value)}"
     return Configured(factory, {"description": name})
+
+
+def _brief(value: Any) -> str:
+    """Returns a value as text, which is the same when the program is started again."""
+    address = " at 0x" in repr(value)
+    return str(getattr(value, "__name__", kind_of(value))) if address else repr(value)
+
+
+def own_prompt(value: Any) -> functools.partial | None:
+    """Returns a class of prompts with the arguments that are given.
+
+    Args:
+      value: a class of prompts, or a `functools.partial` of one; None is returned for
+        anything else.
+    """
+    partial = value if isinstance(value, functools.partial) else None
+    cls = value if partial is None else partial.func
+    if not (isinstance(cls, type) and issubclass(cls, PromptModule)):
+        return None
+    return functools.partial(cls) if partial is None else partial
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Objectives and prompts of a user's own module, in configs and from Python."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.losses.foreign_objective import ForeignObjective, foreign_objective
 from prompt_tuning.losses.objective import LossSums
+from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support.small_runs import clean_process, files
 
 __all__ = ["clean_process", "files"]
@@ -94,6 +96,44 @@ def test_a_config_imports_an_objective_and_a_prompt(
     command = ["train", *own, *arguments, "--allow_gin_imports"]
     assert main(command) == 0
     assert "(3, 16)" in capsys.readouterr().out
+
+
+class Negated(SoftPrompt):
+    """A soft prompt of the negative of what is trained."""
+
+    def __call__(self, key=None):
+        return -self.prompt[...]
+
+
+def test_a_class_of_prompts_trains_from_python(files, tmp_path, capsys):
+    """Training from negative values is training of the negative prompt."""
+
+    def constant(value):
+        return lambda key, shape, vocabulary: jnp.full(shape, value)
+
+    def tuned(prompt, value):
+        return pt.tune(
+            files.decoder,
+            functools.partial(prompt, length=2, initializer=constant(value)),
+            files.train,
+            steps=1,
+            optimizer=optax.sgd(0.5),
+            batch_size=8,
+            buckets=1,
+            progress=False,
+            directory=tmp_path / prompt.__name__,
+        )
+
+    plain, negated = tuned(SoftPrompt, 0.25), tuned(Negated, -0.25)
+    for path, leaf in plain.trained.items():
+        np.testing.assert_allclose(negated.trained[path], -leaf, rtol=1e-5, atol=1e-7)
+    assert negated.generate("ab=", new_tokens=3) == plain.generate("ab=", new_tokens=3)
+    # The same call finds the finished run.
+    assert "step 1," in f"{tuned(Negated, -0.25)!r},"
+    assert main(["generate", "--run", str(negated.directory), "ab="]) == 2
+    assert "Negated(length=2" in capsys.readouterr().err
+    with pytest.raises(pt.InputError, match=r"Negated cannot be made.*'length'"):
+        pt.tune(files.decoder, Negated, files.train)
 
 
 def test_an_object_with_the_methods_of_an_objective_trains(files, tmp_path):
