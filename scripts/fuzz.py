@@ -4,7 +4,8 @@
 
 Every case damages a valid input at random and reads it in a monitored process. A case
 fails if reading ends with anything but success or one message, takes more than 20
-seconds or 1 GiB, starts a program, connects to a network, or writes outside its folder.
+seconds or 1 GiB, starts a program, connects to a network, or writes outside its folder,
+or if the message does not name a file or an option.
 """
 
 import argparse

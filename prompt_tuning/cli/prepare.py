@@ -360,7 +360,7 @@ def parse_special_tokens(text: str | None) -> tuple[tuple[str, str], ...]:
     for role, token in pairs:
         if not isinstance(token, str) or not token:
             raise InputError(
-                f"--special_tokens: {shown(role)} is {shown(token)}, expected a "
+                f"{name}: {shown(role)} is {shown(token)}, expected a "
                 "nonempty string or a list of such strings"
             )
     return tuple(pairs)

@@ -22,7 +22,7 @@ from gin import config as gin_config
 from gin import config_parser
 
 from prompt_tuning.config.shipped_configs import list_configs
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, read_limited
 
 MAXIMUM_BYTES = 2**20
@@ -201,7 +201,11 @@ class ConfigSources:
         """Checks a binding; see `check_file`."""
         self._values = {}
         self._words |= set(re.findall(r"\w+", binding))
-        self._check_text(binding, ())
+        try:
+            self._check_text(binding, ())
+        except InputError as error:
+            name = shortened(binding.partition("=")[0].strip())
+            raise InputError(f"--gin.{name}: {error}") from error
         self._bound |= self._values.keys()
 
     def check_order(self) -> None:

@@ -58,10 +58,14 @@ class Launch:
         assert self.coordinator is not None and self.processes is not None
         assert self.process is not None
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > MAXIMUM_PORT:
+        if (
+            not host
+            or not re.fullmatch("[0-9]{1,5}", port)
+            or not 0 < int(port) <= MAXIMUM_PORT
+        ):
             raise InputError(
                 f"--coordinator is {shown(self.coordinator)}, expected the HOST:PORT "
-                f"on which process 0 listens, with a port of at most {MAXIMUM_PORT:,}"
+                f"on which process 0 listens, with a port from 1 to {MAXIMUM_PORT:,}"
             )
         if self.process >= self.processes:
             raise InputError(

@@ -10,7 +10,7 @@ from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.prompts.adapter_files import read_adapter, write_checkpoint
-from tests.fuzz.fuzz_kind import Kind
+from tests.fuzz.fuzz_kind import Kind, file_and_folder_names
 from tests.fuzz.model_kinds import mutate_header
 from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.support.adapters import random_adapter
@@ -62,7 +62,13 @@ SETTINGS = {
 }
 KINDS = [
     *(
-        Kind(name, functools.partial(write_peft, kind), SETTINGS, read)
+        Kind(
+            name,
+            functools.partial(write_peft, kind),
+            SETTINGS,
+            read,
+            names=file_and_folder_names,
+        )
         for name, kind in PEFT_KINDS.items()
     ),
     Kind(

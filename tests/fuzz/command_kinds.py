@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prompt_tuning.config.gin_files import read_run
 from tests.fuzz.data_kinds import TOKENIZER, write_hdf5
-from tests.fuzz.fuzz_kind import Kind, run_command
+from tests.fuzz.fuzz_kind import Kind, file_names, run_command
 from tests.fuzz.mutations import mutate_text
 from tests.support.small_tokenizer import write_tokenizer
 
@@ -42,6 +42,7 @@ PREPARE = [
     *("--length", "32", "--packing", "greedy::drop", "--dev", "1", "--seed", "3"),
     *("--train_files", "1", "--workers", "1", "lines.txt"),
 ]
+SHOWN = 20
 CONFIGS = ["configs", "runs/first_prompt.gin"]
 
 
@@ -77,6 +78,19 @@ def mutate_values(rng, data: bytes) -> bytes:
         damaged = mutate_text(rng, bindings[name].encode())
         bindings[name] = damaged.decode(errors="replace")
     return json.dumps(bindings).encode()
+
+
+def binding_names(folder: Path) -> set[str]:
+    """Returns the names of the bindings, and the prefix of their option."""
+    bindings = json.loads((folder / "bindings.json").read_bytes())
+    return {name[:SHOWN] for name in bindings if name} | {"--gin."}
+
+
+def argument_names(folder: Path) -> set[str]:
+    """Returns the arguments, as far as messages show long ones, and the files."""
+    arguments = json.loads((folder / "arguments.json").read_bytes())
+    given = {argument[:SHOWN] or "." for argument in arguments[1:]}
+    return given | file_names(folder)
 
 
 def write_arguments(arguments: list[str], folder: Path) -> None:
@@ -117,6 +131,7 @@ def _command(name: str, arguments: list[str]) -> Kind:
         {"arguments.json": mutate_argument},
         read_arguments,
         replaceable=False,
+        names=argument_names,
     )
 
 
@@ -128,6 +143,7 @@ KINDS = [
         {"bindings.json": mutate_values},
         read_bindings,
         replaceable=False,
+        names=binding_names,
     ),
     _command("show-options", SHOW),
     _command("token-types-options", TOKEN_TYPES),

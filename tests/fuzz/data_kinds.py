@@ -14,7 +14,7 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
-from tests.fuzz.fuzz_kind import Kind, copy_files, run_command
+from tests.fuzz.fuzz_kind import Kind, copy_files, file_names_and, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
 from tests.support.prepared_files import pairs, write_jsonl
 from tests.support.shared_data import FIXTURES
@@ -142,10 +142,10 @@ def write_parquet(folder: Path) -> None:
     write_tokenizer(folder / "tokenizer", chat_template=CHAT)
 
 
-def read_data(name: str, folder: Path) -> None:
+def read_data(name: str, folder: Path, *, weight_key: str | None = "weight") -> None:
     """Loads the examples of a file of text, cut to a maximum length."""
     source = DataSource(
-        files=str(folder / name), on_too_long="truncate", example_weight_key="weight"
+        files=str(folder / name), on_too_long="truncate", example_weight_key=weight_key
     )
     model = ModelInterface(
         architecture="decoder_only",
@@ -325,6 +325,7 @@ KINDS = [
         write_special_tokens,
         {"roles.json": mutate_json},
         _prepare("--special_tokens", "FOLDER/roles.json"),
+        names=functools.partial(file_names_and, "--special_tokens"),
     ),
     Kind(
         "prepared-folder",

@@ -5,15 +5,33 @@ import dataclasses
 import io
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, StorageError
 from tests.fuzz.mutations import Mutation, replace_path
 
 UNDAMAGED = "undamaged"
+SHORT = 2
+"""Length of names of files, such as "0", that a message may have by chance."""
 REPLACED = 0.06
 """Share of cases in which something else lies under a file's name."""
+
+
+def file_names(folder: Path) -> set[str]:
+    """Returns the names of the files in a folder; short ones with the folder's."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {f.name if len(f.name) > SHORT else f"{folder.name}/{f}" for f in files}
+
+
+def file_and_folder_names(folder: Path) -> set[str]:
+    """Returns the names of the files, and the folder, whose files are one thing."""
+    return {str(folder), *file_names(folder)}
+
+
+def file_names_and(option: str, folder: Path) -> set[str]:
+    """Returns the names of the files, and an option that they are given by."""
+    return {option, *file_names(folder)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +45,8 @@ class Kind:
       read: reads the folder as the package does; raises `InputError` for damage.
       replaceable: whether something else may lie under a file's name; not if the file
         only holds arguments for `read`.
+      names: texts of which a refusal has at least one, such as the names of files, from
+        the folder before and after the damage; empty if nothing has a name.
       prepare: does what takes long and is done once in a process, before any case, with
         a folder of valid input; None for nothing.
     """
@@ -36,6 +56,7 @@ class Kind:
     files: Mapping[str, Mutation]
     read: Callable[[Path], object]
     replaceable: bool = True
+    names: Callable[[Path], Collection[str]] = file_names
     prepare: Callable[[Path], object] | None = None
 
     def damage(self, seed: int, case: int, folder: Path) -> str:

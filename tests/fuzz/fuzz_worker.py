@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,9 @@ def run_case(
     """Damages a copy of a valid input and reads it; see `run_cases`."""
     folder = scratch / "case"
     shutil.copytree(templates / kind.name, folder, symlinks=True)
+    names = kind.names(folder)
     damage = kind.damage(seed, case, folder)
+    names = {*names, *kind.names(folder)}
     limits = resource.getrlimit(resource.RLIMIT_AS)
     before = _reset_peak()
     resource.setrlimit(
@@ -139,7 +141,7 @@ def run_case(
         result, details = "accepted", ""
     except (InputError, StorageError) as problem:
         details = str(problem)
-        result = "valid input refused" if case == 0 else _check_message(details)
+        result = "valid input refused" if case == 0 else _check_message(details, names)
     except BaseException as problem:
         # PanicException of Rust libraries is not an Exception.
         result = f"{type(problem).__module__}.{type(problem).__name__}"
@@ -158,13 +160,17 @@ def run_case(
     )
 
 
-def _check_message(message: str) -> str:
+def _check_message(message: str, names: Collection[str]) -> str:
     """Returns "refused", or the reason for which a message is not as it should be."""
     if "Traceback" in message:
         return "traceback"
     if len(message) > MAXIMUM_MESSAGE:
         return f"message of {len(message):,} characters"
-    return "refused" if message.strip() else "empty message"
+    if not message.strip():
+        return "empty message"
+    if names and not any(name in message for name in names):
+        return "message without the name of a file or option"
+    return "refused"
 
 
 def _reset_peak() -> int:

@@ -2,9 +2,17 @@
 
 import importlib.util
 
-from tests.fuzz import adapter_kinds, command_kinds, data_kinds, model_kinds, run_kinds
+from tests.fuzz import (
+    adapter_kinds,
+    command_kinds,
+    data_kinds,
+    edge_kinds,
+    model_kinds,
+    run_kinds,
+)
 
 _MODULES = [model_kinds, data_kinds, adapter_kinds, run_kinds, command_kinds]
+_MODULES.append(edge_kinds)
 if importlib.util.find_spec("starlette") is not None:  # of the extra serve
     from tests.fuzz import server_kinds
 

@@ -19,7 +19,7 @@ from prompt_tuning.sweep.best_member import BEST_FILE, best_member
 from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, read_diverged
 from prompt_tuning.training.metrics_log import METRICS_FILE, MetricsLog
 from prompt_tuning.training.run_directory import IDENTITY_FILE
-from tests.fuzz.fuzz_kind import Kind, run_command
+from tests.fuzz.fuzz_kind import Kind, file_names_and, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
 from tests.support.orbax_checkpoints import (
     read_metadata,
@@ -134,6 +134,7 @@ KINDS = [
         {"metadata.json": mutate_json},
         functools.partial(read_orbax, True),
         replaceable=False,
+        names=functools.partial(file_names_and, ".zarray"),
     ),
     _kind("run-config", "config.gin", mutate_text, read_config),
     _kind("run-state", f"{CHECKPOINT}/state.json", mutate_sealed, convert),

@@ -106,7 +106,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
         if not np.isfinite(tensors[name]).all():
             raise InputError(f"{file}: {name} has numbers that are not finite")
     tensors = without_adapter_name(tensors, str(file))
-    check_shapes(settings, tensors, str(folder))
+    check_shapes(settings, tensors, str(file))
     return AdapterFolder(settings, tensors)
 
 

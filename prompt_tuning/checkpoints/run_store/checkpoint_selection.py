@@ -11,7 +11,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import (
     checkpoint_path,
     steps_in,
 )
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shortened
 
 # A metric and "min" or "max"; validated at run time because it comes from a config.
 KeepBest = tuple[str, str]
@@ -37,13 +37,19 @@ def latest_valid_step(
     Raises:
       InputError: if there are checkpoints and all are damaged.
     """
-    steps = steps_in(folder)
-    for step, _ in intact_states(folder, steps[::-1], on_damage, check):
+    steps, damage = steps_in(folder), []
+
+    def note(message: str) -> None:
+        damage.append(message)
+        on_damage(message)
+
+    for step, _ in intact_states(folder, steps[::-1], note, check):
         return step
     if steps:
         raise InputError(
             f"all checkpoints in {folder} are damaged (steps {steps}): replace them "
-            "with a copy, or remove them to start again from step 0"
+            "with a copy, or remove them to start again from step 0; of the newest, "
+            f"{shortened(damage[0])}"
         )
     return None
 
