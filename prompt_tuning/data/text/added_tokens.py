@@ -244,9 +244,7 @@ def _read_added(
 
     declared: dict[int, tokenizers.AddedToken] = {}
     for text in content.values:
-        id = content.integer(_whole(content, text, text), maximum=MAXIMUM_ID)
-        if id is None:
-            content.refuse(text, "an id")
+        id: int = content.integer(_whole(content, text, text), maximum=MAXIMUM_ID)
         is_special = text in special
         declared[id] = tokenizers.AddedToken(
             text, normalized=not is_special, special=is_special
