@@ -234,9 +234,14 @@ def attack(
     end = time.monotonic() + seconds
     attackers = [Attacker(port, number, end) for number in range(threads)]
     running = []
-    for number, one in enumerate(attackers):
+
+    def run(number: int) -> None:
         function, _ = ATTACKS[names[number % len(names)]]
-        running.append(threading.Thread(target=function, args=(one,), daemon=True))
+        with contextlib.suppress(OSError):  # the server closes connections, or ended
+            function(attackers[number])
+
+    for number in range(threads):
+        running.append(threading.Thread(target=run, args=(number,), daemon=True))
         running[-1].start()
     for thread in running:
         thread.join(max(end - time.monotonic(), 0) + 20)

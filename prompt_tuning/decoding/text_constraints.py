@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -175,6 +176,7 @@ def compile_grammar(source: Path, folder: Path) -> None:
       InputError: if it is invalid.
     """
     del folder
+    os.nice(10)  # rows that generate come first
     library = guidance_library()
     matcher = library.LLMatcher(
         library.LLTokenizer("byte"),
