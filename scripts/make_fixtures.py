@@ -636,6 +636,8 @@ def continued(
             if start is None:
                 start = model.generation_config.bos_token_id
             inputs["decoder_input_ids"] = torch.tensor([[start, *made]])
+            # Without it, T5Gemma takes a made token that has padding's id for padding.
+            inputs["decoder_attention_mask"] = torch.ones(1, len(made) + 1).long()
         made.append(int(model(**inputs, use_cache=False).logits[0, -1].argmax()))
     return made
 
