@@ -1,6 +1,7 @@
 """Kinds of input with rows, records, tokenizers and templates."""
 
 import functools
+import gzip
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -130,7 +131,10 @@ def read_lines(folder: Path) -> None:
 def write_data(name: str, text: str, folder: Path) -> None:
     """Writes a file of text, and a tokenizer with a chat template."""
     write_tokenizer(folder / "tokenizer", chat_template=CHAT)
-    (folder / name).write_text(text)
+    content = text.encode()
+    if name.endswith(".gz"):
+        content = gzip.compress(content, mtime=0)
+    (folder / name).write_bytes(content)
 
 
 def write_parquet(folder: Path) -> None:
@@ -233,9 +237,16 @@ ALPACA = {
     "history": [["Add.", "0"]],
     "weight": 1,
 }
+INDEXED = ",prompt,completion,weight\n0,a,b,1\n1,c,d,2\n"
+COLUMNS = {"prompt": ["a", "c"], "completion": ["b", 1], "weight": [1, 2.5]}
 DATA = (
     ("pairs.csv", PAIRS, mutate_text),
     ("pairs.tsv", PAIRS.replace(",", "\t"), mutate_text),
+    ("semicolons.csv", PAIRS.replace(",", ";"), mutate_text),
+    ("index.csv", INDEXED, mutate_text),
+    ("columns.json", json.dumps(COLUMNS), mutate_json),
+    ("messages.jsonl.gz", json.dumps(TALK), mutate_bytes),
+    ("pairs.csv.gz", PAIRS, mutate_bytes),
     ("list.json", json.dumps([TALK] * 2), mutate_json),
     ("messages.jsonl", json.dumps(TALK), mutate_json),
     ("sharegpt.jsonl", json.dumps(SHAREGPT), mutate_json),
@@ -298,6 +309,12 @@ KINDS = [
         functools.partial(write_table, "records.csv", CSV),
         {"records.csv": mutate_text},
         _prepare(records="records.csv"),
+    ),
+    Kind(
+        "prepare-gz",
+        functools.partial(write_data, "records.csv.gz", CSV),
+        {"records.csv.gz": mutate_bytes},
+        _prepare(records="records.csv.gz"),
     ),
     Kind(
         "prepare-tsv",
