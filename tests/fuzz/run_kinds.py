@@ -127,6 +127,7 @@ KINDS = [
         write_orbax,
         {f"{FOLDER}/*/arrays/**/*": mutate_bytes, f"{FOLDER}/*/*/_*": mutate_json},
         functools.partial(read_orbax, False),
+        names=functools.partial(file_names_and, f"{FOLDER}/checkpoint_"),
     ),
     Kind(
         "orbax-metadata",
