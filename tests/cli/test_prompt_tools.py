@@ -82,7 +82,6 @@ def test_folders_without_a_prompt_are_skipped_and_a_sweep_is_its_best(
         (["along", "along"], [], "along.npy is given twice"),
         (["along", "wide"], [], "wide is 4 wide and along is 3"),
         (["along", "none"], [], "none.npy does not exist"),
-        (["along", "across"], ["--nearest=0"], "--nearest is 0"),
         (["along", "across"], ["--gin.STEPS=3"], "does not read a config"),
         (
             ["along", "across"],

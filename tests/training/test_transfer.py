@@ -181,10 +181,10 @@ def test_untrained_source_parameters_are_listed(make, continued_run, tmp_path):
     )
 
 
-def test_the_same_groups_without_a_learning_rate_keep_every_number(
+def test_the_same_groups_with_a_rate_below_rounding_keep_every_number(
     make, continued_run, tmp_path
 ):
-    still = ParameterGroup([".*/(prompt|lora)/.*"], parameter_groups.adamw(0.0))
+    still = ParameterGroup([".*/(prompt|lora)/.*"], parameter_groups.adamw(1e-30))
     run = make(
         tmp_path / "run",
         **(continuation_options(continued_run) | {"groups": [still]}),
