@@ -6,6 +6,9 @@ The folders are every third of `tests/support/tokenizer_folders.py`; the file is
 `tests/fixtures/tokenizers/values.json`. It was made with transformers 5.24.0.
 """
 
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
 import json
 import tempfile
 from pathlib import Path

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import add_tokenizer_option, refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import NonnegativeInteger
 from prompt_tuning.core.typed_json import MAXIMUM_BYTES, parse_json, read_limited
 from prompt_tuning.data.preparation.preparation_settings import (
@@ -30,8 +31,6 @@ from prompt_tuning.data.preparation.preparation_settings import (
 
 Settings = TypeVar("Settings", Preparation, RecordFormat, TextFormat, Splits)
 
-INTERRUPTED = 130
-"""Exit code that shells use for an interrupted command."""
 
 HELP = "convert JSON, text or tables to HDF5 files of token ids"
 USES_JAX = False

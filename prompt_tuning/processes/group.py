@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from prompt_tuning.core.errors import InputError, differences
+from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.processes.heartbeat import (
     ANOTHER_STOPPED,

@@ -4,6 +4,9 @@ Every combination of a source of the vocabulary and a place of further tokens is
 folder. `scripts.make_tokenizer_values` writes what transformers reads of every third.
 """
 
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
 import json
 import shutil
 from pathlib import Path

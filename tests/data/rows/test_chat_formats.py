@@ -1,5 +1,8 @@
 """Conversations of public tools are read as transformers renders them, or refused."""
 
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
 import json
 from pathlib import Path
 

@@ -1,3 +1,8 @@
+"""Tokens of tokenizer folders have the ids that transformers gives them."""
+
+# transformers is only in the `bench` extra.
+# pyright: reportMissingImports=false
+
 import json
 import shutil
 
