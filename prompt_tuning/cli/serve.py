@@ -29,12 +29,18 @@ USES_JAX = True
 SEVERAL_PROCESSES = False
 USAGE = """
   prompt-tuning serve --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""
+DESCRIPTION = (
+    "Serve a model and adapters over HTTP, in OpenAI's protocol. After SIGTERM or "
+    "Ctrl-C, requests that run or wait have 5 s to end; a second signal ends the "
+    "server at once."
+)
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     parser.usage = USAGE
+    parser.description = DESCRIPTION
     add_config_option(parser)
     add_adapter_option(parser, "is served as a model of this name")
     parser.add_argument(
@@ -117,7 +123,7 @@ def _check_host(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until SIGTERM or Ctrl-C, and finishes what runs."""
+    """Serves until SIGTERM or Ctrl-C; what runs then has some seconds to end."""
     from prompt_tuning.core.activity import activity, clear
     from prompt_tuning.server.application import ServerApplication
     from prompt_tuning.server.http_server import (
@@ -150,10 +156,15 @@ def run(options: argparse.Namespace) -> int:
             on_failure=stop,
         )
         hosts = (*LOOPBACK, options.host) if is_loopback(options.host) else ()
-        server = HttpServer(application.app(_key(options), hosts), announce)
+        app = application.app(_key(options), hosts)
+        server = HttpServer(app, announce, application.stop, os._exit)
         with ending_by_signals():
             server.run(sockets=[opened])
-    return 1 if application.thread.failed else 0
+    code = 1 if application.thread.failed else 0
+    if application.busy:
+        # Python would wait for its threads, which may compile for long.
+        os._exit(code)
+    return code
 
 
 def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:

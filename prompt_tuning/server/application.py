@@ -1,9 +1,9 @@
 """The routes of the server."""
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject
@@ -35,7 +35,6 @@ from prompt_tuning.server.event_stream import (
     unless_gone,
 )
 from prompt_tuning.server.fair_workers import FairWorkers
-from prompt_tuning.server.http_server import is_loopback
 from prompt_tuning.server.openai_answers import (
     AnswerFormat,
     ChatFormat,
@@ -44,10 +43,12 @@ from prompt_tuning.server.openai_answers import (
 from prompt_tuning.server.openai_requests import CommonBody
 from prompt_tuning.server.request_fields import check_known
 from prompt_tuning.server.request_guard import RequestGuard
+from prompt_tuning.server.running_requests import RunningRequests, client_of
 from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.server_limits import (
     CONSTRAINED_BODY,
     CONSTRAINT_WORKERS,
+    STOP_SECONDS,
     WAITING_CONSTRAINTS,
     RequestError,
 )
@@ -94,7 +95,7 @@ class ServerApplication:
             "compiling constraints", CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
         )
         self._thread: EngineThread | None = None
-        self._statuses: Counter[int] = Counter()
+        self._requests: RunningRequests | None = None
 
     def app(self, api_key: str | None = None, hosts: Sequence[str] = ()) -> ASGIApp:
         """Returns the ASGI application."""
@@ -120,7 +121,28 @@ class ServerApplication:
         app = Starlette(
             routes=routes, exception_handlers=handlers, lifespan=self._lifespan
         )
-        return self._counting(RequestGuard(app, api_key, hosts))
+        self._requests = RunningRequests(RequestGuard(app, api_key, hosts))
+        return self._requests
+
+    def stop(self) -> None:
+        """Refuses new requests, and ends those that run some seconds later."""
+        self._running.refuse()
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._end)
+
+    def _end(self) -> None:
+        self.thread.end()
+        self._running.end()
+
+    @property
+    def _running(self) -> RunningRequests:
+        assert self._requests is not None
+        return self._requests
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works that nobody waits for any more."""
+        pools = (self._constraints, self._beams, self.models, self.thread)
+        return any(each.busy for each in pools)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -137,19 +159,6 @@ class ServerApplication:
         assert self._thread is not None
         return self._thread
 
-    def _counting(self, app: ASGIApp) -> ASGIApp:
-        """Returns an application that counts its answers by status."""
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            async def count(message: Any) -> None:
-                if message["type"] == "http.response.start":
-                    self._statuses[message["status"]] += 1
-                await send(message)
-
-            await app(scope, receive, count)
-
-        return counted
-
     # Pages about the server
 
     async def _page(self, request: HttpRequest) -> Response:
@@ -164,7 +173,7 @@ class ServerApplication:
     async def _metrics(self, request: HttpRequest) -> Response:
         del request
         metrics = await self.thread.metrics()
-        text = prometheus.prometheus_text(metrics, self._statuses)
+        text = prometheus.prometheus_text(metrics, self._running.statuses)
         return PlainTextResponse(
             text, headers={"Content-Type": prometheus.CONTENT_TYPE}
         )
@@ -365,16 +374,6 @@ class _Work(NamedTuple):
     masks: Sequence[RowMask | None]
     form: AnswerFormat
     beams: BeamSearch | None
-
-
-def client_of(request: HttpRequest) -> str:
-    """Returns whose turn a request takes: that of its address.
-
-    All clients of this machine, and those of a proxy on it, have one address, so that
-    there each connection is a client.
-    """
-    host, port = request.client or ("", 0)
-    return f"{host}:{port}" if is_loopback(host) else host
 
 
 async def _answer_error(request: HttpRequest, problem: Exception) -> Response:

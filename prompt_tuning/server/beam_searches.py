@@ -22,6 +22,11 @@ class BeamSearches:
     def __init__(self, queue_length: int):
         self._pool = FairWorkers("beam search", 1, queue_length)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a search runs."""
+        return self._pool.busy
+
     async def search(
         self,
         thread: EngineThread,

@@ -15,11 +15,12 @@ from prompt_tuning.server.server_limits import (
     OTHER_FILES,
     READ_SECONDS,
     SPARE_CONNECTIONS,
-    STOP_SECONDS,
 )
 
 CLOSED = SPARE_CONNECTIONS // 2
 """Number of idle connections that are closed for new ones."""
+ANSWER_SECONDS = 5
+"""Time in which the error about a slow body is sent before the connection is closed."""
 
 
 def connection_limit() -> int:
@@ -76,18 +77,11 @@ class TimedConnection(H11Protocol):
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
-    def check(self, stopping: float | None) -> None:
-        """Closes the connection if its client is too slow.
-
-        Args:
-          stopping: seconds since the server began to end; None if it runs.
-        """
+    def check(self) -> None:
+        """Closes the connection if its client is too slow."""
         now, cycle = time.monotonic(), self.cycle
         answered = cycle is None or cycle.response_complete
-        longest = HEADER_SECONDS if answered else BODY_SECONDS + STOP_SECONDS
-        patience = READ_SECONDS
-        if stopping is not None:
-            longest, patience = min(longest, STOP_SECONDS), STOP_SECONDS
+        longest = HEADER_SECONDS if answered else BODY_SECONDS + ANSWER_SECONDS
         size = self.transport.get_write_buffer_size()
         # While nothing is added, less is left only if the client reads.
         adding = not (answered or self.flow.write_paused)
@@ -95,5 +89,5 @@ class TimedConnection(H11Protocol):
             self._moved = now
         self._unread = size
         slow = self.waits_for_client and now - self._since > longest
-        if slow or now - self._moved > patience:
+        if slow or now - self._moved > READ_SECONDS:
             self.transport.abort()

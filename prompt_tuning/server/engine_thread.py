@@ -1,6 +1,7 @@
 """The thread that steps the decoding engine, and the streams of its pieces."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,6 +14,9 @@ from prompt_tuning.decoding.token_masks import RowMask
 from prompt_tuning.server.server_limits import BusyError, RequestError
 
 STOPPED = "the engine has stopped"
+STOPPING = "the server is stopping"
+PATIENCE = 1.0
+"""Seconds in which the thread must end; it may compile for longer."""
 
 
 class EngineThread:
@@ -36,6 +40,7 @@ class EngineThread:
         self._streams: dict[int, Generation] = {}
         self._pending: set[asyncio.Future[Any]] = set()
         self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
         self._ended = self.failed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -68,7 +73,7 @@ class EngineThread:
                 result = function(self.engine)
             except (ValueError, RequestError) as error:
                 problem = error
-            self._loop.call_soon_threadsafe(answer, result, problem)
+            self._post(answer, result, problem)
 
         self._calls.put(run)
         return await asyncio.shield(future)
@@ -113,10 +118,19 @@ class EngineThread:
             raise
         return generation
 
+    def end(self) -> None:
+        """Ends all streams and calls, and refuses further ones."""
+        self._end_all(RequestError(STOPPING, 503, "server_error"))
+
     async def stop(self) -> None:
-        """Ends the thread after the requests that run."""
+        """Ends the thread after the rows that are left, without waiting for long."""
         self._calls.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.wait([self._done], timeout=PATIENCE)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
 
     def put_cancel(self, generation: "Generation") -> None:
         """Frees the slots of a generation before the next step."""
@@ -128,12 +142,17 @@ class EngineThread:
 
     def _fail(self) -> None:
         """Ends all streams after a failure of the engine."""
-        self._ended = self.failed = True
-        for generation in {id(x): x for x in self._streams.values()}.values():
-            generation.pieces.put_nowait(None)
-        for future in [each for each in self._pending if not each.done()]:
-            future.set_exception(RequestError(STOPPED, 500, "server_error"))
+        self.failed = True
+        self._end_all(RequestError(STOPPED, 500, "server_error"))
         self._on_failure()
+
+    def _end_all(self, problem: RequestError) -> None:
+        self._ended = True
+        # The engine's thread may change the original meanwhile.
+        for generation in {id(x): x for x in self._streams.copy().values()}.values():
+            generation.pieces.put_nowait(problem)
+        for future in [each for each in self._pending if not each.done()]:
+            future.set_exception(problem)
 
     # In the thread
 
@@ -163,7 +182,13 @@ class EngineThread:
             if complete:
                 self._ended = True
             else:
-                self._loop.call_soon_threadsafe(self._fail)
+                self._post(self._fail)
+            self._post(self._done.set_result, None)
+
+    def _post(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Calls a function in the event loop, unless that has ended."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def _serve(self) -> None:
         """Runs calls and steps until it is stopped and no row is left."""
@@ -189,7 +214,7 @@ class EngineThread:
                 if piece.handle.finished:
                     self._streams.pop(piece.handle.number, None)
             if pieces:
-                self._loop.call_soon_threadsafe(self._dispatch, pieces)
+                self._post(self._dispatch, pieces)
 
 
 class Generation:
@@ -198,14 +223,14 @@ class Generation:
     Attributes:
       handles: its requests, in order.
       numbers: index of each request among them, by the engine's number.
-      pieces: pieces that have not been read; None after a failure.
+      pieces: pieces that have not been read; an error ends them.
     """
 
     def __init__(self, thread: EngineThread):
         self._thread = thread
         self.handles: list[RequestHandle] = []
         self.numbers: dict[int, int] = {}
-        self.pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self.pieces: asyncio.Queue[Piece | RequestError] = asyncio.Queue()
         self.closed = False
 
     def row(self, piece: Piece) -> int:
@@ -217,13 +242,13 @@ class Generation:
         """Yields the pieces of all rows until they have ended.
 
         Raises:
-          RequestError: if the engine fails.
+          RequestError: if the engine fails or ends.
         """
         left = sum(handle.request.sampling.n for handle in self.handles)
         while left:
             piece = await self.pieces.get()
-            if piece is None:
-                raise RequestError(STOPPED, 500, "server_error")
+            if isinstance(piece, RequestError):
+                raise piece
             left -= piece.completion is not None
             yield piece
 

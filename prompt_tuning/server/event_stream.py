@@ -96,7 +96,7 @@ async def collect(receive: Receive, generation: Generation) -> bool:
     """Waits until all rows have ended; returns whether the client still waits.
 
     Raises:
-      RequestError: if the engine fails.
+      RequestError: if the engine fails or ends.
     """
 
     async def read() -> bool:

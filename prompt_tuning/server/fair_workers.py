@@ -26,9 +26,14 @@ class FairWorkers:
 
     def __init__(self, name: str, workers: int, waiting: int):
         self._name, self._limit = name, waiting
-        self._free = workers
+        self._workers = self._free = workers
         self._turns: FairQueue[asyncio.Future[None]] = FairQueue()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return self._free < self._workers
 
     async def run(self, client: Hashable, function: Callable[[], Result]) -> Result:
         """Returns the result of a function, which runs in a thread.

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp
 
 from prompt_tuning.core.interrupts import FirstOfSeveral
 from prompt_tuning.server.connections import TimedConnection, connection_limit
+from prompt_tuning.server.server_limits import CUT_SECONDS, LAST_SECONDS
 
 CHECK_SECONDS = 0.5
 """Time between two checks of all connections."""
@@ -52,14 +54,23 @@ def address_of(opened: socket.socket) -> str:
 
 
 class HttpServer(uvicorn.Server):
-    """A server that ends after the requests that run.
+    """A server that ends after the requests that run, within a limited time.
 
     Args:
       app: application.
       on_start: called when requests are answered.
+      on_stop: called in the event loop when it begins to end.
+      leave: ends the process at once with a code; called at a second signal, and if the
+        process still runs `LAST_SECONDS` after the first.
     """
 
-    def __init__(self, app: ASGIApp, on_start: Callable[[], Any]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_start: Callable[[], Any],
+        on_stop: Callable[[], Any] = lambda: None,
+        leave: Callable[[int], Any] = lambda code: None,
+    ):
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -73,13 +84,24 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
         )
         super().__init__(config)
-        self._on_start, self._interrupts = on_start, FirstOfSeveral()
+        self._on_start, self._on_stop, self._leave = on_start, on_stop, leave
+        self._signals, self._signalled = FirstOfSeveral(), False
         self._stopping: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends after the requests that run, or at once at the second Ctrl-C."""
-        if sig != signal.SIGINT or self._interrupts.is_new():
-            super().handle_exit(sig, frame)
+        """Ends after the requests that run, or at once at the second signal."""
+        if not self._signals.is_new():
+            return
+        code = 128 + sig
+        if self._signalled:
+            self.force_exit = True
+            self._leave(code)
+            return
+        self._signalled = True
+        last = threading.Timer(LAST_SECONDS, self._leave, [code])
+        last.daemon = True
+        last.start()
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to answer requests."""
@@ -89,22 +111,25 @@ class HttpServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends after the requests that run, without those whose clients are slow."""
+        """Ends after the requests that run."""
         self._stopping = time.monotonic()
+        self._on_stop()
         try:
             await super().shutdown(sockets)
         finally:
             self._checks.cancel()
 
     async def _check_connections(self) -> None:
-        """Closes the connections of slow clients, again and again."""
+        """Closes the connections of slow clients, and all at the end."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             begun = self._stopping
-            stopping = None if begun is None else time.monotonic() - begun
+            cut = begun is not None and time.monotonic() - begun > CUT_SECONDS
             for connection in list(self.server_state.connections):
-                if isinstance(connection, TimedConnection):
-                    connection.check(stopping)
+                if cut:
+                    connection.transport.abort()
+                elif isinstance(connection, TimedConnection):
+                    connection.check()
 
 
 @contextlib.contextmanager

@@ -86,6 +86,7 @@ class ServedModels:
         # Texts are encoded one after the other, apart from steps and connections.
         self._texts = FairWorkers("encoding", 1, WAITING_TEXTS)
         self._conversations = FairWorkers("the chat template", 1, WAITING_TEXTS)
+        self._files = FairWorkers("reading adapters", 1, 1)
         self._loads = asyncio.Lock()
 
     @property
@@ -101,6 +102,12 @@ class ServedModels:
     def names(self) -> tuple[str, ...]:
         """All model names, the frozen model's first."""
         return (self.name, *self.adapters)
+
+    @property
+    def busy(self) -> bool:
+        """Whether texts are encoded, or files are read."""
+        workers = (self._texts, self._conversations, self._files)
+        return any(each.busy for each in workers)
 
     def adapter(self, name: str | None) -> str | None:
         """Returns the adapter of a model name; None for the frozen model.
@@ -152,7 +159,8 @@ class ServedModels:
             if len(self.adapters) >= MAXIMUM_ADAPTERS:
                 raise InputError(f"{MAXIMUM_ADAPTERS} adapters are loaded: unload one")
             # Reading files does not delay the rows that generate.
-            read = await asyncio.to_thread(self._read, name, folder)
+            reading = functools.partial(self._read, name, folder)
+            read = await self._files.run(None, reading)
             await thread.call(lambda engine: engine.add_adapter(name, *read))
             self.record(name, folder, read[0])
 

@@ -13,7 +13,11 @@ BODY_SECONDS = 30
 READ_SECONDS = 30
 """Time in which a client must read a part of its answer."""
 STOP_SECONDS = 5
-"""These times once the server ends."""
+"""Time that requests have to end after a signal; those that are left are ended then."""
+CUT_SECONDS = 6
+"""Time after a signal at which the connections that are left are closed."""
+LAST_SECONDS = 9
+"""Time after a signal at which the process ends, whatever its threads do."""
 MAXIMUM_ROWS = 128
 """Maximum number of rows of a request: its prompts times its samples."""
 MAXIMUM_STOPS = 16

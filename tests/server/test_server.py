@@ -1,6 +1,7 @@
 """The server over HTTP, on the bundled model, against the model without it."""
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import http.client
@@ -20,6 +21,7 @@ from safetensors.numpy import save
 
 from prompt_tuning.cli import serve
 from prompt_tuning.config.flat_runs import read_frozen_run
+from prompt_tuning.core import interrupts
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -32,6 +34,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.server import connections, openai_requests
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.http_server import HttpServer, open_socket
+from prompt_tuning.server.running_requests import RunningRequests
 from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
 from prompt_tuning.server.server_limits import CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
 
@@ -100,15 +103,53 @@ def server(tmp_path_factory):
     assert not running.thread.is_alive()
 
 
-def test_a_repeated_ctrl_c_drops_no_request():
+def test_a_second_signal_ends_at_once_but_not_a_repeated_one(monkeypatch):
 
     async def answer(scope, receive, send):
         pass
 
-    server = HttpServer(answer, lambda: None)
+    left = []
+    server = HttpServer(answer, lambda: None, leave=left.append)
     for _ in range(2):
-        server.handle_exit(signal.SIGINT, None)
-    assert (server.should_exit, server.force_exit) == (True, False)
+        server.handle_exit(signal.SIGTERM, None)
+    assert (server.should_exit, server.force_exit, left) == (True, False, [])
+    monkeypatch.setattr(interrupts, "SAME", 0)
+    server.handle_exit(signal.SIGTERM, None)
+    assert (server.force_exit, left) == (True, [143])
+
+
+def test_requests_that_are_left_at_the_end_are_answered_with_503():
+    answers = []
+
+    async def send(message):
+        answers.append(message)
+
+    async def never():
+        return await asyncio.get_running_loop().create_future()
+
+    async def run():
+        reached = asyncio.Event()
+
+        async def answer(scope, receive, send):
+            reached.set()
+            async with asyncio.timeout(60):
+                await receive()
+
+        requests = RunningRequests(answer)
+        call = {"type": "http"}, never, send
+        waiting = asyncio.ensure_future(requests(*call))
+        await reached.wait()
+        requests.refuse()
+        await requests(*call)
+        assert not waiting.done()
+        requests.end()
+        await waiting
+        return requests.statuses
+
+    assert asyncio.run(run()) == {503: 2}
+    starts = [x["status"] for x in answers if x["type"] == "http.response.start"]
+    assert starts == [503, 503]
+    assert b"the server is stopping" in answers[-1]["body"]
 
 
 def test_answers_are_those_of_generate(server):

@@ -22,7 +22,7 @@ pytestmark = [
         reason="the extra serve is not installed",
     ),
 ]
-NEW = 100
+NEW = 30
 
 
 def test_a_server_that_is_killed_while_it_loads_leaves_all_as_it_was(tmp_path):
@@ -56,9 +56,19 @@ def test_a_server_that_is_killed_while_it_loads_leaves_all_as_it_was(tmp_path):
     assert process.returncode == 0
 
 
-def test_sigterm_finishes_the_requests_that_run():
+def send_request(stack, port, **fields) -> http.client.HTTPConnection:
+    """Sends a request for rows that use all their tokens."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    stack.callback(connection.close)
+    headers = {"Content-Type": "application/json"}
+    body = {"prompt": "abc", "ignore_eos": True, **fields}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    return connection
+
+
+def test_sigterm_ends_the_requests_that_take_longer_than_their_grace():
     command = [sys.executable, "-m", "prompt_tuning", "serve", "--port=0"]
-    command += ["--model=bundled:skills-decoder", "--slots=2"]
+    command += ["--model=bundled:skills-decoder", "--slots=2", "--queue=600"]
     process = subprocess.Popen(
         command,
         env=os.environ | COMPILATION_CACHE,
@@ -67,25 +77,36 @@ def test_sigterm_finishes_the_requests_that_run():
         text=True,
     )
     assert process.stdout is not None
-    with process:
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.kill)
         line = next((line for line in process.stdout if "http://" in line), "")
         port = int(line.rpartition(":")[2])
-        body = {"prompt": "abc", "max_tokens": NEW, "ignore_eos": True, "n": 4}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        with contextlib.closing(connection):
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/completions", json.dumps(body), headers)
-            with connection.getresponse() as stream:
-                begun = stream.read(100)
-                process.terminate()
-                content = begun + stream.read()
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        short = send_request(stack, port, max_tokens=NEW, n=4, **usage)
+        begun = short.getresponse()
+        half = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        rows = {"prompt": ["abc"] * 8, "n": 16, "max_tokens": 100}
+        long = send_request(stack, port, **rows, stream=True)
+        stream = long.getresponse()
+        send_request(stack, port, **rows, stream=True)  # which nobody reads
+        waiting = send_request(stack, port, **rows)
+        signalled = time.monotonic()
+        process.terminate()
+        events = begun.read().removesuffix(b"\n\n").split(b"\n\n")
+        *_, problem, last = stream.read().removesuffix(b"\n\n").split(b"\n\n")
+        status = waiting.getresponse().status
         rest = process.stdout.read()
-    *events, last = content.removesuffix(b"\n\n").split(b"\n\n")
-    assert last == b"data: [DONE]"
-    usage = json.loads(events[-1].removeprefix(b"data: "))["usage"]
+        ended = time.monotonic() - signalled
     # Two of the four samples waited for a slot when the signal came.
-    assert usage["completion_tokens"] == 4 * NEW
-    assert (process.returncode, rest) == (0, "")
-    with pytest.raises(ConnectionRefusedError), contextlib.closing(connection):
-        connection.request("GET", "/health")
+    assert events[-1] == last == b"data: [DONE]"
+    counts = json.loads(events[-2].removeprefix(b"data: "))["usage"]
+    assert counts["completion_tokens"] == 4 * NEW
+    message = json.loads(problem.removeprefix(b"data: "))["error"]["message"]
+    assert (message, status) == ("the server is stopping", 503)
+    assert (process.returncode, rest) == (0, "") and ended < 10
+    with pytest.raises(ConnectionRefusedError), contextlib.closing(short):
+        short.request("GET", "/health")
