@@ -1,13 +1,15 @@
 """Repeats attacks on a `serve` that it starts, while another client asks each second.
 
     python -m scripts.server_attacks [--only NAME] [--seconds 8] [--load 60]
+        [--clients 200]
 
 For each attack: the longest answer of the other client must take at most 2 s, its
 texts must be right, the server's memory must grow by at most 100 MB, and 10 s after the
 attack the answers must be as fast as before. Afterwards 200 clients ask, of which a
 tenth attack: no text may be wrong and no status other than 200 or 429 may come, and
 SIGTERM must end the server within 10 s. Only the server that this script starts is
-attacked, over the loopback address; all attacks are limited in count and time.
+attacked, over the loopback address; all attacks are limited in count and time. The
+script ends within the time that it names first, and its server with it.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import http.client
 import json
 import multiprocessing
 import os
+import queue
 import random
 import signal
 import socket
@@ -38,7 +41,16 @@ from scripts.bench.serving import request, resident_megabytes
 LONGEST_ANSWER = 2.0
 MEMORY = 100.0
 RECOVERED = 10.0
-CLIENTS, ATTACKERS = 200, 20
+ATTACKERS = 0.1
+"""Part of the clients that attack."""
+PATIENCE = 5.0
+"""Seconds that an attacker waits for an answer once its time is over."""
+START = 300.0
+"""Seconds in which a server must start."""
+ANSWER = 30.0
+"""Seconds that the other client waits for an answer."""
+OPENED = 110
+"""Connections that an attacker holds; 20 of them hold more than a server has."""
 WIDTH = 128
 ADAPTERS = 165
 PROBE = {"prompt": "upper: abc=", "max_tokens": 8, "temperature": 0}
@@ -65,9 +77,12 @@ class Attacker:
         return time.monotonic() < self.end
 
     def ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> None:
-        """Sends a request, and counts its status."""
+        """Sends a request, and counts its status if it comes in time."""
+        timeout = max(self.end - time.monotonic(), 0) + PATIENCE
         with contextlib.suppress(OSError, http.client.HTTPException):
-            self.statuses[request(self.port, path, body)[0]] += 1
+            status, _ = request(self.port, path, body, timeout)
+            if self.goes_on:
+                self.statuses[status] += 1
 
     def open(self, content: bytes = b"", length: int = 0) -> socket.socket:
         """Returns a connection on which a part of a request was sent."""
@@ -89,12 +104,17 @@ class Attacker:
         ):
             time.sleep(seconds)
 
-    def hold(self, opened: list[socket.socket]) -> None:
-        """Waits until the end with connections."""
-        while self.goes_on:
-            time.sleep(0.1)
-        for each in opened:
-            each.close()
+    def hold(
+        self, count: int, content: bytes = b"", length: int = 0, pause: float = 0.0
+    ) -> None:
+        """Opens connections, and waits until the end with them; see `open`."""
+        with contextlib.ExitStack() as opened:
+            while self.goes_on and count:
+                opened.enter_context(contextlib.closing(self.open(content, length)))
+                count -= 1
+                time.sleep(pause)
+            while self.goes_on:
+                time.sleep(0.1)
 
 
 def stop_texts(one: Attacker) -> None:
@@ -145,28 +165,24 @@ def long_prompts(one: Attacker) -> None:
 
 def half_headers(one: Attacker) -> None:
     """Requests whose headers never end."""
-    one.hold([one.open() for _ in range(110)])
+    one.hold(OPENED)
 
 
 def half_bodies(one: Attacker) -> None:
     """Requests whose bodies never end."""
-    one.hold([one.open(b"{", 1000) for _ in range(110)])
+    one.hold(OPENED, b"{", 1000)
 
 
 def large_half_bodies(one: Attacker) -> None:
     """Large bodies whose last byte never comes."""
-    one.hold([one.open(b" " * (2**22 - 1), 2**22) for _ in range(10)])
+    one.hold(10, b" " * (2**22 - 1), 2**22)
 
 
 def unread_streams(one: Attacker) -> None:
     """Streams that nobody reads."""
     body = {"prompt": "ab=", "stream": True, "logprobs": 20, "n": 16, **ANYTHING}
     content = json.dumps(body).encode()
-    opened = []
-    while one.goes_on and len(opened) < 40:
-        opened.append(one.open(content, len(content)))
-        time.sleep(0.1)
-    one.hold(opened)
+    one.hold(40, content, len(content), pause=0.1)
 
 
 def full_queue(one: Attacker) -> None:
@@ -195,15 +211,14 @@ def many_ends(one: Attacker) -> None:
 
 def loaded_adapters(one: Attacker) -> None:
     """As many adapters as may be loaded, used in turns."""
-    for number in range(ADAPTERS):
-        name = f"a{number}"
-        body = {"lora_name": name, "lora_path": f"{number}.npy"}
+    loaded = 0
+    while one.goes_on and loaded < ADAPTERS:
+        body = {"lora_name": f"a{loaded}", "lora_path": f"{loaded}.npy"}
         one.ask(body, "/v1/load_lora_adapter")
+        loaded += 1
     while one.goes_on:
-        name = f"a{one.random.randrange(ADAPTERS)}"
+        name = f"a{one.random.randrange(loaded)}"
         one.ask({"prompt": "ab=", "model": name, "max_tokens": 20})
-    for number in range(ADAPTERS):
-        one.ask({"lora_name": f"a{number}"}, "/v1/unload_lora_adapter")
 
 
 ATTACKS: dict[str, tuple[Callable[[Attacker], None], int]] = {
@@ -244,7 +259,7 @@ def attack(
         running.append(threading.Thread(target=run, args=(number,), daemon=True))
         running[-1].start()
     for thread in running:
-        thread.join(max(end - time.monotonic(), 0) + 20)
+        thread.join(max(end + 2 * PATIENCE - time.monotonic(), 0))
     result.put(sum((one.statuses for one in attackers), Counter()))
 
 
@@ -252,7 +267,8 @@ def attack(
 def attacking(
     names: tuple[str, ...], port: int, threads: int, seconds: float
 ) -> Iterator[Counter[int]]:
-    """Attacks while the block runs, and counts the answers by status."""
+    """Attacks while the block runs, and counts the answers by status after it."""
+    end = time.monotonic() + seconds + 4 * PATIENCE
     context = multiprocessing.get_context("fork")
     result = context.Queue()
     arguments = (names, port, threads, seconds, result)
@@ -261,14 +277,15 @@ def attacking(
     statuses: Counter[int] = Counter()
     try:
         yield statuses
-        statuses.update(result.get(timeout=seconds + 40))
+        with contextlib.suppress(queue.Empty):
+            statuses.update(result.get(timeout=max(end - time.monotonic(), 1)))
     finally:
-        process.join(5)
         process.kill()
+        process.join(PATIENCE)
 
 
 class Server:
-    """A server that this script has started.
+    """A server that this script has started; the block's end kills it.
 
     Args:
       folder: folder of its cache, and of the adapters that clients may load.
@@ -280,8 +297,21 @@ class Server:
         command += [f"--allow_loading={folder}"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
+        say("a server starts")
+        late = threading.Timer(START, self._process.kill)
+        late.start()
         line = next((line for line in self._process.stdout if "http://" in line), "")
+        late.cancel()
+        if not line:
+            raise RuntimeError("the server did not start")
         self.port = int(line.rpartition(":")[2])
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
     @property
     def memory(self) -> float:
@@ -302,8 +332,8 @@ class Server:
         """Returns the seconds, the status and the text of an answer."""
         begun = time.monotonic()
         try:
-            status, content = request(self.port, "/v1/completions", PROBE)
-        except OSError as problem:
+            status, content = request(self.port, "/v1/completions", PROBE, ANSWER)
+        except (OSError, http.client.HTTPException) as problem:
             return time.monotonic() - begun, 0, str(problem)
         seconds = time.monotonic() - begun
         text = content.decode(errors="replace")
@@ -325,6 +355,7 @@ class Server:
 
 def run_attack(server: Server, name: str, seconds: float, expected: str) -> bool:
     """Runs one attack, prints its line of the table, and returns whether it held."""
+    say(f"{name} for {seconds:.0f} s")
     _, threads = ATTACKS[name]
     before = server.memory
     idle = statistics.median(server.probe()[0] for _ in range(5))
@@ -356,8 +387,10 @@ def run_attack(server: Server, name: str, seconds: float, expected: str) -> bool
     return good
 
 
-def run_load(server: Server, seconds: float) -> bool:
+def run_load(server: Server, seconds: float, clients: int) -> bool:
     """Runs many clients of which some attack; returns whether the server held."""
+    attackers = max(round(clients * ATTACKERS), 1)
+    say(f"{clients} clients for {seconds:.0f} s, {attackers} of which attack")
     words = ["abc", "word", "hello", "fig", "deed", "cab", "bead", "chair"]
     bodies = [{**PROBE, "prompt": f"upper: {word}=", "n": 1} for word in words]
     expected = [
@@ -374,12 +407,16 @@ def run_load(server: Server, seconds: float) -> bool:
             begun = time.monotonic()
             try:
                 status, content = request(
-                    server.port, "/v1/completions", bodies[number]
+                    server.port, "/v1/completions", bodies[number], seconds
                 )
-            except OSError:
-                statuses[0] += 1
-                continue
+            except (OSError, http.client.HTTPException):
+                status, content = 0, b""
+            if time.monotonic() > end:  # the server may refuse it
+                break
             statuses[status] += 1
+            if not status:
+                time.sleep(0.2)
+                continue
             if status == 429:
                 time.sleep(0.2)
                 continue
@@ -388,23 +425,26 @@ def run_load(server: Server, seconds: float) -> bool:
             if text != texts[number]:
                 wrong.append((status, content[:200]))
 
-    with attacking(MIXED, server.port, ATTACKERS, seconds) as attacked:
+    with attacking(MIXED, server.port, attackers, seconds) as attacked:
         threads = [
             threading.Thread(target=ask, args=(number,), daemon=True)
-            for number in range(CLIENTS - ATTACKERS)
+            for number in range(clients - attackers)
         ]
         for thread in threads:
             thread.start()
-        largest = before
+        largest, told = before, time.monotonic()
         while time.monotonic() < end:
             largest = max(largest, server.memory)
             time.sleep(0.1)
+            if time.monotonic() > told + 10:
+                told = time.monotonic()
+                say(f"{end - told:.0f} s are left, {dict(sorted(statuses.items()))}")
         ended = server.stop()
     left = {200, 429, 0}
     bad = sum(n for status, n in attacked.items() if status >= 500)
     good = not wrong and not bad and statuses.keys() <= left and ended <= RECOVERED
     parts = [
-        f"\n{CLIENTS} clients for {seconds:.0f} s, {ATTACKERS} of which attack",
+        f"\n{clients} clients for {seconds:.0f} s, {attackers} of which attack",
         f"answers by status {dict(sorted(statuses.items()))}",
         f"of attackers {dict(sorted(attacked.items()))}",
         f"{len(wrong)} wrong, median {statistics.median(times or [0]):.2f} s, longest "
@@ -420,12 +460,53 @@ def run_load(server: Server, seconds: float) -> bool:
 def stop_under_attack(server: Server) -> bool:
     """Ends a server whose clients neither send nor read; returns whether it ends."""
     names = ("unread_streams", "half_headers", "half_bodies", "large_half_bodies")
-    with attacking(names, server.port, 4, 25):
+    say("SIGTERM while clients neither send nor read")
+    with attacking(names, server.port, 4, 20):
         time.sleep(5)
         ended = server.stop()
     good = ended <= RECOVERED
     print(f"\nSIGTERM to the end with such clients: {ended:.1f} s", flush=True)
     return good
+
+
+def say(line: str) -> None:
+    """Prints what begins, apart from the results."""
+    print(f"[{time.strftime('%X')}] {line}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Ends the block by an error after some seconds."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:.0f} s")
+
+    say(f"this takes at most {seconds:.0f} s")
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_all(folder: Path, options: argparse.Namespace) -> bool:
+    """Runs the attacks, then the load; returns whether the servers held."""
+    good = []
+    with Server(folder) as server:
+        print(f"{processor()}, {os.cpu_count()} cores\n")
+        print("| attack | idle | longest answer | memory | recovered | statuses | |")
+        print("|---|---|---|---|---|---|---|", flush=True)
+        expected = [server.probe()[2] for _ in range(3)][-1]
+        for each in options.only or ATTACKS:
+            good.append(run_attack(server, each, options.seconds, expected))
+        if options.load:
+            good.append(stop_under_attack(server))
+    if options.load:
+        with Server(folder) as server:
+            good.append(run_load(server, options.load, options.clients))
+    return all(good)
 
 
 def main() -> None:
@@ -434,27 +515,20 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(ATTACKS), action="append")
     parser.add_argument("--seconds", type=float, default=8.0, help="of an attack (8)")
     parser.add_argument("--load", type=float, default=60.0, help="of the load (60)")
+    parser.add_argument("--clients", type=int, default=200, help="of the load (200)")
     options = parser.parse_args()
-    good = []
-    with tempfile.TemporaryDirectory() as name:
+    attacks = len(options.only or ATTACKS)
+    seconds = 2 * START + attacks * (options.seconds + 2 * ANSWER)
+    if options.load:
+        seconds += options.load + 120
+    with tempfile.TemporaryDirectory() as name, limited(seconds):
         os.environ["XDG_CACHE_HOME"] = name
         folder = Path(name)
         vectors = np.random.default_rng(0).normal(size=(ADAPTERS, 4, WIDTH))
         for number, rows in enumerate(vectors.astype(np.float32)):
             np.save(folder / f"{number}.npy", rows)
-        server = Server(folder)
-        print(f"{processor()}, {os.cpu_count()} cores\n")
-        print("| attack | idle | longest answer | memory | recovered | statuses | |")
-        print("|---|---|---|---|---|---|---|")
-        expected = [server.probe()[2] for _ in range(3)][-1]
-        for each in options.only or ATTACKS:
-            good.append(run_attack(server, each, options.seconds, expected))
-        if options.load:
-            good.append(stop_under_attack(server))
-            good.append(run_load(Server(folder), options.load))
-        else:
-            server.stop()
-    sys.exit(0 if all(good) else 1)
+        good = run_all(folder, options)
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

@@ -73,10 +73,17 @@ def running_server(cache: str) -> Iterator[tuple[int, int]]:
 
 
 def request(
-    port: int, path: str, body: Mapping[str, Any] | None = None
+    port: int,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    timeout: int | float = 120,
 ) -> tuple[int, bytes]:
-    """Returns the status and the content of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    """Returns the status and the content of an answer.
+
+    Raises:
+      OSError: if nothing of it arrives for so many seconds.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     with contextlib.closing(connection):
         if body is None:
             connection.request("GET", path)
