@@ -17,6 +17,10 @@ from prompt_tuning.core.interrupts import FirstOfSeveral
 from prompt_tuning.server.connections import TimedConnection, connection_limit
 from prompt_tuning.server.server_limits import CUT_SECONDS, LAST_SECONDS
 
+ACCEPTED = 64
+"""Number of new connections that are accepted before others are served again."""
+WAITING_CONNECTIONS = 2048
+"""Number of new connections that the system keeps until they are accepted."""
 CHECK_SECONDS = 0.5
 """Time between two checks of all connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -78,6 +82,7 @@ class HttpServer(uvicorn.Server):
             server_header=False,
             http=TimedConnection,
             limit_concurrency=connection_limit(),
+            backlog=ACCEPTED,
             h11_max_incomplete_event_size=2**16,
             ws="none",
             interface="asgi3",
@@ -107,6 +112,9 @@ class HttpServer(uvicorn.Server):
         """Starts to answer requests."""
         await super().startup(sockets)
         if self.started:
+            # asyncio accepts as many at once as it lets wait.
+            for one in sockets or []:
+                one.listen(WAITING_CONNECTIONS)
             self._checks = asyncio.ensure_future(self._check_connections())
             self._on_start()
 
