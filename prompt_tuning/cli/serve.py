@@ -34,6 +34,8 @@ DESCRIPTION = (
     "Ctrl-C, requests that run or wait have 5 s to end; a second signal ends the "
     "server at once."
 )
+PART_KEPT = 16
+"""One of so many slots is kept for short rows."""
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
 
 
@@ -69,7 +71,11 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     """Adds the options that are numbers."""
     numbers = {
         "port": (Port, 8000, "port to listen on; 0 for any that is free"),
-        "slots": (RowCount, 16, "rows that are continued together"),
+        "slots": (
+            RowCount,
+            16,
+            "rows that are continued together; one of 16 has at most 32 new tokens",
+        ),
         "length": (
             PositiveInteger,
             1024,
@@ -207,7 +213,8 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     models = ServedModels(model, name, options.allow_loading)
     room = model.prompted.maximum_length
     length = options.length if room is None else min(options.length, room)
-    engine = model.engine(slots=options.slots, length=length)
+    kept = options.slots // PART_KEPT
+    engine = model.engine(slots=options.slots, length=length, kept=kept)
     for adapter, path in named_adapters(options).items():
         models.check_name(adapter)
         engine.load_adapter(adapter, path)

@@ -1,7 +1,7 @@
 """A queue in which clients take turns."""
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -34,8 +34,20 @@ class FairQueue(Generic[Item]):
 
         The client of the item has its next turn after all others.
         """
-        client, items = self._items.popitem(last=False)
-        item = items.popleft()
+        return self._take(*next(iter(self._items.items())), 0)
+
+    def pop_if(self, fits: Callable[[Item], bool]) -> Item | None:
+        """Removes and returns the next item that fits; None if none does."""
+        for client, items in self._items.items():
+            for number, item in enumerate(items):
+                if fits(item):
+                    return self._take(client, items, number)
+        return None
+
+    def _take(self, client: Hashable, items: deque[Item], number: int) -> Item:
+        """Removes and returns an item; its client's next turn is after all others."""
+        item = items[number]
+        del items[number], self._items[client]
         if items:
             self._items[client] = items
         self._length -= 1

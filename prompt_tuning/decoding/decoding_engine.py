@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.fair_queue import FairQueue
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.adapter_table import ResidentAdapter
@@ -25,6 +24,7 @@ from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import check_engine, check_room, read_ids
 from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
+from prompt_tuning.decoding.row_queue import RowQueue
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slot_reader import SlotReader
 from prompt_tuning.decoding.token_masks import MaskReader, RowMask
@@ -47,6 +47,7 @@ class DecodingEngine:
         all rows, and others cannot be added.
       guesses: maximum number of tokens that a step guesses of each greedy row from its
         text, which saves steps where the text repeats itself; 0 for none.
+      kept: number of slots that only short rows take; see `RowQueue`.
       process: changes the logits of all rows before any other option; None for none.
       read_adapter: reads the files of `load_adapter`.
 
@@ -66,6 +67,7 @@ class DecodingEngine:
         together: int = 1,
         adapted: bool = False,
         guesses: int = 0,
+        kept: int = 0,
         process: token_choice.LogitsProcessor | None = None,
         read_adapter: AdapterReader | None = None,
     ):
@@ -87,7 +89,7 @@ class DecodingEngine:
         self._masks = MaskReader(model)
         self._vocabulary: token_choice.TokenNumbers | None = None
         self._rows: list[RowProgress | None] = [None] * slots
-        self._queue: FairQueue[RowProgress] = FairQueue()
+        self._queue = RowQueue(slots, kept)
         self._number = 0
         self._metrics = MetricCounters()
         self._programs: list[token_choice.Needs] = []
@@ -325,7 +327,8 @@ class DecodingEngine:
         """Gives free slots to rows that wait; their clients take turns."""
         for slot, occupant in enumerate(self._rows):
             if occupant is None and self._queue:
-                row = self._queue.pop()
+                if (row := self._queue.pop_for(self._rows)) is None:
+                    return
                 self._rows[slot] = row
                 row.leader = self._leader(row)
                 self._start_choices(slot, row)

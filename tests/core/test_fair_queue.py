@@ -18,6 +18,14 @@ def test_clients_take_turns_and_keep_their_order():
     assert not queue
 
 
+def test_the_next_item_that_fits_takes_the_turn_of_its_client():
+    queue = filled("aabbc")
+    assert queue.pop_if(lambda item: item in ("b3", "c4")) == "b3"
+    assert queue.pop_if(lambda item: item == "b3") is None
+    assert [queue.pop() for _ in range(4)] == ["a0", "c4", "b2", "a1"]
+    assert not queue
+
+
 def test_a_full_queue_has_room_for_a_client_with_less_than_its_share():
     queue = filled("a" * 6)
     assert queue.has_room("a", 2, limit=8) and not queue.has_room("a", 3, limit=8)

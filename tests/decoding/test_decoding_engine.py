@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding import row_queue
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_encoding import pad_rows, strip_end
@@ -102,6 +103,23 @@ def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
             prompt_ids=None if prompt is None else [prompt] * 2,
         )
         assert together == expected, kind
+
+
+def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
+    monkeypatch.setattr(row_queue, "SHORT", 2)
+    engine = open_engine(LLAMA, FEW, kept=1)
+    endless = Sampling(new_tokens=NEW, ignores_end=True)
+    long = Request(ids=[3, 1], client="one", sampling=endless)
+    handles = [engine.submit(long) for _ in range(5)]
+    engine.step()
+    assert (engine.metrics().active, engine.metrics().queued) == (3, 2)
+    sampling = dataclasses.replace(endless, new_tokens=2)
+    (short,) = engine.run([Request(ids=[3, 1], client="two", sampling=sampling)])
+    assert len(short.completions[0].ids) == 2
+    assert not any(handle.finished for handle in handles)
+    while not engine.idle:
+        engine.step()
+    assert all(handle.finished for handle in handles)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""Rows that wait for a slot of the engine."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.core.fair_queue import FairQueue
+from prompt_tuning.decoding.row_progress import RowProgress
+
+SHORT = 32
+"""Maximum number of new tokens of a short row."""
+
+
+class RowQueue(FairQueue[RowProgress]):
+    """Rows of clients that take turns; some slots are kept for short rows.
+
+    A short row so never waits until a long one ends, if all slots have long ones.
+
+    Args:
+      slots: number of slots.
+      kept: number of them that long rows do not take.
+    """
+
+    def __init__(self, slots: int, kept: int):
+        super().__init__()
+        self._most = slots - kept
+
+    def pop_for(self, running: Sequence[RowProgress | None]) -> RowProgress | None:
+        """Removes and returns the row that takes a free slot; None if all must wait.
+
+        Args:
+          running: the row in each slot.
+        """
+        long = sum(row is not None and not is_short(row) for row in running)
+        return self.pop_if(is_short) if long >= self._most else self.pop()
+
+
+def is_short(row: RowProgress) -> bool:
+    """Returns whether a row makes few tokens."""
+    return row.sampling.new_tokens <= SHORT
