@@ -63,6 +63,7 @@ def test_every_gin_name_is_a_public_name():
         "Run",
         "ObjectiveFromPython",
         "optimizer_from_python",
+        "prompt_from_python",
     }
     for name in pt.__all__:
         assert getattr(pt, name) is not None

@@ -68,7 +68,7 @@ LIMITS = {
     },
     "server.server_limits": {
         "MAXIMUM_BODY": (2**22, "bodies of 4 MiB"),
-        "BODY_SECONDS": (30, "arrive within 30 s"),
+        "BODY_SECONDS": (30, "bodies of 4 MiB within 30 s"),
         "MAXIMUM_ROWS": (128, "128 rows (prompts times `n`)"),
         "MAXIMUM_STOPS": (16, "16 stop texts"),
         "MAXIMUM_BIASES": (1024, "1,024 biases"),
@@ -103,7 +103,7 @@ LIMITS = {
         "BYTES_PER_SECOND": (2**22, "1 s more for each 4 MiB"),
     },
     "data.text.library_errors": {"MAXIMUM_FILE": (2**27, "files of 128 MiB")},
-    "data.text.tokenizers": {"MAXIMUM_VOCABULARY": (2**24, "2^24 tokens")},
+    "data.text.tokenizer_building": {"MAXIMUM_VOCABULARY": (2**24, "2^24 tokens")},
     "data.text.encoding_limits": {
         "MAXIMUM_TEXT": (2**22, "texts of 2^22 characters"),
         "MAXIMUM_GROWTH": (1024, "1,024 characters for one"),

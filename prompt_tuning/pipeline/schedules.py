@@ -265,29 +265,31 @@ def needed_results(
     """
     kind, microbatch, chunk = operation
     # The chunks of all stages in the order in which a micro-batch passes them.
-    place, count = chunk * len(orders) + stage, chunks * len(orders)
-
-    def result(name: Kind, place: int, index: int) -> Result:
-        chunk, stage = divmod(place, len(orders))
-        return Result(name, stage, index, chunk)
-
+    stages = len(orders)
+    place, count = chunk * stages + stage, chunks * stages
     if kind in (FORWARD, PREFIX_FORWARD):
         if place > 0:
-            yield result(kind, place - 1, microbatch)
+            yield _result_at(place - 1, stages, kind, microbatch)
         if kind == FORWARD and orders[stage][0].kind == PREFIX_FORWARD:
-            yield result(PREFIX_FORWARD, place, 0)
+            yield Result(PREFIX_FORWARD, stage, 0, chunk)
     elif kind in (INPUT_GRADIENT, BACKWARD):
-        yield result(FORWARD, place, microbatch)
+        yield Result(FORWARD, stage, microbatch, chunk)
         if place + 1 < count:
-            yield result(INPUT_GRADIENT, place + 1, microbatch)
+            yield _result_at(place + 1, stages, INPUT_GRADIENT, microbatch)
     elif kind == WEIGHT_GRADIENT:
-        yield result(INPUT_GRADIENT, place, microbatch)
+        yield Result(INPUT_GRADIENT, stage, microbatch, chunk)
     elif kind == PREFIX_BACKWARD:
         for other in orders[stage]:
             if other.chunk == chunk and other.kind in (INPUT_GRADIENT, BACKWARD):
                 yield result_of(stage, other)
         if place + 1 < count:
-            yield result(PREFIX_BACKWARD, place + 1, 0)
+            yield _result_at(place + 1, stages, PREFIX_BACKWARD, 0)
+
+
+def _result_at(place: int, stages: int, name: Kind, microbatch: int) -> Result:
+    """Returns the result of the chunk at a place in the order of the model's blocks."""
+    chunk, stage = divmod(place, stages)
+    return Result(name, stage, microbatch, chunk)
 
 
 def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]]:

@@ -366,6 +366,6 @@ def test_an_empty_file_is_refused(decoder, tmp_path):
 def test_the_best_checkpoint_may_be_chosen_by_any_computed_metric(decoder):
     evaluator = decoder.evaluator(labels=LABELS, calibrate=["n"], metrics=["squad"])
     for name in evaluator(decoder.parameters):
-        evaluator.check_metric(name)
+        evaluator.check_metric(name, "Run.keep_best")
     with pytest.raises(InputError, match="'bleu', but the evaluation measures loss, a"):
-        evaluator.check_metric("bleu")
+        evaluator.check_metric("bleu", "Run.keep_best")

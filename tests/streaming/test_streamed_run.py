@@ -128,7 +128,6 @@ def test_texts_are_continued_from_every_location(run_of, capsys):
     [
         ({"Pretrained.weights": "cpu"}, "expected one of 'device', 'pinned_host'"),
         ({"Rematerialization.policy": "nothing"}, "leave out rematerialization"),
-        ({"Pretrained.slices": 0}, "streamed weights are read in 1 slice or more"),
         (
             {"ParameterGroup.regexes": [".*/prompt/.*", "decoder/layers/.*"]},
             "train every weight of the blocks",
