@@ -233,7 +233,7 @@ def test_training_starts_from_a_run_and_reports_it(run, files, tmp_path, capsys)
 
 @pytest.mark.exhaustive
 def test_every_member_of_a_sweep_starts_from_it(run, files, tmp_path, capsys):
-    still = "--gin.ParameterGroup.optimizer=@adamw()", "--gin.adamw.learning_rate=0.0"
+    still = "--gin.ParameterGroup.optimizer=@adamw()", "--gin.adamw.learning_rate=1e-30"
     start = f"--gin.Run.start_from={str(run)!r}"
     arguments = [x for x in files.arguments(tmp_path / "sweep") if "adafactor" not in x]
     given = (*arguments, *still, start, "--gin.Run.steps=1", "--vary=Run.seed=1,2")
