@@ -112,8 +112,7 @@ LIMITS = {
         "CHARACTERS_PER_SECOND": (2**16, "each 2^16 characters"),
     },
     "core.patterns": {
-        "MAXIMUM_PATTERN": (2000, "2,000 characters; 1,000,000 steps"),
-        "MAXIMUM_STEPS": (1_000_000, "1,000,000 steps for each name"),
+        "MAXIMUM_PATTERN": (2000, "2,000 characters; matched by RE2 in linear time"),
     },
     "core.file_names": {
         "MAXIMUM_NAME": (255, "255 bytes for each part"),

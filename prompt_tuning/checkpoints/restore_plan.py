@@ -11,7 +11,6 @@ import functools
 import itertools
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
@@ -234,7 +233,7 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
     known = paths if is_tuned else [*paths, *TUNED_PATHS]
     for entry in assignment_map:
         pattern = compile_pattern(entry[0], "the assignment map")
-        if entry in TUNED_ARE_FRESH or any(map(pattern.fullmatch, known)):
+        if entry in TUNED_ARE_FRESH or any(map(pattern.matches, known)):
             continue
         raise InputError(
             f"the assignment map's pattern {shown(entry[0])} matches no complete path "
@@ -245,10 +244,11 @@ def _check_patterns(assignment_map: AssignmentMap, paths: Sequence[str]) -> None
 def _assigned(path: str, assignment_map: AssignmentMap) -> str | None:
     """Returns the source of a parameter; None if it is fresh."""
     for pattern, source in assignment_map:
-        if match := compile_pattern(pattern, "the assignment map").fullmatch(path):
+        compiled = compile_pattern(pattern, "the assignment map")
+        if compiled.matches(path):
             try:
-                return None if source is None else match.expand(source)
-            except (re.error, IndexError) as error:
+                return None if source is None else compiled.fill(path, source)
+            except (IndexError, ValueError) as error:
                 raise InputError(
                     f"the assignment map's source {shown(source)} does not fit its "
                     f"pattern {shown(pattern)}: {error}"

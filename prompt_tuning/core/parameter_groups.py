@@ -35,10 +35,10 @@ def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
     """Returns a predicate: does any of the expressions match the whole path?
 
     Raises:
-      InputError: if one of them is not a regular expression, or too complex.
+      InputError: if one of them is not a regular expression of RE2.
     """
     compiled = [compile_pattern(regex, "regexes") for regex in regexes]
-    return lambda path: any(pattern.fullmatch(path) for pattern in compiled)
+    return lambda path: any(pattern.matches(path) for pattern in compiled)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,72 +1,91 @@
-"""Regular expressions from configs and adapters, limited in what matching them takes.
+r"""Regular expressions from configs and adapters, matched by RE2 in linear time.
 
-Python's `re` tries every way to divide a name among the repetitions of an expression,
-and a repeated group makes their number exponential in the length of the name. They are
-therefore counted for each name before it is matched.
+Python's `re` takes exponential time for some expressions, such as `(a+)+b`. RE2
+(https://github.com/google/re2/wiki/Syntax) takes time in proportion to the length of
+the name instead. It lacks backreferences, lookbehinds, atomic groups, possessive
+repetitions and `\Z`, and its `\w`, `\d` and `\b` know ASCII alone.
+
+RE2 also lacks lookaheads, which ms-swift and LLaMA-Factory write to the
+`target_modules` of adapters, e.g. `^(model)(?!.*(lm_head|embed)).*`. They are matched
+here if they stand outside groups in one place: RE2 matches the expressions before, in
+and after them at each position of a name.
 """
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
-from re import _constants as kinds  # pyright: ignore # the tree of an expression
-from re import _parser as parser  # pyright: ignore
 from typing import Any
+
+import re2
 
 from prompt_tuning.core.errors import InputError, shown
 
 MAXIMUM_PATTERN = 2000
 """Maximum length of a regular expression."""
-MAXIMUM_STEPS = 1_000_000
-"""Maximum number of steps of matching a regular expression with a name."""
-SIMPLE_PARTS = 4
-"""Number of repetitions, and of groups, up to which steps are not counted."""
 
-_ONE_CHARACTER = re.compile(r"\\.|\[[^\]]+\]", re.DOTALL)
-_REPETITION = re.compile(r"(?<!\()[*+?{]")
-_REPEATED_GROUP = re.compile(r"\)[*+{]")
-_REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
-_LOOKS = (kinds.ASSERT, kinds.ASSERT_NOT)
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?[=!]|[()|]", re.DOTALL)
+_FLAGS = re.compile(r"\(\?[ims]+\)|")
 
-Ways = Sequence[int]
-"""Number of ways to reach each position of a name, which includes its end."""
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
 
 
-class LimitedPattern:
-    """A regular expression whose steps are limited.
+class Pattern:
+    """A regular expression that matches whole names.
 
     Args:
       pattern: expression.
-      name: name of the setting, for messages.
-      within: expression to insert it into.
+
+    Raises:
+      re2.error: if RE2 cannot match it.
     """
 
-    def __init__(self, pattern: str, name: str, within: str):
-        self._pattern, self._name = pattern, name
-        whole = within.replace("{}", pattern)
-        self._compiled = re.compile(whole)
-        self._tree = None if _is_simple(pattern) else parser.parse(whole)
+    def __init__(self, pattern: str):
+        looks = _find_lookaheads(pattern)
+        start, stop = (looks[0][0], looks[-1][1]) if looks else (0, 0)
+        flags = _FLAGS.findall(pattern[:start])[0]
+        self._before = _compile(pattern[:start])
+        self._after = _compile(flags + pattern[stop:])
+        self._looks = [
+            (_compile(flags + pattern[start + 3 : stop - 1]), pattern[start + 2] == "=")
+            for start, stop in looks
+        ]
 
-    def fullmatch(self, text: str) -> re.Match[str] | None:
-        """Matches a whole name.
+    def matches(self, name: str) -> bool:
+        """Whether the expression matches the whole name."""
+        return self._match(name) is not None
+
+    def fill(self, name: str, template: str) -> str:
+        r"""Replaces `\1` or `\g<1>` in a template by the text of the first group, etc.
+
+        Args:
+          name: a name that the expression matches.
+          template: text with references to groups.
 
         Raises:
-          InputError: if it may take too many steps.
+          IndexError: if there is no such group.
+          ValueError: for other escapes, and for groups beside lookaheads.
         """
-        try:
-            if self._tree is not None:
-                starts = [1] + [0] * len(text)
-                _StepCounter(text).through(self._tree, starts)
-        except (_TooManyStepsError, RecursionError):
-            raise InputError(
-                f"{self._name} has {shown(self._pattern)}, which takes more than "
-                f"{MAXIMUM_STEPS:,} steps for {shown(text)}: write it with fewer "
-                "repetitions, as several patterns, or list the names"
-            ) from None
-        return self._compiled.fullmatch(text)
+        if self._looks and "\\" in template:
+            raise ValueError("groups beside lookaheads cannot be used")
+        return self._match(name).expand(template.encode()).decode()
+
+    def _match(self, name: str) -> Any:
+        text = name.encode(errors="replace")  # half a surrogate pair
+        if not self._looks:
+            return self._after.fullmatch(text)
+        for at in range(len(text) + 1):
+            if (
+                self._before.fullmatch(text, 0, at)
+                and all(bool(x.match(text, at)) == wanted for x, wanted in self._looks)
+                and (match := self._after.fullmatch(text, at))
+            ):
+                return match
+        return None
 
 
 @functools.cache
-def compile_pattern(pattern: str, name: str, within: str = "{}") -> LimitedPattern:
+def compile_pattern(pattern: str, name: str, within: str = "{}") -> Pattern:
     """Compiles a regular expression for names of modules or paths of parameters.
 
     Args:
@@ -75,7 +94,7 @@ def compile_pattern(pattern: str, name: str, within: str = "{}") -> LimitedPatte
       within: expression to insert it into.
 
     Raises:
-      InputError: if it is not an expression, or too long.
+      InputError: if it is not an expression that RE2 matches, or too long.
     """
     if len(pattern) > MAXIMUM_PATTERN:
         raise InputError(
@@ -83,81 +102,42 @@ def compile_pattern(pattern: str, name: str, within: str = "{}") -> LimitedPatte
             f"{MAXIMUM_PATTERN:,}"
         )
     try:
-        return LimitedPattern(pattern, name, within)
-    except (re.error, OverflowError, RecursionError) as error:
+        return Pattern(within.replace("{}", pattern))
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0]
+        reason = reason.decode() if isinstance(reason, bytes) else str(error)
         raise InputError(
-            f"{name} has {shown(pattern)}, which is not a regular expression: {error}"
+            f"{name} has {shown(pattern)}, which is not a regular expression of RE2: "
+            f"{reason}; lookaheads may stand in one place outside groups, and "
+            "lookbehinds, backreferences, atomic groups and possessive repetitions "
+            "nowhere: write several patterns, or list the names"
         ) from error
 
 
-def _is_simple(pattern: str) -> bool:
-    plain = _ONE_CHARACTER.sub("x", pattern)
-    repetitions, groups = len(_REPETITION.findall(plain)), plain.count("(")
-    return (
-        not _REPEATED_GROUP.search(plain) and max(repetitions, groups) <= SIMPLE_PARTS
-    )
+def _compile(pattern: str) -> Any:
+    return re2.compile(pattern.encode(), _OPTIONS)
 
 
-class _TooManyStepsError(Exception):
-    pass
+def _find_lookaheads(pattern: str) -> list[tuple[int, int]]:
+    """Finds lookaheads outside groups; RE2 refuses an expression with any others.
 
-
-class _StepCounter:
-    """Counts the steps in which an expression fails to match, at most.
-
-    A step is a way to match a beginning of the expression with a beginning of the text;
-    backtracking tries each of them. Classes of characters count as matching everything.
+    Returns:
+      Start and end of each, if they follow one another and the expression has no
+      alternatives outside groups; otherwise nothing.
     """
-
-    def __init__(self, text: str):
-        # None stands for a character that may equal several ones if case is ignored.
-        self._text = [x.lower() if x.isascii() else None for x in text]
-        self._steps = self._work = 0
-
-    def through(self, tree: Any, starts: Ways) -> Ways:
-        """Returns the ways to match a sequence, given those to reach its beginning."""
-        for kind, argument in tree:
-            self._steps += sum(starts)
-            self._work += len(starts)  # of this count
-            if max(self._steps, self._work) > MAXIMUM_STEPS:
-                raise _TooManyStepsError
-            starts = self._after(kind, argument, starts)
-        return starts
-
-    def _after(self, kind: Any, argument: Any, starts: Ways) -> Ways:
-        if kind == kinds.AT:
-            return starts
-        if kind in _REPEATS:
-            least, most, tree = argument
-            return self._repeated(least, most, tree, starts)
-        if kind == kinds.BRANCH:
-            return _sum([self.through(branch, starts) for branch in argument[1]])
-        if kind in (kinds.SUBPATTERN, kinds.ATOMIC_GROUP):
-            tree = argument[-1] if kind == kinds.SUBPATTERN else argument
-            return self.through(tree, starts)
-        if kind in _LOOKS:
-            direction, tree = argument
-            width = 0 if direction > 0 else tree.getwidth()[0]
-            self.through(tree, [*starts[width:], *([0] * min(width, len(starts)))])
-            return starts
-        if kind in (kinds.GROUPREF, kinds.GROUPREF_EXISTS):
-            raise _TooManyStepsError  # depends on what was matched
-        if kind != kinds.LITERAL:
-            return [0, *starts[:-1]]
-        expected = chr(argument).lower()
-        pairs = zip(self._text, starts, strict=False)
-        return [0, *(n if x is None or x == expected else 0 for x, n in pairs)]
-
-    def _repeated(self, least: int, most: int, tree: Any, starts: Ways) -> Ways:
-        ends = starts if not least else [0] * len(starts)
-        for count in range(1, min(most, least + len(starts)) + 1):
-            starts = self.through(tree, starts)
-            if not any(starts):
-                break
-            if count >= least:
-                ends = _sum([ends, starts])
-        return ends
-
-
-def _sum(ways: Sequence[Ways]) -> Ways:
-    return [sum(column) for column in zip(*ways, strict=True)]
+    looks: list[tuple[int, int]] = []
+    depth, start = 0, None
+    for token in _TOKEN.finditer(pattern):
+        text = token[0]
+        if text == "|" and depth == 0:
+            return []
+        if text.startswith("("):
+            if depth == 0:
+                start = token.start() if text != "(" else None
+            depth += 1
+        elif text == ")":
+            depth -= 1
+            if depth == 0 and start is not None:
+                looks.append((start, token.end()))
+    joined = all(end == start for (_, end), (start, _) in itertools.pairwise(looks))
+    return looks if joined else []

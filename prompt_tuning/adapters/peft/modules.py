@@ -207,14 +207,14 @@ def match_targets(targets: Any, known: Iterable[str]) -> set[str]:
     """Returns the modules that a `target_modules` of any form selects.
 
     Raises:
-      InputError: for a text that is not a regular expression, or too complex a one.
+      InputError: for a text that is not a regular expression of RE2.
     """
     if not isinstance(targets, str):
         return {name for name in known if _is_matched(targets or (), name)}
     if targets == ALL_LINEAR:
         return set(known)
     pattern = compile_pattern(targets, "target_modules")
-    return {name for name in known if pattern.fullmatch(name)}
+    return {name for name in known if pattern.matches(name)}
 
 
 def _is_matched(suffixes: Iterable[str], name: str) -> bool:

@@ -255,7 +255,6 @@ def divisor(settings: Settings, rank: int) -> float:
 def _patterned(settings: Settings, patterns: str, plain: str, module: str) -> Any:
     """Returns the value of the first pattern that matches, else the default."""
     for pattern, value in (setting(settings, patterns) or {}).items():
-        match = compile_pattern(pattern, patterns, r"(.*\.)?({})").fullmatch(module)
-        if match:
+        if compile_pattern(pattern, patterns, r"(.*\.)?({})").matches(module):
             return value
     return setting(settings, plain)

@@ -140,17 +140,22 @@ def test_settings_of_a_lora_are_checked(changes, expected, tmp_path):
         "(.|.)" * 30 + "x",
         ".*" * 9 + "x",
         "(.?.?)" * 20 + "x",
-        "a" * 3000,
     ],
 )
 @pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
-def test_patterns_that_could_match_forever_are_refused(name, pattern, tmp_path):
-    start = time.monotonic()
+def test_no_pattern_takes_exponential_time(name, pattern, tmp_path):
+    start = time.process_time()
+    assert read(write(tmp_path / "a", "LORA", {name: {pattern: 2}})).parameters
+    match_targets(pattern, [MODULE])
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+def test_long_patterns_are_refused(name, tmp_path):
     with pytest.raises(InputError, match=name):
-        read(write(tmp_path / "a", "LORA", {name: {pattern: 2}}))
+        read(write(tmp_path / "a", "LORA", {name: {"a" * 3000: 2}}))
     with pytest.raises(InputError, match="target_modules"):
-        match_targets(pattern, [MODULE])
-    assert time.monotonic() - start < 30
+        match_targets("a" * 3000, [MODULE])
 
 
 @pytest.mark.parametrize(
