@@ -5,9 +5,8 @@ import os
 from collections.abc import Callable, Iterable
 
 from prompt_tuning.cli.option_types import find_subparsers
-from prompt_tuning.config.methods import METHODS
+from prompt_tuning.config.config_table import choices_of
 from prompt_tuning.config.shipped_configs import list_configs
-from prompt_tuning.core.flat_options import LOSSES
 
 REQUESTED = "_ARGCOMPLETE"
 """Variable that the shell sets while it asks for completions."""
@@ -34,7 +33,8 @@ def _add_completers(command: str, parser: argparse.ArgumentParser) -> None:
     if command == "configs":
         names["name"] = lambda _: list_configs()
     if "run_options" in parser._defaults:
-        names |= {"method": lambda _: METHODS, "loss": lambda _: LOSSES}
+        names["method"] = lambda _: choices_of("method")
+        names["loss"] = lambda _: choices_of("loss")
     for action in parser._actions:
         if action.dest in names:
             # argcomplete reads this attribute, and passes more by name.

@@ -1,14 +1,16 @@
 """Adds the options of `core.flat_options` to the commands."""
 
 import argparse
+import re
 import shlex
 import textwrap
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import numeric
+from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
     check_duration,
@@ -17,7 +19,6 @@ from prompt_tuning.config.flat_choices import (
     check_training,
     choices_in,
 )
-from prompt_tuning.config.methods import list_methods, list_rates
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.flat_option import (
@@ -28,7 +29,7 @@ from prompt_tuning.core.flat_option import (
     MODEL,
     FlatOption,
 )
-from prompt_tuning.core.flat_options import LOSSES, OPTIONS, TABLE
+from prompt_tuning.core.flat_options import OPTIONS, TABLE
 from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79
@@ -39,8 +40,6 @@ EVALUATES = (MODEL, DATA, EVALUATION)
 GENERATES = (MODEL,)
 RECORDED_PATHS = ("model", "data", "evaluation")
 """Fields of `Run` whose values have paths."""
-MODEL_OF_OPTIONS = "Run.model = @Pretrained()"
-"""A binding that every run without a config has."""
 UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
 """Options of `EVALUATES` that only training has a use for."""
 
@@ -61,7 +60,7 @@ def add_run_options(
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.description = textwrap.fill(parser.description or "", HELP_WIDTH)
         parser.epilog = (
-            f"methods:\n{list_methods()}\n\nlosses:\n{_list_losses()}\n\n"
+            f"methods:\n{_list('method')}\n\nlosses:\n{_list('loss')}\n\n"
             f"{textwrap.fill(parser.epilog or '', HELP_WIDTH)}"
         )
 
@@ -74,10 +73,20 @@ def add_table_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> 
         parser.add_argument(option.flag, **_arguments(option) | arguments)
 
 
-def _list_losses() -> str:
-    """Lists the losses, one a line."""
-    width = max(map(len, LOSSES))
-    return "\n".join(f"  {name:{width}}  {text}" for name, text in LOSSES.items())
+def _list(option: str) -> str:
+    """Lists the choices of an option with their help, macros as options."""
+    files = choices_of(option)
+    width = max(map(len, files)) + 4
+    flags = {option.macro: option.flag for option in TABLE if option.macro}
+    return "\n".join(
+        textwrap.fill(
+            re.sub(r"[A-Z_]{4,}", lambda x: flags.get(x[0], x[0]), file.help),
+            HELP_WIDTH,
+            initial_indent=f"  {name}".ljust(width),
+            subsequent_indent=" " * width,
+        )
+        for name, file in files.items()
+    )
 
 
 def _is_used(option: FlatOption) -> bool:
@@ -91,9 +100,12 @@ def _arguments(option: FlatOption) -> dict[str, Any]:
         return {**arguments, "action": "store_true"}
     if option.kind is list:
         arguments["nargs"] = "+"
-    if option.choices:
-        arguments["choices"] = option.choices
-    if option.metavar or not option.choices:
+    choices = option.choices
+    if option.name in FOLDERS and option.name != "method":
+        choices = tuple(choices_of(option.name))
+    if choices:
+        arguments["choices"] = choices
+    if option.metavar or not choices:
         arguments["metavar"] = option.metavar or ("N" if option.is_number else "TEXT")
     return {**arguments, "type": numeric(option.kind) if option.is_number else str}
 
@@ -148,7 +160,66 @@ def check_options(
         )
     # Several processes report a mistake together, and modules may need JAX.
     if not options.allow_gin_imports and not launch.is_one_of_several(options):
-        _check_config(options, unread, varied, alone=model is not None)
+        _check_config(options, unread, varied, trains=trains, alone=model is not None)
+
+
+class OptionsConfig(NamedTuple):
+    """The config that the options of a command describe.
+
+    Attributes:
+      files: gin files.
+      bindings: the user's bindings.
+      choices: options that override the files.
+      defaults: bindings that override the files, from options without a config.
+      epochs: number of epochs that is given instead of steps.
+    """
+
+    files: list[str]
+    bindings: list[str]
+    choices: dict[str, Any]
+    defaults: list[str]
+    epochs: int | float | None
+
+
+def given_config(
+    options: argparse.Namespace,
+    bindings: Sequence[str] = (),
+    directory: str | None = None,
+    *,
+    trains: bool,
+    steps: int | None = None,
+) -> OptionsConfig:
+    """Returns the config of `--run`, of the gin files, or of the options alone.
+
+    Args:
+      options: parsed options of the command.
+      bindings: bindings in addition to those of the command line.
+      directory: directory of the run, which overrides the config's.
+      trains: see `selected_run.read_run`.
+      steps: number of steps of the epochs that are given.
+
+    Raises:
+      InputError: for options that cannot be used.
+    """
+    from prompt_tuning.config.flat_config import flat_config, frozen_config
+
+    files, run = list(options.gin_file), getattr(options, "run", None)
+    model = given_model(options, trains=trains)
+    named, others = choices_in([*options.bindings, *bindings], macros=model is not None)
+    choices = {**(model or {}), **given_choices(options), **named}
+    # The number of its steps is not known before the data are read.
+    epochs = choices.pop("epochs", None)
+    if steps is not None:
+        choices["steps"] = steps
+    if model is not None:
+        if trains:
+            flat = flat_config(choices, others, directory, files)
+        else:
+            flat = frozen_config(choices, others)
+        return OptionsConfig(flat.files, others, {}, flat.lines, epochs)
+    if run is not None:
+        files = [str(find_run_directory(run) / CONFIG_FILE), *files]
+    return OptionsConfig(files, others, choices, [], epochs)
 
 
 def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] | None:
@@ -181,40 +252,28 @@ def _check_config(
     unread: Collection[str],
     varied: Sequence[str] | None,
     *,
+    trains: bool,
     alone: bool,
 ) -> None:
     """Checks names, types and paths; see `early_checks`."""
     from prompt_tuning.config.early_checks import check_config, check_paths
 
-    directory, files = getattr(options, "run", None), list(options.gin_file)
-    bindings = [*options.bindings, *(varied or ())]
-    named, bindings = choices_in(bindings, macros=alone)
+    named = choices_in([*options.bindings, *(varied or ())], macros=alone)[0]
     choices = given_choices(options) | named
     check_numbers(choices)
-    # The number of its steps is not known before the data are read.
-    choices.pop("epochs", None)
     if getattr(options, "print_config", False):
         unread = RECORDED_PATHS  # a config is printed before its files exist
     else:
         check_paths({OPTIONS[name].setting: x for name, x in choices.items()})
-    if alone:
-        of_model = {k: x for k, x in choices.items() if OPTIONS[k].group == MODEL}
-        check_config(
-            files,
-            [MODEL_OF_OPTIONS, *bindings],
-            choices=of_model if files else None,
-            omitted=unread if files else (),
-            allow_unused=True,
-        )
-        return
-    if directory is not None:
-        files = [str(find_run_directory(directory) / CONFIG_FILE), *files]
+    if getattr(options, "run", None) is not None:
         # Paths that a run recorded may be relative to another directory.
         unread = RECORDED_PATHS
+    config = given_config(options, varied or (), trains=trains)
     check_config(
-        files,
-        bindings,
-        choices=choices,
+        config.files,
+        config.bindings,
+        choices=config.choices,
+        defaults=config.defaults,
         omitted=unread,
         allow_unused=varied is not None,
     )

@@ -10,14 +10,12 @@ import jax
 
 from prompt_tuning import __version__, processes
 from prompt_tuning.cli.run_options import (
+    OptionsConfig,
     find_run_directory,
-    given_choices,
-    given_model,
+    given_config,
 )
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.config_changes import relevant_lines
-from prompt_tuning.config.flat_choices import Choices, choices_in
-from prompt_tuning.config.flat_runs import read_flat_run, read_frozen_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.epochs import steps_of_epochs
@@ -73,35 +71,34 @@ def _read_run(
     allow_unused: bool,
 ) -> Run:
     """Reads a run; see `read_run`."""
-    files, imports = list(options.gin_file), options.allow_gin_imports
-    directory_of_run = getattr(options, "run", None)
-    model = given_model(options, trains=trains)
-    alone = model is not None
-    named, bindings = choices_in([*options.bindings, *bindings], macros=alone)
-    choices = {**(model or {}), **given_choices(options), **named}
-    permissions = {"allow_imports": imports, "allow_unused": allow_unused}
+    folder, imports = getattr(options, "run", None), options.allow_gin_imports
 
-    def read(choices: Choices) -> Run:
-        if alone and trains:
-            return read_flat_run(
-                choices, bindings, directory, files=files, **permissions
-            )
-        if alone:
-            return read_frozen_run(choices, bindings, **permissions)
-        if directory_of_run is not None:
-            folder = find_run_directory(directory_of_run)
+    def read(config: OptionsConfig) -> Run:
+        files, bindings, choices, defaults, _ = config
+        if folder is not None:
             return gin_files.read_run_directory(
-                folder, bindings, files, choices=choices, allow_imports=imports
+                find_run_directory(folder),
+                bindings,
+                options.gin_file,
+                choices=choices,
+                allow_imports=imports,
             )
         return gin_files.read_run(
-            files, bindings, directory, choices=choices, **permissions
+            files,
+            bindings,
+            directory,
+            choices=choices,
+            defaults=defaults,
+            allow_imports=imports,
+            allow_unused=allow_unused,
         )
 
-    epochs = choices.pop("epochs", None)
-    run = read(choices)
-    if epochs is None:
+    config = given_config(options, bindings, directory, trains=trains)
+    run = read(config)
+    if config.epochs is None:
         return run
-    return read({**choices, "steps": steps_of_epochs(run, epochs)})
+    steps = steps_of_epochs(run, config.epochs)
+    return read(given_config(options, bindings, directory, trains=trains, steps=steps))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,8 @@ CHOSEN_BY = "Run.keep_best"
 STOPPED_BY = "Run.early_stopping_metric"
 LABELS = "Evaluation.labels"
 STEPS = "Run.steps"
+PROMPTING = "Run.prompting"
+MAXIMUM_NESTING = 3
 _FREE = re.compile(
     r"Run\.(steps|log_every|save_every|keep_last|keep_best|keep_prompts"
     r"|save_paths|evaluate_every"
@@ -92,18 +94,30 @@ def compare_configs(
       complete: whether both configs have all values; if not, those that are in one of
         them are not compared.
     """
-    new = _Config.parse(after)
-    old = _Config.parse(before).with_new_settings(new)
+    new, old = _Config.parse(after), _Config.parse(before)
+    old, new = _in_one_form(old, new)
+    old = old.with_new_settings(new)
     measuring = (old.measured | new.measured) - (old.learned | new.learned)
     settings, others = old.learning(measuring), new.learning(measuring)
-    lines = [
-        _describe(name, settings, others, new)
+    both = settings.keys() & others.keys()
+    names = [
+        name
         for name in {**settings, **others}
-        if (complete or (name in settings and name in others))
-        and _differ(settings.get(name), others.get(name), new.is_path(name), locate)
+        # A macro that one of them lacks is compared as the value of its settings.
+        if name in both or (complete and not (old.users(name) or new.users(name)))
+    ]
+    pairs = {
+        name: (old.expanded(settings.get(name)), new.expanded(others.get(name)))
+        for name in names
+        if settings.get(name) != others.get(name)
+    }
+    lines = [
+        _describe(name, *pair, new)
+        for name, pair in pairs.items()
+        if _differ(*pair, new.is_path(name), locate)
     ]
     measures = old.measuring(measuring), new.measuring(measuring)
-    counts = {STEPS: old.resolved(STEPS)}, {STEPS: new.resolved(STEPS)}
+    counts = old.resolved(STEPS), new.resolved(STEPS)
     steps = counts[0] != counts[1]
     if steps and not lines and any(_FROM_PYTHON in x for x in others.values()):
         line = _describe(STEPS, *counts, new)
@@ -151,9 +165,46 @@ class _Config:
             if name in self.values or factory_of(name) not in factories:
                 continue
             earlier = EARLIER_DEFAULTS.get(name.rpartition("/")[2])
-            if earlier is not None or value == default_text(name):
+            if earlier is not None or later.expanded(value) == default_text(name):
                 added[name] = value if earlier is None else earlier
         return _Config({**self.values, **added})
+
+    def scopes(self, factory: str) -> dict[str, dict[str, str]]:
+        """Returns the values of a factory by scope."""
+        scopes: dict[str, dict[str, str]] = {}
+        for name, value in self.values.items():
+            scope, _, inner = factory_of(name).rpartition("/")
+            if inner == factory:
+                scopes.setdefault(scope, {})[name.rpartition(".")[2]] = value
+        return scopes
+
+    def without_scopes(self, factory: str) -> "_Config":
+        """Returns the config with one factory, if all scopes of it have one value."""
+        same = list(self.scopes(factory).values())
+        if any(values != same[0] for values in same):
+            return self
+        scoped = re.compile(rf"@(?:\w+/)+{factory}\b")
+        others = {
+            name: scoped.sub(f"@{factory}", value)
+            for name, value in self.values.items()
+            if factory_of(name).rpartition("/")[2] != factory
+        }
+        return _Config(others | {f"{factory}.{k}": x for k, x in same[0].items()})
+
+    def without_default_position(self) -> "_Config":
+        """Returns the config with None for the default position of a prompt."""
+        written = {k: x for k, x in self.values.items() if factory_of(k) == "Prompting"}
+        if any(value != default_text(name) for name, value in written.items()):
+            return self
+        others = {k: x for k, x in self.values.items() if k not in written}
+        return _Config(others | {PROMPTING: "None"})
+
+    def expanded(self, value: str | None) -> str | None:
+        """Returns a value with its macros replaced by their values."""
+        if value is None:
+            return None
+        known = self.values
+        return re.sub(r"%(\w+)", lambda name: known.get(name[1], name[0]), value)
 
     @property
     def measured(self) -> set[str]:
@@ -244,20 +295,45 @@ class _Config:
         return reached
 
 
+def _in_one_form(old: _Config, new: _Config) -> tuple[_Config, _Config]:
+    """Returns configs that write the same in one way.
+
+    Python, and options in earlier versions, give each use of a factory a scope, or none
+    to a single use, and write None for the default position of a prompt.
+    """
+    names = {factory_of(name).rpartition("/")[2] for name in old.values} - {""}
+    # Those that others refer to come first.
+    for _ in range(MAXIMUM_NESTING):
+        for name in sorted(names):
+            before, after = old.scopes(name), new.scopes(name)
+            if after and before.keys() != after.keys():
+                old, new = old.without_scopes(name), new.without_scopes(name)
+    if "None" in (old.values.get(PROMPTING), new.values.get(PROMPTING)):
+        old, new = old.without_default_position(), new.without_default_position()
+    return old, new
+
+
 def _differ(
     before: str | None, after: str | None, path: bool, locate: Callable[[str], str]
 ) -> bool:
     """Tests whether values differ, and are not paths of the same files."""
-    if before == after or not path or before is None or after is None:
+    if before is None or after is None or before == after:
         return before != after
+    if not path:
+        return _plain(literal(before, before)) != _plain(literal(after, after))
     return locate_text(before, locate) != locate_text(after, str)
 
 
-def _describe(
-    name: str, before: Mapping[str, str], after: Mapping[str, str], config: _Config
-) -> str:
+def _plain(value: Any) -> Any:
+    """Returns a value with lists in place of tuples, which mean the same."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _describe(name: str, before: str | None, after: str | None, config: _Config) -> str:
     """Describes a setting that differs, and what uses it if it is a macro."""
-    old, new = (each.get(name, "not set") for each in (before, after))
+    old, new = ("not set" if x is None else x for x in (before, after))
     users = [user for user in config.users(name) if "." not in name]
     used = f" (used by {', '.join(users)})" if users else ""
     return shortened(f"{name} = {shortened(old)}, now {shortened(new)}{used}", 600)

@@ -34,6 +34,7 @@ def check_config(
     bindings: Sequence[str],
     *,
     choices: Choices | None = None,
+    defaults: Sequence[str] = (),
     omitted: Collection[str] = (),
     allow_unused: bool = False,
 ) -> None:
@@ -43,13 +44,14 @@ def check_config(
       files: gin files.
       bindings: bindings that override them.
       choices: options that override them too.
+      defaults: see `read_run`.
       omitted: fields of `Run` that the command does not use, such as "data".
       allow_unused: see `read_run`.
 
     Raises:
       InputError: for the first mistake.
     """
-    with _parsed(files, bindings, choices):
+    with _parsed(files, bindings, choices, defaults):
         if not allow_unused:
             check_used(unused_bindings(bindings))
         values = complete_values(omitted)
@@ -93,10 +95,15 @@ def read_values(files: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _parsed(
-    files: Sequence[str], bindings: Sequence[str], choices: Choices | None = None
+    files: Sequence[str],
+    bindings: Sequence[str],
+    choices: Choices | None = None,
+    defaults: Sequence[str] = (),
 ) -> Iterator[None]:
     """Parses a config with outlines, which are registered while the context lasts."""
-    config = GivenConfig.read(files, bindings, choices=choices, allow_imports=False)
+    config = GivenConfig.read(
+        files, bindings, choices=choices, defaults=defaults, allow_imports=False
+    )
     named = FACTORIES.keys() & config.sources.words | {"Run"}
     factories = {name: outline(name) for name in sorted(named)}
     with registered(factories):

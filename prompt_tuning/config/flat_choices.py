@@ -1,25 +1,29 @@
 """Checks the options of the flat command line, before anything heavy is imported."""
 
-import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from prompt_tuning.config.config_table import (
+    DEFAULT_LOSS,
+    DEFAULT_METHOD,
+    FOLDERS,
+    ShippedConfig,
+    choices_of,
+    find_choice,
+    settings_of,
+)
 from prompt_tuning.config.config_values import literal
-from prompt_tuning.config.factories import FACTORIES
-from prompt_tuning.config.factory_outlines import outline
-from prompt_tuning.config.methods import DEFAULT, METHODS, Method, find_method
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
 from prompt_tuning.core.flat_option import METHOD
-from prompt_tuning.core.flat_options import OPTIONS, SCHEDULES, TABLE
+from prompt_tuning.core.flat_options import OPTIONS, TABLE
 from prompt_tuning.core.number_ranges import as_number, range_of
 
 Choices = Mapping[str, Any]
 """Values of the options that were given, by name."""
 
-_FILE_OF = {"method": "prompts/ or adapters/", "loss": "losses/"}
 START = """\
 nothing to train was given. Name a model and data:
   prompt-tuning train --model PATH --train train.jsonl --eval dev.jsonl --out runs/first
@@ -78,34 +82,31 @@ def check_training(choices: Choices) -> None:
         if name not in choices:
             option = OPTIONS[name]
             raise InputError(f"{option.flag} is missing: {option.help}")
-    name = choices.get("method", DEFAULT)
-    method = find_method(name)
+    name = choices.get("method", DEFAULT_METHOD)
+    method = find_choice("method", name)
     for option in TABLE:
         depends = option.group == METHOD and option.name != "method"
         if depends and option.name in choices and not _uses(method, option.name):
-            users = [n for n, m in METHODS.items() if _uses(m, option.name)]
             raise InputError(
                 f"{option.flag} has no effect on --method {name}; it is an option of "
-                f"{', '.join(users)}"
+                f"{_users('method', option.name)}"
             )
-    method.fill(choices)
-    _check_loss(choices)
+    _check_needed(f"--method {name}", method, choices)
+    loss = choices.get("loss", DEFAULT_LOSS)
+    objective = find_choice("loss", loss)
+    _check_needed(f"--loss {loss}", objective, choices)
+    unused = {}
+    if not _uses(objective, "context"):
+        users = _users("loss", "context")
+        unused = {"context": f"only --loss {users} reads it"}
     if "eval" not in choices:
-        _refuse(
-            {
-                "eval_every": "there is no --eval",
-                "exact_match": "there is no --eval",
-                "keep_best": "there is no --eval",
-                **_unused_labels(choices),
-            },
-            choices,
-        )
-
-
-def _unused_labels(choices: Choices) -> dict[str, str]:
-    used = choices.get("loss", "").startswith("class_")
-    used |= choices.get("method") == "class_labels"
-    return {} if used else {"labels": "there is no --eval"}
+        evaluating = ["eval_every", "exact_match", "keep_best"]
+        if not (_uses(objective, "labels") or _uses(method, "labels")):
+            evaluating.append("labels")
+        unused |= dict.fromkeys(evaluating, "there is no --eval")
+    for name, reason in unused.items():
+        if name in choices:
+            raise InputError(f"{OPTIONS[name].flag} has no effect: {reason}")
 
 
 def check_frozen(choices: Choices) -> None:
@@ -118,32 +119,35 @@ def check_frozen(choices: Choices) -> None:
         raise InputError(NO_MODEL)
 
 
-def _uses(method: Method, option: str) -> bool:
-    return any(given.option == option for given in method.options())
+def _uses(config: ShippedConfig, name: str) -> bool:
+    """Returns whether an option sets a macro or a setting of a config."""
+    option = OPTIONS[name]
+    return option.macro in config.macros or option.setting in config.values
 
 
-def _check_loss(choices: Choices) -> None:
-    loss = choices.get("loss", "")
-    if loss.startswith("class_") and "labels" not in choices:
-        raise InputError(f"--loss {loss} needs --labels: {OPTIONS['labels'].help}")
-    if loss == "context_distillation" and "context" not in choices:
-        raise InputError(f"--loss {loss} needs --context: {OPTIONS['context'].help}")
-    if loss != "context_distillation":
-        reason = "only --loss context_distillation reads it"
-        _refuse({"context": reason}, choices)
+def _users(kind: str, name: str) -> str:
+    """Lists the methods or losses that use an option."""
+    return ", ".join(x for x, file in choices_of(kind).items() if _uses(file, name))
 
 
-def _refuse(reasons: Mapping[str, str], choices: Choices) -> None:
-    for name, reason in reasons.items():
-        if name in choices:
-            raise InputError(f"{OPTIONS[name].flag} has no effect: {reason}")
+def _check_needed(choice: str, config: ShippedConfig, choices: Choices) -> None:
+    """Checks that the options are given for which a config has no value.
+
+    Raises:
+      InputError: for the first that is missing.
+    """
+    for option in TABLE:
+        needed = option.macro in config.needed and option.default is None
+        if needed and option.name not in choices:
+            typed = f"{option.flag} {option.metavar or ''}"
+            raise InputError(f"{choice} needs {typed}: {option.help}")
 
 
 def default_directory(choices: Choices) -> str:
     """Returns the run directory of a run without `--out`: its model and its method."""
     model = PurePath(choices["model"]).name.rpartition(":")[2]
     plain = re.sub(r"[^\w.+-]+", "-", model).strip(".-") or "model"
-    return f"runs/{plain}-{choices.get('method', DEFAULT)}"
+    return f"runs/{plain}-{choices.get('method', DEFAULT_METHOD)}"
 
 
 def choices_in(
@@ -165,17 +169,20 @@ def choices_in(
     names = {name: name for name in OPTIONS}
     if macros:
         names |= {option.macro: option.name for option in TABLE if option.macro}
+    files = [file for kind in FOLDERS for file in choices_of(kind).values()]
+    others_known = {macro for file in files for macro in file.macros}
     choices, others = {}, []
     for binding in bindings:
         left, _, value = binding.partition("=")
-        if left.strip() in names:
-            name = names[left.strip()]
+        name = left.strip()
+        if name in names:
             text = value.strip()
-            choices[name] = _as_option(name, literal(text, default=text))
-        elif macros and "." not in left:
-            name = left.strip()
+            option = names[name]
+            choices[option] = _as_option(option, literal(text, default=text))
+        elif macros and "." not in name and name not in others_known:
+            known = [*names, *others_known]
             raise InputError(
-                f"there is no setting {shortened(name)}{did_you_mean(name, names)}"
+                f"there is no setting {shortened(name)}{did_you_mean(name, known)}"
             )
         else:
             others.append(binding)
@@ -208,11 +215,7 @@ def option_bindings(
         if option.macro in macros:
             bindings.append(f"{option.macro} = {value!r}")
         elif name == "eval":
-            bindings += [
-                "Run.evaluation = @Evaluation()",
-                "Evaluation.data = @evaluation/DataSource()",
-                f"{option.setting} = {value!r}",
-            ]
+            bindings += [*EVALUATES, f"{option.setting} = {value!r}"]
         elif option.setting:
             bindings.append(f"{option.setting} = {value!r}")
         else:
@@ -220,30 +223,30 @@ def option_bindings(
     return bindings
 
 
+EVALUATES = (
+    "Run.evaluation = @Evaluation()",
+    "Evaluation.data = @evaluation/DataSource()",
+)
+"""Bindings of a config without evaluation that let a run evaluate files."""
+
+
 def _without_option(name: str, value: Any, words: Collection[str]) -> str:
     """Explains what to type instead of an option that a config does not have."""
     option = OPTIONS[name]
-    if name in _FILE_OF:
-        file = METHODS[value].config if value in METHODS else f"losses/{value}.gin"
+    if name in FOLDERS:
+        file = choices_of(name).get(value)
+        known = f"{FOLDERS[name][0]}/{value}.gin" if file is None else file.name
         return (
             f"{option.flag} {value} is for runs without a config: give the config's "
-            f"file after the others, --gin_file {file}"
+            f"file after the others, --gin_file {known}"
         )
-    schedule = f"'@{SCHEDULES.get(value)}()'"
-    settings = {
-        "learning_rate": ("learning_rate", value),
-        "optimizer": ("optimizer", f"'@{value}()'"),
-        "schedule": ("learning_rate", schedule if SCHEDULES.get(value) else "NUMBER"),
-        "prompt_length": ("length", value),
-    }
-    parameter, typed = settings.get(name, ("", None))
     way = " or ".join(
-        f"--gin.{factory}.{parameter}={typed}"
-        for factory in sorted(FACTORIES.keys() & set(words))
-        if parameter in inspect.signature(outline(factory)).parameters
+        f"--gin.{setting}={value}"
+        for setting in sorted(settings_of(option.macro))
+        if setting.partition(".")[0] in words
     )
-    missing = f"{option.flag} sets the macro {option.macro}, which the config has not"
-    if not option.macro:
-        missing = f"{option.flag} is for runs without a config"
     hint = f", such as {way}" if way else ""
-    return f"{missing}: set the parameter of the config by --gin.NAME=value{hint}"
+    return (
+        f"{option.flag} sets the macro {option.macro}, which the config has not: set "
+        f"the parameter of the config by --gin.NAME=value{hint}"
+    )

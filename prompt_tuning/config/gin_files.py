@@ -45,6 +45,7 @@ def read_run(
     directory: str | None = None,
     *,
     choices: Choices | None = None,
+    defaults: Sequence[str] = (),
     allow_imports: bool = False,
     allow_unused: bool = False,
 ) -> Run:
@@ -55,6 +56,7 @@ def read_run(
       bindings: bindings such as `Run.steps = 10`, which override the files.
       directory: directory of the run, which overrides the config's.
       choices: options such as `{"steps": 10}`, which override the files too.
+      defaults: bindings that `bindings` override, and that the run may leave unused.
       allow_imports: whether the config may import modules, which runs their code.
       allow_unused: whether bindings may set parameters that the run does not use.
 
@@ -64,7 +66,11 @@ def read_run(
         cannot be used.
     """
     config = GivenConfig.read(
-        files, bindings, choices=choices, allow_imports=allow_imports
+        files,
+        bindings,
+        choices=choices,
+        defaults=defaults,
+        allow_imports=allow_imports,
     )
     register_factories()
     config.parse(import_factories(), directory)

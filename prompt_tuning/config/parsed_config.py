@@ -23,7 +23,7 @@ from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
-from prompt_tuning.config.shipped_configs import CONFIG_FOLDERS
+from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 from prompt_tuning.core.flat_options import TABLE
 
@@ -58,11 +58,13 @@ class GivenConfig:
       files: paths, or names below `configs/`.
       bindings: bindings such as `Run.steps = 10`, which override the files.
       sources: texts of all files.
+      defaults: bindings that `bindings` override, and that may be unused.
     """
 
     files: Sequence[str]
     bindings: Sequence[str]
     sources: ConfigSources
+    defaults: Sequence[str] = ()
 
     @classmethod
     def read(
@@ -71,6 +73,7 @@ class GivenConfig:
         bindings: Sequence[str],
         *,
         choices: Choices | None = None,
+        defaults: Sequence[str] = (),
         allow_imports: bool,
     ) -> "GivenConfig":
         """Reads the files and all that they include.
@@ -79,6 +82,7 @@ class GivenConfig:
           files: see the attributes.
           bindings: see the attributes.
           choices: options such as `{"steps": 10}`, which become bindings.
+          defaults: see the attributes.
           allow_imports: whether import statements are accepted.
 
         Raises:
@@ -95,11 +99,11 @@ class GivenConfig:
             *option_bindings(choices or {}, sources.macros, sources.words),
             *bindings,
         ]
-        for binding in bindings:
+        for binding in (*defaults, *bindings):
             with explained(_option(binding)):
                 sources.check_binding(binding)
         sources.check_order()
-        return cls(files, bindings, sources)
+        return cls(files, bindings, sources, defaults)
 
     @property
     def label(self) -> str:
@@ -122,7 +126,7 @@ class GivenConfig:
             with explained(f"the config {shortened(file)}"):
                 gin.parse_config_file(file)
                 locate_in_gin(file)
-        for binding in self.bindings:
+        for binding in (*self.defaults, *self.bindings):
             with explained(_option(binding)):
                 gin.parse_config(binding)
         if any(map(is_run_config, self.files)):

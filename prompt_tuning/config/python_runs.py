@@ -12,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from prompt_tuning.config.config_table import ShippedConfig, recipe_of_class
 from prompt_tuning.config.configured import Configured, built, parameter_names
+from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import prompt_names, read_run
 from prompt_tuning.config.gin_text import gin_bindings
-from prompt_tuning.config.methods import ADAPTER_RATE, PROMPT_RATE, RATES
 from prompt_tuning.config.run import Run
-from prompt_tuning.config.values_in_use import check_used, unused_bindings
 from prompt_tuning.config.written_config import own_prompt, stand_in
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
-from prompt_tuning.core.flat_options import SCHEDULES
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import (
     has_held_out,
@@ -33,7 +32,8 @@ from prompt_tuning.losses.function_objective import FunctionObjective, LossFunct
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 
 DEFAULT_STEPS = 1000
-PROMPTS, ADAPTERS = ".*/prompt/.*", ".*/adapters/.*"
+SCHEDULES = "prompt_tuning.core.learning_rates"
+"""The module of the schedules of learning rates."""
 ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
 MEASURES = ("labels", "exact_match")
 """Fields of `Evaluation` that users look for in `tune`."""
@@ -67,31 +67,10 @@ class TuneRequest:
         """Returns the same request with another number of steps."""
         return dataclasses.replace(self, settings=self.settings.replace(steps=steps))
 
-    def read(
-        self,
-        bindings: Sequence[str] = (),
-        *,
-        files: Sequence[str] = (),
-        allow_imports: bool = False,
-        allow_unused: bool = False,
-    ) -> Run:
-        """Builds the run through gin, so that its operative config is complete.
-
-        Args:
-          bindings: further bindings, which override the settings.
-          files: gin files of the model, which the settings override.
-          allow_imports: see `read_run`.
-          allow_unused: whether further bindings may set values that are not used.
-        """
+    def read(self) -> Run:
+        """Builds the run through gin, so that its operative config is complete."""
         settings = _with_lengths(self.settings, self.steps)
-        run = read_run(
-            files,
-            [*gin_bindings(settings, prompt_names()), *bindings],
-            allow_imports=allow_imports,
-            allow_unused=True,
-        )
-        if not allow_unused:
-            check_used(unused_bindings(bindings))
+        run = read_run([], [], defaults=gin_bindings(settings, prompt_names()))
         return dataclasses.replace(run, **self.replacements)
 
 
@@ -172,7 +151,8 @@ def _with_lengths(value: Any, steps: int) -> Any:
     if not isinstance(value, Configured):
         return value
     values = {name: _with_lengths(item, steps) for name, item in value}
-    if value.name in SCHEDULES.values() and "steps" in parameter_names(value.name):
+    is_schedule = FACTORIES.get(value.name) == SCHEDULES
+    if is_schedule and "steps" in parameter_names(value.name):
         values.setdefault("steps", steps)
     return value.replace(**values)
 
@@ -277,11 +257,10 @@ def _groups(
     replacements: dict[str, Any],
 ) -> list[Configured]:
     """Makes the parameter groups: one for prompts, one for adapters."""
-    kinds: dict[str, list[Configured]] = {}
+    kinds: dict[str, Configured] = {}
     for method in methods:
-        kinds.setdefault(ADAPTERS if _is_adapter(method) else PROMPTS, []).append(
-            method
-        )
+        (regex,) = _recipe(method).regexes
+        kinds.setdefault(regex, method)
     if optimizer is not None and not isinstance(optimizer, Configured):
         if learning_rate is not None:
             raise InputError(
@@ -290,8 +269,9 @@ def _groups(
             )
         return [_given_group(list(kinds), optimizer, replacements)]
     groups = []
-    for regex, members in kinds.items():
-        chosen = optimizer or recipe_of(members[0])
+    for regex, method in kinds.items():
+        name, rate = _recipe(method).optimizer
+        chosen = optimizer or Configured(name, {"learning_rate": rate})
         if learning_rate is not None:
             chosen = chosen.replace(learning_rate=learning_rate)
         groups.append(
@@ -311,11 +291,9 @@ def _given_group(
     )
 
 
-def recipe_of(method: Configured) -> Configured:
-    """Returns the optimizer of a method: the one that its shipped config uses."""
-    default = ADAPTER_RATE if _is_adapter(method) else PROMPT_RATE
-    optimizer, rate = RATES.get(method.name, default)
-    return Configured(optimizer, {"learning_rate": rate})
+def _recipe(method: Configured) -> ShippedConfig:
+    """Returns the shipped config of a method, for its optimizer and parameters."""
+    return recipe_of_class(method.name, adapts=_is_adapter(method))
 
 
 def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:

@@ -4,11 +4,9 @@ import difflib
 import re
 from pathlib import Path
 
+from prompt_tuning.core.config_folder import config_folder
 from prompt_tuning.core.errors import MAXIMUM_SHOWN, InputError, shortened
 
-PACKAGE = Path(__file__).parents[1]
-# A wheel has the configs inside the package, a checkout next to it.
-CONFIG_FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 FIRST_GROUP = "runs"
 """Folder of the configs that are complete runs; the others are parts of runs."""
 
@@ -20,7 +18,7 @@ def list_configs() -> dict[str, str]:
       the first sentence of each file's leading comment, by the name that `--gin_file`
       takes, such as "runs/first_prompt.gin".
     """
-    folder = _folder()
+    folder = config_folder()
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gin")]
     names.sort(key=lambda name: (not name.startswith(f"{FIRST_GROUP}/"), name))
     return {name: first_sentence((folder / name).read_text()) for name in names}
@@ -44,7 +42,7 @@ def read_config(name: str) -> str:
         )
         expected = " or ".join(near) or "a name that `prompt-tuning configs` lists"
         raise InputError(f"there is no config {shortened(name)}; expected {expected}")
-    return (_folder() / matches[0]).read_text()
+    return (config_folder() / matches[0]).read_text()
 
 
 def first_sentence(config: str) -> str:
@@ -56,11 +54,3 @@ def first_sentence(config: str) -> str:
         lines.append(line.lstrip("# "))
     # "et al. 2021" does not end a sentence.
     return re.split(r"\.(?:$| (?=[A-Z]))", " ".join(lines))[0]
-
-
-def _folder() -> Path:
-    for folder in CONFIG_FOLDERS:
-        if folder.is_dir():
-            return folder
-    folders = " or ".join(map(str, CONFIG_FOLDERS))
-    raise InputError(f"there are no configs in {folders}; install the package again")

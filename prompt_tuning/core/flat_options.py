@@ -25,25 +25,6 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
 )
 
-OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = {
-    "constant": None,
-    "linear": "warmup_linear_decay",
-    "cosine": "warmup_cosine_decay",
-    "rsqrt": "warmup_rsqrt_decay",
-}
-"""Factories of the schedules of the learning rate by name; a constant needs none."""
-LOSSES = {
-    "cross_entropy": "mean over the tokens of completions",
-    "average_per_sequence": "every example has the same weight",
-    "label_smoothing": "a tenth of the target probability for other tokens",
-    "reference": "z-loss, summed over a batch",
-    "class_cross_entropy": "over the scores of --labels",
-    "class_hinge": "hinge loss of the scores of --labels",
-    "policy_gradient": "cross-entropy times each example's 'advantages'",
-    "context_distillation": "predict as the model does after --context",
-}
-"""Objectives by the name of their shipped config; the first is the default."""
 DTYPES = ("float32", "bfloat16")
 
 TABLE = (
@@ -165,7 +146,6 @@ TABLE = (
         TRAINING,
         "optimizer",
         default="the method's",
-        choices=OPTIMIZERS,
     ),
     FlatOption(
         "schedule",
@@ -173,7 +153,6 @@ TABLE = (
         "learning rate over the run: constant, or after a short warm-up linear or "
         "cosine (a decay to 5 %%) or rsqrt (with the inverse root of the step)",
         default="constant",
-        choices=tuple(SCHEDULES),
     ),
     FlatOption(
         "steps",
@@ -212,7 +191,6 @@ TABLE = (
         TRAINING,
         "what to minimize; the losses are listed below",
         default="cross_entropy",
-        choices=tuple(LOSSES),
         metavar="NAME",
     ),
     FlatOption(

@@ -1,6 +1,8 @@
 """Prompts and projection adapters: the trained modules and their initializers."""
 
-FACTORIES = {
+from prompt_tuning.core.config_folder import with_configured
+
+_LISTED = {
     "SoftPrompt": "prompt_tuning.prompts.soft",
     "InferenceOnlyPrompt": "prompt_tuning.prompts.soft",
     "AddMultiTaskPrompt": "prompt_tuning.prompts.multitask",
@@ -31,7 +33,9 @@ FACTORIES = {
     "from_text": "prompt_tuning.prompts.initializers",
     "from_template": "prompt_tuning.prompts.initializers",
 }
+FACTORIES = with_configured(_LISTED, "prompts", ("prompts", "adapters"))
 """The module of each factory that a config can name; `kinds` imports them when needed.
 
-A new prompt or projection adapter is found through its line in this list.
+A new prompt or projection adapter is found by the name of its module, which is that of
+its config.
 """

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.flat_runs import read_frozen_run
-from prompt_tuning.config.gin_files import read_run_directory
+from prompt_tuning.config.flat_config import frozen_config
+from prompt_tuning.config.gin_files import read_run, read_run_directory
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.prompt_prefixes import write_prefixes
@@ -46,7 +46,8 @@ def store_prompt_kv(
             return _store(path, *load_tuned(dataclasses.replace(run, mesh=None)), force)
     if base_model is None:
         raise InputError(f"{path} is not a run: name its model by --base_model PATH")
-    run = read_frozen_run({"model": base_model}, bindings, allow_imports=allow_imports)
+    files, lines = frozen_config({"model": base_model}, bindings)
+    run = read_run(files, bindings, defaults=lines, allow_imports=allow_imports)
     return _store(path, *load_tuned(run, path), force)
 
 

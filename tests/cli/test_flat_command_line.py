@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
+from prompt_tuning.config.config_table import choices_of
 from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.methods import METHODS
 from prompt_tuning.core.flat_option import GROUPS
 from prompt_tuning.core.flat_options import TABLE
 from prompt_tuning.training.metrics_log import METRICS_FILE
@@ -48,7 +48,7 @@ def test_a_config_of_a_model_leaves_the_rest_to_options(words, capsys):
     data = ["train", "--train", "train data.jsonl", "--print_config"]
     assert main([*data, "--gin_file=models/bundled_decoder.gin"]) == 0
     printed = capsys.readouterr().out
-    assert "SoftPrompt.length = 20" in printed and "bundled:skills-decoder" in printed
+    assert "PROMPT_LENGTH = 20" in printed and "bundled:skills-decoder" in printed
     sized = ["--gin_file=models/t5_1_1_base.gin", "--steps=7"]
     assert main([*data, *sized, "--model=folder", "--tokenizer=file"]) == 0
     printed = capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, c
     assert main(["train", *words, *options]) == 0
     run = tmp_path / "runs/x"
     config = (run / CONFIG_FILE).read_text()
-    assert "LoRA.rank = 2" in config and "adamw.learning_rate = 0.001" in config
+    assert "LoRA.rank = 2" in config and "LEARNING_RATE = 0.001" in config
     assert "label_accuracy" in (run / METRICS_FILE).read_text()
     capsys.readouterr()
     assert main(["train", "--run", "runs/x"]) == 0
@@ -107,7 +107,7 @@ def test_options_and_their_macros_vary_in_a_sweep(words, capsys):
     assert main(["sweep", *words, "--steps", "2", "--print_config", *vary]) == 0
     printed = capsys.readouterr().out
     assert printed.count("# Member ") == 4
-    assert printed.count("adafactor.learning_rate = 0.1") == 2
+    assert printed.count("\nLEARNING_RATE = 0.1") == 2
     assert printed.count("Run.seed = 1") == 2
     message = refused(capsys, "sweep", *words, "--vary", "PROMT_LENGTH=1,2")
     assert "no setting PROMT_LENGTH; did you mean PROMPT_LENGTH" in message
@@ -122,7 +122,7 @@ def test_every_option_is_in_help_with_its_group_and_default(capsys):
     printed = capsys.readouterr().out
     whole = " ".join(printed.split())
     assert all(f"\n{group}:" in printed for group in GROUPS)
-    assert all(f"\n  {name} " in printed for name in METHODS)
+    assert all(f"\n  {name} " in printed for name in choices_of("method"))
     for option in TABLE:
         assert f"\n  {option.flag}" in printed
         if isinstance(option.default, int) and not isinstance(option.default, bool):

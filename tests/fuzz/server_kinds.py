@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prompt_tuning.config.flat_runs import read_frozen_run
+from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
@@ -49,7 +49,9 @@ _clients: list[AsgiClient] = []
 def open_client(folder: Path) -> AsgiClient:
     """Returns the client of this process's server, of the model in the first folder."""
     if not _clients:
-        run = read_frozen_run({"model": str(folder / "model")}, [])
+        run = read_run(
+            ["models/checkpoint.gin"], [f"MODEL = {str(folder / 'model')!r}"]
+        )
         model = FrozenTextModel(run)
         engine = model.engine(slots=2, length=32)
         engine.load_adapter("soft", folder / "soft.npy")

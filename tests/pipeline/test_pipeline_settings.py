@@ -2,7 +2,8 @@
 
 import pytest
 
-from prompt_tuning.config.flat_runs import read_flat_run
+from prompt_tuning.config.flat_config import flat_config
+from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.values_in_use import complete_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
@@ -18,7 +19,8 @@ GIVEN = {
 
 def run_of(*bindings):
     """Returns the run of a few options and of bindings."""
-    return read_flat_run(GIVEN, bindings)
+    files, lines = flat_config(GIVEN, bindings)
+    return read_run(files, bindings, defaults=lines)
 
 
 def test_bindings_alone_turn_the_pipeline_on():

@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import save
 
 from prompt_tuning.cli import serve
-from prompt_tuning.config.flat_runs import read_frozen_run
+from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core import interrupts
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.row_encoding import encode_given
@@ -48,7 +48,7 @@ class RunningServer:
     """A server in a thread of this process."""
 
     def __init__(self, folder):
-        run = read_frozen_run({"model": "bundled:skills-decoder"}, [])
+        run = read_run(["models/bundled_decoder.gin"], [])
         self.model = FrozenTextModel(run)
         width = self.model.prompted.config.width
         vectors = np.random.default_rng(1).normal(size=(4, width)).astype("f4")

@@ -1,6 +1,5 @@
-"""Options without a config: the same run as Python's and as the shipped config's."""
+"""Options without a config: gin files and bindings, and the run that they describe."""
 
-import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -9,20 +8,22 @@ from typing import Any, get_args
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.config.config_changes import compare_configs
+from prompt_tuning.config.config_table import choices_of, find_choice, list_rates
 from prompt_tuning.config.configured import factory_named, factory_signature
 from prompt_tuning.config.flat_choices import check_training, default_directory
-from prompt_tuning.config.flat_runs import flat_request, read_flat_run
+from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.config.methods import METHODS, list_rates
 from prompt_tuning.config.parameter_checks import parameter_hints
-from prompt_tuning.config.python_runs import recipe_of, tune_request
-from prompt_tuning.config.shipped_configs import list_configs
+from prompt_tuning.config.python_runs import tune_request
+from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import complete_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.flat_option import METHOD
-from prompt_tuning.core.flat_options import LOSSES, OPTIONS, TABLE
+from prompt_tuning.core.flat_options import OPTIONS, TABLE
 
 MODEL = "bundled:skills-decoder"
+RECORDED = Path(__file__).parents[1] / "fixtures/recorded_options"
 GIVEN = {"model": MODEL, "train": ["a.jsonl"], "eval": ["b.jsonl"], "out": "run"}
 NEEDED = {
     "labels": ["x", "y"],
@@ -32,12 +33,24 @@ NEEDED = {
     "shared_features": 4,
     "task_features": 12,
 }
-MACROS = {"labels": "CLASS_LABELS", "context": "CONTEXT"}
+NEEDED_MACROS = {OPTIONS[name].macro: name for name in (*NEEDED, "context")}
 
 
-def flat_config(**choices) -> str:
-    read_flat_run(GIVEN | choices)
+def read_flat(choices: dict[str, Any], bindings=(), **permissions) -> Run:
+    files, lines = flat_config(choices, bindings)
+    return read_run(files, bindings, defaults=lines, **permissions)
+
+
+def config_of(**choices) -> str:
+    read_flat(GIVEN | choices)
     return complete_config()
+
+
+def needed_of(option: str, name: str) -> dict[str, Any]:
+    """Returns the options that a method or loss needs, with values."""
+    needed = find_choice(option, name).needed
+    names = [NEEDED_MACROS[macro] for macro in needed if macro in NEEDED_MACROS]
+    return {name: NEEDED.get(name, "hi") for name in names}
 
 
 def python_config(method, **settings) -> str:
@@ -55,8 +68,8 @@ def python_config(method, **settings) -> str:
     return complete_config()
 
 
-def test_options_and_python_configure_the_same_bytes():
-    flat = flat_config(
+def test_python_continues_a_run_of_options():
+    flat = config_of(
         method="lora",
         rank=4,
         learning_rate=0.002,
@@ -85,89 +98,67 @@ def test_options_and_python_configure_the_same_bytes():
             "maximum_examples": 9,
         },
     )
-    assert flat == python
-    prompt = pt.SoftPrompt(length=20, initializer=pt.from_sampled_vocabulary())
-    assert flat_config(steps=1000) == python_config(prompt)
-
-
-PARTS_OF_A_RUN = (
-    *("Run", "DataSource", "Evaluation", "Pretrained", "Prompting", "ParameterGroup"),
-    *("Rematerialization", "adafactor", "adamw", "warmup_linear_decay"),
-)
-BASE = ["models/checkpoint.gin", "data/pairs.gin", "runs/adafactor.gin"]
-
-
-def values_of_method(config: str) -> dict[str, str]:
-    """Returns the values of the prompt, its initializer or the adapter."""
-    config = re.sub(r"\\?\n    +", " ", config)
-    macros = dict(re.findall(r"^(\w+) = (.*)$", config, re.MULTILINE))
-    lines = re.findall(r"^(?:\w+/)*([\w.]+) = (.*)$", config, re.MULTILINE)
-    values = {name: macros.get(value.removeprefix("%"), value) for name, value in lines}
-    return {
-        name: re.sub(r"@\w+/", "@", value)
-        for name, value in values.items()
-        if "." in name and name.partition(".")[0] not in PARTS_OF_A_RUN
-    }
-
-
-def without_defaults(values: dict[str, str]) -> dict[str, str]:
-    """Leaves out values that are their parameters' defaults."""
-    chosen = {}
-    for name, value in values.items():
-        factory, _, parameter = name.partition(".")
-        parameters = factory_signature(factory_named(factory)).parameters
-        default = parameters[parameter].default
-        if repr(default).strip("()[],") != value.strip("()[],"):
-            chosen[name] = value
-    return chosen
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_its_shipped_config(name):
-    method = METHODS[name]
-    options = {given.option for given in method.options()}
-    choices = {option: NEEDED[option] for option in options & NEEDED.keys()}
-    flat = values_of_method(flat_config(method=name, **choices))
-    macros = {MACROS.get(option, option.upper()): x for option, x in choices.items()}
-    macros |= {"MODEL": MODEL, "TRAIN_FILES": "a.jsonl", "EVALUATION_FILES": "b.jsonl"}
-    macros |= {"RUN_DIRECTORY": "run"}
-    macros |= {"PROMPT_LENGTH": 20} if "prompt_length" in options else {}
-    bindings = [f"{macro} = {value!r}" for macro, value in macros.items()]
-    run = read_run([*BASE, method.config], bindings)
-    shipped = values_of_method(complete_config())
-    assert without_defaults(flat) == without_defaults(shipped)
-    assert bool(run.prompt) == bool(method.settings and not run.adapters)
-
-
-def test_every_config_of_a_method_is_a_method():
-    parts = {"soft", "prefix_training", "training", "inference_only"}
-    configs = {
-        Path(name).stem
-        for name in list_configs()
-        if name.startswith(("prompts/", "adapters/"))
-    }
-    assert METHODS.keys() - {"soft"} == configs - parts
-
-
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cross_entropy"])
-def test_a_loss_is_its_shipped_config(loss):
-    needed = {"labels": ["x", "y"]} if loss.startswith("class") else {}
-    needed |= {"context": "hi"} if loss == "context_distillation" else {}
-    flat = read_flat_run(GIVEN | {"loss": loss} | needed)
-    macros = {MACROS[name]: value for name, value in needed.items()}
-    macros |= {"MODEL": MODEL, "TRAIN_FILES": "a.jsonl", "EVALUATION_FILES": "b.jsonl"}
-    shipped = read_run(
-        ["runs/first_prompt.gin", f"losses/{loss}.gin"],
-        [f"{name} = {value!r}" for name, value in macros.items()]
-        + ["RUN_DIRECTORY = 'run'"],
+    for before, after in ((flat, python), (python, flat)):
+        assert not compare_configs(before, after).any_allowed
+        assert compare_configs(before, after).learning == ()
+    other = flat.replace("LEARNING_RATE = 0.002", "LEARNING_RATE = 0.003")
+    assert compare_configs(python, other).learning == (
+        "warmup_linear_decay.peak = 0.002, now 0.003",
     )
-    assert flat.objective == shipped.objective
-    assert flat.best_by == shipped.best_by
-    assert flat.data is not None and shipped.data is not None
-    assert flat.data.advantages_key == shipped.data.advantages_key
-    assert flat.evaluation is not None and shipped.evaluation is not None
-    assert flat.evaluation.labels == shipped.evaluation.labels
-    assert flat.evaluation.length_normalize == shipped.evaluation.length_normalize
+
+
+@pytest.mark.parametrize("name", choices_of("method"))
+def test_a_method_trains_what_its_config_names(name):
+    file = find_choice("method", name)
+    run = read_flat(GIVEN | {"method": name} | needed_of("method", name))
+    config = complete_config()
+    assert bool(run.prompt) == ("@" in file.values.get("Run.prompt", ""))
+    assert all(f"@{trained}" in config for trained in file.trained)
+    optimizer, rate = file.optimizer
+    assert f"ParameterGroup.optimizer = @{optimizer}()" in config
+    assert f"LEARNING_RATE = {rate}" in config
+    if "PROMPT_LENGTH" in file.macros:
+        assert "PROMPT_LENGTH = 20" in config
+
+
+@pytest.mark.parametrize("loss", choices_of("loss"))
+def test_a_loss_is_the_objective_of_its_config(loss):
+    run = read_flat(GIVEN | {"loss": loss} | needed_of("loss", loss))
+    objective = find_choice("loss", loss).values["Run.objective"]
+    name = "None" if run.objective is None else f"@{type(run.objective).__name__}()"
+    assert name == objective
+
+
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        (
+            "lora",
+            {"method": "lora", "rank": 4, "optimizer": "adamw"}
+            | {"schedule": "linear", "steps": 77},
+        ),
+        ("encoder_and_decoder", {"method": "encoder_and_decoder"}),
+        ("class_hinge", {"loss": "class_hinge", "labels": ["x", "y"], "eval": None}),
+    ],
+)
+def test_the_same_options_continue_a_run_of_an_earlier_version(name, choices):
+    """Options were written in another form before they were gin files."""
+    recorded = (RECORDED / f"{name}.gin").read_text()
+    given = {k: x for k, x in (GIVEN | choices).items() if x is not None}
+    read_flat(given)
+    changes = compare_configs(recorded, complete_config())
+    assert changes.learning == () and not changes.any_allowed
+
+
+def test_python_trains_a_method_as_its_config_does():
+    prompt = pt.SoftPrompt(length=20, initializer=pt.from_sampled_vocabulary())
+    for name, method in (
+        ("soft", prompt),
+        ("ia3", pt.IA3()),
+        ("projected_prefix", pt.ProjectedKeyValuePrefix(length=20)),
+    ):
+        python, flat = python_config(method), config_of(method=name)
+        assert compare_configs(python, flat).learning == ()
 
 
 def test_the_defaults_in_help_are_those_of_the_settings():
@@ -180,9 +171,6 @@ def test_the_defaults_in_help_are_those_of_the_settings():
             derived = inspect.Parameter.empty, None
             if default not in derived and parameter != "directory":
                 assert option.default == default, option.name
-    given = [given for method in METHODS.values() for given in method.options()]
-    lengths = {item.default for item in given if item.option == "prompt_length"}
-    assert lengths == {OPTIONS["prompt_length"].default}
 
 
 def test_the_ranges_are_those_of_the_settings():
@@ -194,29 +182,26 @@ def test_the_ranges_are_those_of_the_settings():
 
 
 def test_the_learning_rates_in_help_are_those_of_the_methods():
-    labels = {"lora": "lora", "ia3": "ia3", "prefix": "prefixes", "soft": "prompts"}
-    for name, label in labels.items():
-        settings = METHODS[name].settings
-        assert settings is not None
-        recipe = recipe_of(settings)
-        rate = recipe.parameters["learning_rate"]
-        assert f"{rate:g} with {recipe.name} for {label}" in list_rates()
+    assert list_rates() == (
+        "0.3 with adafactor; 0.02 with adamw for decoder_prefix, prefix, "
+        "projected_prefix; 0.01 with adamw for ia3; 0.001 with adamw for lora"
+    )
 
 
 def test_bindings_override_options_and_reach_parts_that_options_leave_out():
     bindings = ["Prompting.placement = 'suffix'", "Run.seed = 5", "LoRA.alpha = 2.0"]
     with pytest.raises(InputError, match=r"LoRA\.alpha has no effect"):
-        read_flat_run(GIVEN, bindings)
-    run = read_flat_run(GIVEN | {"seed": 1}, bindings[:2])
+        read_flat(GIVEN, bindings)
+    run = read_flat(GIVEN | {"seed": 1}, bindings[:2])
     assert run.seed == 5 and run.prompting is not None
     assert run.prompting.placement == "suffix"
 
 
 def test_options_of_token_types_apply_to_training_and_held_out_data():
-    run = read_flat_run(GIVEN)
+    run = read_flat(GIVEN)
     assert run.source.use_token_type_ids is None
     choices = {"use_token_type_ids": True, "prompt_loss_weight": 0.1}
-    run = read_flat_run(GIVEN | choices | {"on_nothing_learned": "skip"})
+    run = read_flat(GIVEN | choices | {"on_nothing_learned": "skip"})
     assert run.evaluation is not None
     for data in (run.source, run.evaluation.data):
         assert data.use_token_type_ids and data.prompt_loss_weight == 0.1
@@ -224,7 +209,7 @@ def test_options_of_token_types_apply_to_training_and_held_out_data():
 
 
 def test_a_template_places_the_vectors():
-    run = read_flat_run(GIVEN | {"template": "{soft:20} Say {prompt}"})
+    run = read_flat(GIVEN | {"template": "{soft:20} Say {prompt}"})
     assert run.prompting is not None and run.prompting.placement == "template"
     assert run.data is not None and run.data.template == "{soft:20} Say {prompt}"
     assert "from_template.template" in complete_config()
@@ -246,6 +231,7 @@ def test_options_override_macros_or_parameters_of_a_config():
     [
         ("method", "lora", "--gin_file adapters/lora.gin"),
         ("loss", "class_hinge", "--gin_file losses/class_hinge.gin"),
+        ("schedule", "linear", "--gin_file schedules/linear.gin"),
         ("tasks", 3, "sets the macro TASKS, which the config has not"),
     ],
 )
@@ -259,7 +245,6 @@ def test_an_option_that_a_config_replaces_is_refused(choice, value, typed):
     [
         ("adafactor.eps = 1e-9", "learning_rate", 0.5, "adafactor.learning_rate=0.5"),
         ("adamw.eps = 1e-9", "learning_rate", 0.5, "adamw.learning_rate=0.5"),
-        ("adamw.b1 = 0", "schedule", "linear", "adamw.learning_rate='@warmup_lin"),
         ("DeepPrompt.length = 3", "prompt_length", 4, "DeepPrompt.length=4"),
     ],
 )
@@ -309,11 +294,11 @@ def test_options_of_evaluation_need_held_out_data():
 def test_a_run_without_a_directory_is_named_after_its_model(model, directory):
     choices = {"model": model, "train": ["a.jsonl"]}
     assert default_directory(choices) == directory
-    run = dataclasses.replace(flat_request(choices).read())
-    assert run.directory == directory
+    assert read_flat(choices).directory == directory
 
 
 def test_every_option_of_a_method_is_used_by_one():
-    used = {given.option for method in METHODS.values() for given in method.options()}
-    options = {option.name for option in TABLE if option.group == METHOD}
-    assert options - {"method"} <= used
+    files = choices_of("method").values()
+    used = {macro for file in files for macro in file.macros}
+    options = {option.macro for option in TABLE if option.group == METHOD}
+    assert options - {""} <= used
