@@ -6,11 +6,13 @@
     tuned = pt.tune(model, pt.SoftPrompt(length=20), data=[("hello=", "ello"), ...])
     tuned.generate(["world="])
 
-Names are imported when they are first used: `import prompt_tuning` loads nothing.
+Names are imported when they are first used: `import prompt_tuning` loads nothing. Their
+types and documentation are in the stub next to this file, which scripts/make_stub.py
+writes.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prompt_tuning.losses import FACTORIES as OBJECTIVES
 from prompt_tuning.prompts import FACTORIES as PROMPTS
@@ -63,25 +65,6 @@ CONFIGURABLE = (
 """Settings under the names that configs use; called with what is to be set."""
 
 __all__ = ["__version__", *MODULES, *CONFIGURABLE]  # pyright: ignore[reportUnsupportedDunderAll]
-
-if TYPE_CHECKING:
-    from prompt_tuning.api import load as load
-    from prompt_tuning.api import load_tuned as load_tuned
-    from prompt_tuning.api import tune as tune
-    from prompt_tuning.config.run import Run as Run
-    from prompt_tuning.core.batch import Batch as Batch
-    from prompt_tuning.core.errors import InputError as InputError
-    from prompt_tuning.decoding.beam_search import BeamSearch as BeamSearch
-    from prompt_tuning.decoding.sampling_settings import Sampling as Sampling
-    from prompt_tuning.model import Model as Model
-    from prompt_tuning.model import TunedModel as TunedModel
-    from prompt_tuning.training.loop import TrainingResult as TrainingResult
-    from prompt_tuning.training.loop import train as train
-    from prompt_tuning.training.run_plan import open_run as open_run
-    from prompt_tuning.training.state import TrainState as TrainState
-    from prompt_tuning.training.step import gradients as gradients
-    from prompt_tuning.training.step import train_step as train_step
-    from prompt_tuning.training.step import update as update
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,16 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+from prompt_tuning.config.argument_types import (
+    LearningRates,
+    Methods,
+    Objectives,
+    Optimizer,
+    PretrainedFields,
+    TuneFields,
+)
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
@@ -38,7 +46,7 @@ from prompt_tuning.tuned.load_tuned import load_tuned as load_run
 from prompt_tuning.tuned.trained_files import where_trained
 
 
-def load(checkpoint: str | Path, **settings: Any) -> Model:
+def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
     """Opens a frozen model; its weights are read when they are first needed.
 
     Args:
@@ -57,19 +65,19 @@ def load(checkpoint: str | Path, **settings: Any) -> Model:
 @python_hints()
 def tune(
     model: Model | str | Path,
-    method: Any,
+    method: Methods,
     data: Any,
     *,
     steps: int | None = None,
     epochs: int | float | None = None,
-    learning_rate: Any = None,
-    optimizer: Any = None,
-    objective: Any = None,
+    learning_rate: LearningRates | None = None,
+    optimizer: Optimizer | None = None,
+    objective: Objectives | None = None,
     evaluation: Any = None,
     directory: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    **settings: Any,
+    **settings: Unpack[TuneFields],
 ) -> TunedModel:
     """Trains prompts or adapters in front of a frozen model.
 

@@ -6,12 +6,17 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.config.argument_types import (
+    BatchFields,
+    EvaluationFields,
+    Method,
+)
 from prompt_tuning.config.configured import Configured
 from prompt_tuning.config.python_runs import attachments
 from prompt_tuning.config.run import DataSource, Run
@@ -68,7 +73,7 @@ class Model(TextModel):
 
     @classmethod
     def open(
-        cls, settings: Configured, methods: Sequence[Configured] = (), seed: int = 0
+        cls, settings: Configured, methods: Sequence[Method] = (), seed: int = 0
     ) -> "Model":
         """Opens a checkpoint without reading its weights.
 
@@ -84,7 +89,7 @@ class Model(TextModel):
         key = jax.random.key(seed)
         return cls(settings, run, open_pretrained(run.model, run.tuning, key=key))
 
-    def attach(self, *methods: Configured, seed: int = 0) -> "Model":
+    def attach(self, *methods: Method, seed: int = 0) -> "Model":
         """Returns the model with fresh prompts and adapters, for a training loop.
 
         Args:
@@ -166,7 +171,7 @@ class Model(TextModel):
         batch_size: int = 32,
         steps: int | None = None,
         seed: int = 0,
-        **settings: Any,
+        **settings: Unpack[BatchFields],
     ) -> Iterator[Batch]:
         """Yields shuffled batches of some data.
 
@@ -232,7 +237,9 @@ class Model(TextModel):
         return predictions[0] if single else predictions
 
     @python_hints()
-    def evaluate(self, data: Any = None, **settings: Any) -> dict[str, float]:
+    def evaluate(
+        self, data: Any = None, **settings: Unpack[EvaluationFields]
+    ) -> dict[str, float]:
         """Evaluates on held-out data; reads it the way that the run's data is read.
 
         Args:
@@ -248,8 +255,9 @@ class Model(TextModel):
           InputError: if the data or a setting cannot be used.
         """
         names = {field.name for field in dataclasses.fields(Evaluation)}
-        of_data = {k: x for k, x in settings.items() if k not in names}
-        of_evaluation = {k: x for k, x in settings.items() if k in names}
+        fields: dict[str, Any] = {**settings}
+        of_data = {k: x for k, x in fields.items() if k not in names}
+        of_evaluation = {k: x for k, x in fields.items() if k in names}
         given = self.run.evaluation
         if data is None and given is None:
             raise InputError("no held-out data was given: evaluate(data)")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,7 +72,7 @@ def test_every_gin_name_is_a_public_name():
 
 def test_settings_have_the_factory_s_parameters_without_the_run_s():
     assert list(pt.SoftPrompt.__signature__.parameters) == ["length", "initializer"]
-    assert "Lester et al. 2021" in pt.SoftPrompt.__doc__
+    assert "Lester et al. 2021" in str(pt.SoftPrompt.__doc__)
     assert repr(pt.LoRA(rank=4)) == "LoRA(rank=4)"
     for factory in FACTORIES:
         assert factory_signature(factory_named(factory)) is not None
@@ -227,11 +228,17 @@ def test_the_pure_functions_train_the_same_parameters(model, tmp_path):
     assert hidden.shape == (8, batch.loss_positions.shape[1], 128)
 
 
+UNTYPED: Any = pt
+"""The package for mistakes that a type checker reports."""
+
 BAD = {
-    "no parameter": (lambda: pt.SoftPrompt(lenth=3), "no parameter 'lenth'.*length"),
+    "no parameter": (
+        lambda: UNTYPED.SoftPrompt(lenth=3),
+        "no parameter 'lenth'.*length",
+    ),
     "no model": (lambda: pt.load("/no/such/folder"), "does not exist"),
     "no argument": (
-        lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, step=3),
+        lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, step=3),
         "no argument 'step'.*steps",
     ),
     "no rows": (lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), []), "no rows"),
@@ -254,13 +261,13 @@ BAD = {
         "data has the splits ..test.., expected one named 'train'",
     ),
     "no method": (lambda: pt.tune(MODEL, [], PAIRS), "no method"),
-    "not a method": (lambda: pt.tune(MODEL, [3], PAIRS), "method 3 is an int"),
+    "not a method": (lambda: UNTYPED.tune(MODEL, [3], PAIRS), "method 3 is an int"),
     "a method's name": (
-        lambda: pt.tune(MODEL, "lora", PAIRS),
+        lambda: UNTYPED.tune(MODEL, "lora", PAIRS),
         r"method 'lora' is a str.*LoRA\(rank=8\)",
     ),
     "labels": (
-        lambda: pt.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, labels=["a", "b"]),
+        lambda: UNTYPED.tune(MODEL, pt.SoftPrompt(length=3), PAIRS, labels=["a", "b"]),
         r"evaluation=Evaluation\(data=..., labels=...\)",
     ),
     "a metric of nothing": (

@@ -4,21 +4,27 @@
 name of a factory and some of its parameters. Nothing heavy is imported to make one.
 """
 
+import ast
 import dataclasses
 import functools
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from prompt_tuning.core.errors import InputError, did_you_mean
+
+STUB = Path(__file__).parents[1] / "__init__.pyi"
 
 GIVEN_BY_THE_RUN = ("self", "key", "vocabulary")
 """Parameters of a prompt class that the run passes and a user never sets."""
 
+Built = TypeVar("Built", covariant=True)
+
 
 @dataclasses.dataclass(frozen=True)
-class Configured:
-    """A factory's name and some of its parameters.
+class Configured(Generic[Built]):
+    """A factory's name and some of its parameters; `Built` is what it builds.
 
     Attributes:
       name: name that gin knows the factory by, such as "SoftPrompt".
@@ -37,7 +43,7 @@ class Configured:
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.parameters.items())
 
-    def replace(self, **parameters: Any) -> "Configured":
+    def replace(self, **parameters: Any) -> "Configured[Built]":
         """Returns a copy with other values of some parameters."""
         return Configured(self.name, {**self.parameters, **parameters}, self.scope)
 
@@ -77,12 +83,14 @@ def built(value: Any) -> Any:
 class Configurable:
     """A factory that is called with the parameters to set, and builds nothing yet.
 
-    Its signature and documentation are the factory's, without what a run passes.
+    Its signature and documentation are those of the package's stub, and `help` shows
+    both.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.__name__ = self.__qualname__ = name
+        self.__module__ = "prompt_tuning"
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Configured:
         """Checks the parameters' names and returns the settings.
@@ -105,24 +113,64 @@ class Configurable:
                 raise InputError(f"{self.name} is given {name!r} twice")
         return Configured(self.name, given | parameters)
 
+    def __get__(self, instance: Any, owner: Any = None) -> "Configurable":
+        """Returns itself. `help` shows an object with this method as a function."""
+        return self
+
     def __repr__(self) -> str:
         return f"<configurable {self.name}>"
 
     @property
     def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return inspect.getdoc(factory_named(self.name))
+        return ast.get_docstring(_definitions()[self.name])
 
     @property
     def __signature__(self) -> inspect.Signature:
-        signature = factory_signature(factory_named(self.name))
-        given = [
-            parameter
-            for name, parameter in signature.parameters.items()
-            if name not in GIVEN_BY_THE_RUN
+        return _signature(_definitions()[self.name].args)
+
+
+@functools.cache
+def _definitions() -> dict[str, ast.FunctionDef]:
+    """Reads the functions of the package's stub, which editors show too."""
+    stub = ast.parse(STUB.read_text("utf-8"))
+    return {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+
+
+class _Source(str):
+    """A type as source; a signature shows it without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    """Returns the signature that a stub defines."""
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    unset: list[ast.expr | None] = [None]
+    missing = unset * (len(arguments.args) - len(arguments.defaults))
+    described = [
+        *zip(arguments.args, [*missing, *arguments.defaults], strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                argument.arg,
+                positional
+                if argument in arguments.args
+                else inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty
+                if value is None
+                else ast.literal_eval(value),
+                annotation=_Source(
+                    ast.unparse(argument.annotation or ast.Constant(None))
+                ),
+            )
+            for argument, value in described
         ]
-        return signature.replace(
-            parameters=given, return_annotation=inspect.Signature.empty
-        )
+    )
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from rich.table import Table
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import set_up_process
+from prompt_tuning.config.argument_types import Method
 from scripts import skills
 from scripts.skill_tuning import LONGEST_COMPLETION, exact_match, words
 
@@ -45,7 +46,7 @@ def main() -> None:
     Console().print(table)
 
 
-def tune_and_measure(model: pt.Model, method: object, seed: int, steps: int) -> float:
+def tune_and_measure(model: pt.Model, method: Method, seed: int, steps: int) -> float:
     """Tunes a prompt and returns its exact match on unseen words."""
     split = words(seed)
     tuned = pt.tune(

@@ -128,7 +128,7 @@ def test_lora_is_trained_with_a_factor_above_zero_but_read_with_any(alpha):
     lora = pt.LoRA(rank=2, alpha=alpha).build()
     assert lora.scaling == alpha / 2
     group = pt.ParameterGroup([".*"], pt.adamw()).build()
-    model = pt.Pretrained("bundled:skills-decoder").build()
+    model = pt.Pretrained(checkpoint="bundled:skills-decoder").build()
     with pytest.raises(pt.InputError, match=r"LoRA\.alpha is .*, expected a number ab"):
         pt.Run(model=model, adapters=[lora], groups=[group])
 
@@ -143,7 +143,7 @@ def test_a_refused_value_from_python_writes_nothing(tmp_path):
     for values in wrong:
         given = {"directory": directory, "progress": False, **values}
         with pytest.raises(pt.InputError, match=min(values)):
-            pt.tune("bundled:skills-decoder", pt.SoftPrompt(2), PAIRS, **given)
+            pt.tune("bundled:skills-decoder", pt.SoftPrompt(length=2), PAIRS, **given)
     assert not directory.exists()
 
 
@@ -171,7 +171,7 @@ def trained(kind: Callable[[int], Any]) -> list[np.ndarray]:
     numbers = {"normalizer": 2, "z_loss": 1, "label_smoothing": 0, "soft_cap": 30}
     tuned = pt.tune(
         pt.load("bundled:skills-decoder", dropout_rate=kind(0)),
-        pt.SoftPrompt(2),
+        pt.SoftPrompt(length=2),
         PAIRS,
         objective=pt.TokenObjective(**{k: kind(x) for k, x in numbers.items()}),
         optimizer=pt.adamw(kind(1), b1=kind(0), eps=kind(1)),

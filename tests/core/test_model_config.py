@@ -45,4 +45,4 @@ def test_python_names_any_field_of_a_t5():
     ):
         t5_config(**sizes, relative_buckets=2)
     with pytest.raises(InputError, match="no parameter 'choices'"):
-        pt.t5_config(**sizes, choices=4)
+        pt.t5_config(**sizes, choices=4)  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,181 @@
+"""Types of arguments of the Python interface.
+
+Written by `python -m scripts.make_stub`; change the sources.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import optax
+
+from prompt_tuning.config.configured import Configured
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameter_groups import ParameterGroup as _ParameterGroup
+from prompt_tuning.core.rematerialization import Rematerialization as _Rematerialization
+from prompt_tuning.losses.foreign_objective import LossFunctions
+from prompt_tuning.losses.function_objective import LossFunction
+from prompt_tuning.losses.objective import ObjectiveConfig
+from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
+from prompt_tuning.prompts.prompt_module import PromptModule
+from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
+from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
+
+Method = (
+    Configured[PromptModule]
+    | Configured[AdapterSpec]
+    | functools.partial[Any]
+    | type[PromptModule]
+)
+Methods = Method | Sequence[Method]
+Objectives = Configured[ObjectiveConfig] | LossFunctions | LossFunction
+Optimizer = Configured[optax.GradientTransformation] | optax.GradientTransformation
+LearningRates = float | Configured[optax.Schedule]
+
+class PretrainedFields(TypedDict, total=False):
+    config: Configured[ModelConfig] | None
+    tokenizer: str | None
+    compute_dtype: str
+    parameter_dtype: str
+    weights: str
+    trained_weights: str
+    slices: int | None
+    checkpoint_activation: bool
+    dropout_rate: float
+    attention: str
+    rematerialization: Configured[_Rematerialization] | None
+    encoder_rematerialization: Configured[_Rematerialization] | None
+    eos_id: int | None
+    assignment_map: Sequence[tuple[str, str | None]]
+    fallback_to_scratch: bool
+
+class TuneFields(TypedDict, total=False):
+    prompting: Configured[_Prompting] | None
+    decoder_prompt: Method | None
+    decoder_prompting: Configured[_Prompting] | None
+    mesh: Configured[_MeshShape] | None
+    pipeline: Configured[_Pipeline] | None
+    groups: Sequence[Configured[_ParameterGroup]]
+    start_from: str | None
+    keep_optimizer_state: bool
+    accumulate: int
+    evaluate_every: int
+    save_every: int
+    log_every: int
+    keep_last: int
+    keep_prompts: int | Literal["all"]
+    save_paths: Sequence[str]
+    keep_best: tuple[str, str] | str | None
+    checkpoint_form: str
+    early_stopping: int
+    early_stopping_metric: tuple[str, str] | str | None
+    seed: int
+    data_seed: int | None
+    split: Literal["train", "dev", "test"] | None
+    batch_size: int
+    batch_tokens: int | None
+    buckets: int | None
+    packing: bool
+    packed_length: int | None
+    use_token_type_ids: bool | None
+    prompt_loss_weight: float
+    on_nothing_learned: Literal["error", "skip"]
+    separate_articles: bool
+    use_loss_weights: bool
+    example_weight_key: str | None
+    balance_key: str | None
+    advantages_key: str | None
+    columns: Mapping[str, str] | None
+    format: Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
+    chat: bool
+    chat_template: str | None
+    chat_date: str | None
+    prompt_key: str | None
+    completion_key: str
+    joiner: str
+    template: str | None
+    prompt_id_key: str | None
+    prompt_id_names: Sequence[str] | None
+    prompt_id_aliases: Mapping[str, str] | None
+    task_token: str | None
+    sentinel_vocabulary_size: int | None
+    add_eos: bool
+    on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
+    maximum_examples: int | None
+
+class BatchFields(TypedDict, total=False):
+    split: Literal["train", "dev", "test"] | None
+    batch_tokens: int | None
+    buckets: int | None
+    packing: bool
+    packed_length: int | None
+    use_token_type_ids: bool | None
+    prompt_loss_weight: float
+    on_nothing_learned: Literal["error", "skip"]
+    separate_articles: bool
+    use_loss_weights: bool
+    example_weight_key: str | None
+    balance_key: str | None
+    advantages_key: str | None
+    columns: Mapping[str, str] | None
+    format: Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
+    chat: bool
+    chat_template: str | None
+    chat_date: str | None
+    prompt_key: str | None
+    completion_key: str
+    joiner: str
+    template: str | None
+    prompt_id_key: str | None
+    prompt_id_names: Sequence[str] | None
+    prompt_id_aliases: Mapping[str, str] | None
+    task_token: str | None
+    sentinel_vocabulary_size: int | None
+    add_eos: bool
+    on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
+    maximum_examples: int | None
+
+class EvaluationFields(TypedDict, total=False):
+    exact_match: bool
+    metrics: Sequence[str]
+    labels: Sequence[str] | None
+    length_normalize: bool
+    calibrate: Sequence[str] | None
+    new_tokens: int
+    references_key: str | None
+    category_key: str | None
+    category_names: Sequence[str] | str | None
+    resamples: int
+    bootstrap_seed: int
+    split: Literal["train", "dev", "test"] | None
+    batch_size: int
+    batch_tokens: int | None
+    buckets: int | None
+    packing: bool
+    packed_length: int | None
+    use_token_type_ids: bool | None
+    prompt_loss_weight: float
+    on_nothing_learned: Literal["error", "skip"]
+    separate_articles: bool
+    use_loss_weights: bool
+    example_weight_key: str | None
+    balance_key: str | None
+    advantages_key: str | None
+    columns: Mapping[str, str] | None
+    format: Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
+    chat: bool
+    chat_template: str | None
+    chat_date: str | None
+    prompt_key: str | None
+    completion_key: str
+    joiner: str
+    template: str | None
+    prompt_id_key: str | None
+    prompt_id_names: Sequence[str] | None
+    prompt_id_aliases: Mapping[str, str] | None
+    task_token: str | None
+    sentinel_vocabulary_size: int | None
+    add_eos: bool
+    on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
+    maximum_examples: int | None
