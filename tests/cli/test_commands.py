@@ -10,8 +10,9 @@ import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import Command, load_commands, main
-from prompt_tuning.config import gin_files, shipped_configs
+from prompt_tuning.config import gin_files
 from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.core.config_folder import CONFIG_FOLDERS, PACKAGE
 from tests.support.exhaustive import sample
 from tests.support.small_runs import (
     LENGTH,
@@ -69,8 +70,8 @@ def test_a_shipped_config_is_found_by_name_from_any_directory(
 
 
 def test_configs_inside_the_package_take_precedence():
-    assert shipped_configs.CONFIG_FOLDERS[0] == shipped_configs.PACKAGE / "configs"
-    assert (shipped_configs.CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
+    assert CONFIG_FOLDERS[0] == PACKAGE / "configs"
+    assert (CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
 
 
 def test_the_log_has_each_step_once_with_speed_and_padding(run):
@@ -282,6 +283,8 @@ MACROS = {
     "SHARED_FEATURES": 3,
     "TASK_FEATURES": 5,
     "CONTEXT": "a text",
+    "STEPS": 900,
+    "LEARNING_RATE": 0.1,
 }
 
 
@@ -299,7 +302,7 @@ def test_every_shipped_config_builds_its_objects(file, tmp_path):
     if file.stem == "t5_1_1":
         sizes = ("layers", "width", "feed_forward_width", "heads")
         rest += [f"t5_config.{size} = 1" for size in sizes]
-    name = str(file.relative_to(shipped_configs.CONFIG_FOLDERS[1]))
+    name = str(file.relative_to(CONFIG_FOLDERS[1]))
     run = gin_files.read_run([name, str(macros)], rest)
     if run.prompt is not None and run.prompt.keywords:
         assert callable(run.prompt.keywords["initializer"].scoped_configurable_fn())
