@@ -2,13 +2,14 @@
 
     import prompt_tuning as pt
 
-    model = pt.load("path/to/llama")
-    tuned = pt.tune(model, pt.SoftPrompt(length=20), data=[("hello=", "ello"), ...])
+    model = pt.load("bundled:skills-decoder")
+    pairs = [("apple=", "pple"), ("bread=", "read"), ("chair=", "hair"), ...]
+    tuned = pt.tune(model, pt.SoftPrompt(length=5), pairs)
     tuned.generate(["world="])
 
-Names are imported when they are first used: `import prompt_tuning` loads nothing. Their
-types and documentation are in the stub next to this file, which scripts/make_stub.py
-writes.
+The examples in the docstrings begin with these lines. Names are imported when they are
+first used: `import prompt_tuning` loads nothing. Their types and documentation are in
+the stub next to this file, which scripts/make_stub.py writes.
 """
 
 import importlib

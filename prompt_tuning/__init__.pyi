@@ -91,11 +91,34 @@ def AddMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_AddMultiTaskPrompt]:
-    """A task's prompt is `shared + task[n]`.
+    """Prompts of `N` tasks, each the sum of shared vectors and its own: `shared +
+    task[n]`.
+
+    Prefer a multi-task prompt to `N` runs if the tasks resemble each other: each learns
+    from the others' examples through `shared`. The data choose the task of each
+    example, by `DataSource.prompt_id_key`; texts choose it by `prompt_id`.
+
+    Args:
+      length: number of vectors `P` of each task's prompt, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P, D]`, float32.
       task: `[N, P, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.AddMultiTaskPrompt(length=5, tasks=2)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 128)
+      decoder/prompt/task (2, 5, 128)
     """
 
 def AddedDeepPrompt(
@@ -103,27 +126,51 @@ def AddedDeepPrompt(
 ) -> Configured[_AddedDeepPrompt]:
     """A soft prompt, and vectors that are added to its hidden states in later blocks.
 
-    `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The soft
-    prompt is stored at the path that it has alone, so that a run can start from a
-    tuned one.
+    `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The added
+    vectors start at zero and the soft prompt is stored under the path that it has
+    alone, so a tuned `SoftPrompt` is a good start: `tune(..., start_from="runs/soft")`.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      initializer: where the soft prompt starts; uniform on `[0, 0.5)` if None.
 
     Attributes:
       prompt: vectors of the first block, `[P, D]`, float32.
       added: vectors of the other blocks, `[L - 1, P, D]`, float32; initially zero.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.AddedDeepPrompt(length=5)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/added (3, 5, 128)
+      decoder/prompt/prompt (5, 128)
     """
 
 def AxisRules(
     preset: str = "megatron", rules: Sequence[Sequence[Any]] = ()
 ) -> Configured[_AxisRules]:
-    """A table of rules from dimension names to mesh axes.
+    """Which mesh axis each dimension of the parameters is split over.
+
+    Only needed for a layout other than Megatron's, e.g. to repeat one of T5X. Rules are
+    tried in order; a mesh axis splits at most one dimension of an array.
 
     Attributes:
-      preset: name of the rule set that applies after `rules`.
+      preset: name of the rules that apply after `rules`: "megatron", or "t5x_1_1",
+        "t5x_2_1", "t5x_1_2", "t5x_2_2" by T5X's numbers of activation and parameter
+        dimensions.
       rules: pairs of a dimension name and a mesh axis, several axes, or None.
 
     Raises:
       InputError: if a preset, name or mesh axis does not exist, or a rule is not
         supported.
+
+    Examples:
+      >>> rules = pt.AxisRules(rules=[("vocab", None)])
+      >>> pt.MeshShape(tensor=2, rules=rules).build().rules.table[0]
+      ('vocab', ())
     """
 
 def BlockRange(
@@ -135,7 +182,7 @@ def BlockRange(
     offload: bool = False,
     every: int = 1,
 ) -> Configured[_BlockRange]:
-    """Consecutive blocks of a stack with another rematerialization than the rest.
+    """Consecutive blocks with another rematerialization than the rest of their stack.
 
     Attributes:
       start: number of the first block, counted from 0.
@@ -147,6 +194,13 @@ def BlockRange(
 
     Raises:
       InputError: if the fields contradict each other.
+
+    Examples:
+      >>> first_two = pt.BlockRange(start=0, stop=2, policy="nothing")
+      >>> small = pt.load(
+      ...     "bundled:skills-decoder",
+      ...     rematerialization=pt.Rematerialization(ranges=[first_two]),
+      ... )
     """
 
 def ClassObjective(
@@ -155,14 +209,17 @@ def ClassObjective(
     hinge: float = 0.2,
     length_normalize: bool = True,
 ) -> Configured[_ClassObjective]:
-    """Loss of an example's class among `C`, each scored by its verbalizer.
+    """Loss of an example's class among `C`, where the model scores the text of each
+    class.
 
-    Each example comes as `C` consecutive rows, one for each class. The loss is averaged
-    over the examples, with the example weights of the data if it has any.
+    Prefer it to `TokenObjective` for classification: it compares the labels with each
+    other instead of with the whole vocabulary. Each example is read as `C` rows, one
+    for each label, so a step costs `C` times as much. The loss is averaged over the
+    examples, with the example weights of the data if it has any.
 
     Attributes:
-      labels: verbalizers of the classes; the completion of each example is one of them.
-      loss: "cross_entropy" of the scores, or "hinge"; see `class_hinge`.
+      labels: texts of the classes; the completion of each example is one of them.
+      loss: "cross_entropy" of the scores, or "hinge".
       hinge: margin of the hinge loss, in nats.
       length_normalize: whether a score is the mean of its tokens' log-probabilities
         (their weighted sum over the sum of the weights) instead of the sum.
@@ -170,6 +227,19 @@ def ClassObjective(
     Raises:
       InputError: if there are fewer than two labels, two are equal, or another setting
         is out of range.
+
+    Examples:
+      >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     reviews,
+      ...     objective=pt.ClassObjective(labels=["yes", "no"]),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.predict("good: ").label in ("yes", "no")
+      True
     """
 
 def ConcatFeaturesMultiTaskPrompt(
@@ -181,11 +251,38 @@ def ConcatFeaturesMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_ConcatFeaturesMultiTaskPrompt]:
-    """The first features of each vector are shared, the others belong to the task.
+    """Prompts of `N` tasks: each vector's first features are shared, the rest the
+    task's.
+
+    See `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of vectors `P` of each task's prompt, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      shared_features: number of features that all tasks share.
+      task_features: number of each task's features; both add up to the model's width
+        `D`.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P, shared_features]`, float32.
       task: `[N, P, task_features]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, the features do not add up to `D`, or an
+        initializer fails.
+
+    Examples:
+      >>> prompt = pt.ConcatFeaturesMultiTaskPrompt(
+      ...     length=5, tasks=2, shared_features=100, task_features=28
+      ... )
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 100)
+      decoder/prompt/task (2, 5, 28)
     """
 
 def ConcatTimeMultiTaskPrompt(
@@ -196,21 +293,55 @@ def ConcatTimeMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_ConcatTimeMultiTaskPrompt]:
-    """A task's prompt is the shared vectors followed by the task's vectors.
+    """Prompts of `N` tasks: shared vectors, followed by the task's own.
+
+    The shared vectors and those of a task stay apart, in different
+    positions, so that the shared vectors can be reused as a prompt. See
+    `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of shared vectors, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      task_length: number of each task's vectors after them; `length` if None.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P - task_length, D]`, float32.
       task: `[N, task_length, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.ConcatTimeMultiTaskPrompt(length=4, tasks=2, task_length=1)
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/task"].shape
+      (2, 1, 128)
     """
 
 def ContextDistillation(context: str) -> Configured[_ContextDistillation]:
-    """Trains the model to predict what the frozen model predicts after a text.
+    """Teaches a prompt to stand for a long text: the teacher is the same model, reading
+    it.
 
     The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
-    nats. Positions and weights come from the data, whose tokens both models read.
+    nats. Use it to replace an instruction or a handful of examples that every request
+    would repeat by a few vectors. Positions and weights come from the data, whose
+    tokens both models read, so its completions need not be right.
 
     Attributes:
       context: text that the teacher reads before each row, after the row's BOS.
+
+    Raises:
+      InputError: if the context is empty, or too long for the model together with a
+        row.
+
+    Examples:
+      >>> loss = pt.ContextDistillation(context="upper: ")
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(
+      ...     model, prompt, pairs, objective=loss, steps=2, progress=False
+      ... )
     """
 
 def DataSource(
@@ -252,9 +383,10 @@ def DataSource(
 ) -> Configured[_DataSource]:
     """Data files, how they are read as examples, and how these are batched.
 
-    A data set consists of HDF5 files, whose rows are token ids with optional token
-    types (0 prompt, 1 completion, 2 padding, 3 separator), or of files of text, whose
-    lines are objects with a prompt and a completion, or a conversation.
+    `tune` and others take its fields directly. A data set consists of HDF5 files, whose
+    rows are token ids with optional token types (0 prompt, 1 completion, 2 padding, 3
+    separator), or of files of text, whose lines are objects with a prompt and a
+    completion, or a conversation.
 
     Attributes:
       files: files of one kind: HDF5 (`.hdf5`, `.h5`), `.jsonl`, `.json` (one list),
@@ -265,8 +397,8 @@ def DataSource(
       batch_size: number of rows of a batch, over all devices; must be a multiple of the
         number of devices that the rows are divided among.
       batch_tokens: maximum number of tokens of a batch, padding included. If set, it
-        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size`
-        then applies only to rows that are generated from or ranked.
+        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size` then
+        applies only to rows that are generated from or ranked.
       buckets: maximum number of lengths that rows are padded to. The lengths are chosen
         to minimize padding; each of them is compiled once. None for as many as save
         more time in every pass over the data than a share of their compilation takes.
@@ -333,29 +465,59 @@ def DataSource(
         beginning, so that a completion keeps its end; "truncate_right" to remove their
         end. See `Truncation`.
       maximum_examples: number of examples to use, from the first; None for all.
+
+    Examples:
+      >>> held_out = pt.DataSource(files=pairs[:4], batch_size=4)
+      >>> evaluation = pt.Evaluation(data=held_out, exact_match=True)
     """
 
 def DeepPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_DeepPrompt]:
-    """Vectors that replace the previous block's output (Liu et al. 2022, section 3.2).
+    """Separate vectors in every block, at the positions of the prompt (P-tuning v2).
 
-    `PromptEncoderLayer` of google-research/prompt-tuning with `replace_prompt`.
+    In each block they replace the previous block's output (Liu et al. 2022, section
+    3.2; `PromptEncoderLayer` of google-research/prompt-tuning with `replace_prompt`).
+    Prefer it to `SoftPrompt` on small models: it has `L` times the parameters at the
+    same cost per step. `KeyValuePrefix` is its cheaper relative.
+
+    Args:
+      length: number of vectors `P` of each block, at least 1.
+      initializer: where the vectors start, with the same values in every block; uniform
+        on `[0, 0.5)` if None.
 
     Attributes:
       prompt: `[L, P, D]`, float32.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.DeepPrompt(length=5)).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 5, 128)
     """
 
 def DroppedPrompt(
     *, inner: Configured[InputPrompt], rate: float = 0.1
 ) -> Configured[_DroppedPrompt]:
-    """A prompt with dropout: each training step sets some of its numbers to 0.
+    """Another prompt with dropout: in training, each step sets some of its numbers to
+    0.
 
-    The other numbers are scaled by `1 / (1 - rate)`. Without a key nothing is dropped.
+    The other numbers are scaled by `1 / (1 - rate)`. Try it where a prompt overfits few
+    examples. Generation, evaluation and export drop nothing.
 
-    Attributes:
-      inner: the prompt without dropout.
-      rate: probability that a number is dropped.
+    Args:
+      inner: the prompt, e.g. `SoftPrompt(length=5)`.
+      rate: probability that a number is dropped, from 0 to below 1.
+
+    Raises:
+      InputError: if the rate is out of range, or the inner prompt cannot be built.
+
+    Examples:
+      >>> prompt = pt.DroppedPrompt(inner=pt.SoftPrompt(length=5), rate=0.2)
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def Evaluation(
@@ -373,22 +535,25 @@ def Evaluation(
     resamples: int = 1000,
     bootstrap_seed: int = 0,
 ) -> Configured[_Evaluation]:
-    """Metrics to compute on held-out data.
+    """Measurements on held-out data, during training and after it.
+
+    `tune(..., evaluation=pairs)` measures loss and accuracy; give an `Evaluation` for
+    more.
 
     Attributes:
-      data: held-out files; columns for a training objective are not read.
+      data: held-out data, in the forms of `tune` or as a `DataSource`; columns for a
+        training objective are not read.
       exact_match: whether to measure the share of completions that greedy decoding
         generates token for token.
       metrics: additional metrics: "squad" (F1 and exact match of normalized words),
         "rouge" and "bleu" of generated completions, and "perplexity".
-      labels: verbalizers. The completion of each example is one of them, and the
-        model's answer is the one that it finds most likely. None for a task without
+      labels: texts of the classes. The completion of each example is one of them, and
+        the model's answer is the one that it finds most likely. None for a task without
         labels.
       length_normalize: whether a label's score is the mean of its tokens'
         log-probabilities instead of the sum.
       calibrate: inputs without content, such as ["N/A"]; the labels are ranked a second
-        time by their probabilities relative to those for these inputs. See
-        `calibration`.
+        time by their probabilities relative to those for these inputs.
       new_tokens: maximum number of generated tokens.
       references_key: jsonl key of the right completions, a text or a list of texts, for
         the metrics of generated text; if None, the completion is the only one.
@@ -401,6 +566,18 @@ def Evaluation(
 
     Raises:
       InputError: if the settings contradict each other or name an unknown metric.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     evaluation=pt.Evaluation(data=pairs[:4], metrics=["perplexity"]),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> sorted(tuned.result.metrics)
+      ['accuracy', 'loss', 'perplexity']
     """
 
 def FactorizedMultiTaskPrompt(
@@ -411,25 +588,84 @@ def FactorizedMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     factors: Factors | Configured[Factors] | None = None,
 ) -> Configured[_FactorizedMultiTaskPrompt]:
-    """A task's prompt is `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
+    """Prompts of `N` tasks, each `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
+
+    The smallest multi-task prompt (a task has `r * (P + D)` parameters), and the one
+    that PEFT reads, as MULTITASK_PROMPT_TUNING. See `AddMultiTaskPrompt` on how an
+    example chooses its task.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      rank: rank `r` of each task's factors, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      factors: where columns and rows start; `factors_of_ones()` if None.
 
     Attributes:
       shared: `[P, D]`, float32.
       columns: `[N, P, r]`, float32.
       rows: `[N, r, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(length=5, tasks=2)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/columns (2, 5, 1)
+      decoder/prompt/rows (2, 1, 128)
+      decoder/prompt/shared (5, 128)
     """
 
 def IA3(*, regexes: Sequence[str] = ...) -> Configured[_IA3]:
-    """Trained scales of keys, values and the feed-forward layer's inner values.
+    """Trained scales of keys, values and feed-forward values (Liu et al. 2022).
 
-    The input of `mlp/down` is scaled, also of a shared expert, and the output of any
-    other projection.
+    The smallest adapter: one number per column that it scales. It can be merged into
+    the weights, like `LoRA`. The input of `mlp/down` is scaled, also of a shared
+    expert, and the output of any other projection. All scales start at 1.
+
+    Attributes:
+      regexes: expressions that match the whole paths of the projections to adapt.
+
+    Raises:
+      InputError: if an expression matches no projection.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.IA3()).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/layers/mlp/down/adapters/ia3/scale (4, 344)
+      decoder/layers/self_attention/key/adapters/ia3/scale (4, 128)
+      decoder/layers/self_attention/value/adapters/ia3/scale (4, 128)
     """
 
 def InferenceOnlyPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_InferenceOnlyPrompt]:
-    """A constant prompt without parameters: nothing is restored or trained."""
+    """A constant prompt without parameters: nothing of it is restored or trained.
+
+    Use it to run a model behind vectors that are already there, e.g. one of the prompts
+    that google-research/prompt-tuning released. Generation and evaluation take it;
+    `tune` refuses it, as there would be nothing to train.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      initializer: the vectors, e.g. `from_file("prompt.npy")`; uniform on `[0, 0.5)` if
+        None.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.InferenceOnlyPrompt(length=4, initializer=pt.from_text("tail"))
+      >>> attached = model.attach(prompt)
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (4, 128)
+      >>> attached.partition()[0]  # nothing to train
+      {}
+    """
 
 def InstancePrompt(
     *,
@@ -437,17 +673,38 @@ def InstancePrompt(
     hidden_width: int = 16,
     initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_InstancePrompt]:
-    """Trained vectors plus a network's output for the mean embedding of the text.
+    """Trained vectors plus what a network makes of the example's own text.
 
-    The network has one narrow hidden layer: `up(relu(down(mean)))` (Wu et al. 2022,
-    "IDPG: An Instance-Dependent Prompt Generation Method", section 3.2). Its output is
-    initially zero, so that the prompt starts as a soft prompt.
+    The network `up(relu(down(mean)))` reads the mean embedding of the given tokens and
+    has one narrow hidden layer (Wu et al. 2022, "IDPG", section 3.2). Its output is
+    initially zero, so the prompt starts as a soft prompt. Prefer it where inputs need
+    to be treated differently. It runs once per example instead of once per batch, which
+    costs time, and no PEFT form holds it.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      hidden_width: width `W` of the hidden layer, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
 
     Attributes:
       prompt: vectors that all examples share, `[P, D]`, float32.
       down: `[D, W]`, float32.
       down_bias: `[W]`, float32.
       up: `[W, P, D]`, float32.
+
+    Raises:
+      InputError: if the length or the hidden width is below 1, or the initializer
+        fails.
+
+    Examples:
+      >>> prompt = pt.InstancePrompt(length=5, hidden_width=4)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/down (128, 4)
+      decoder/prompt/down_bias (4,)
+      decoder/prompt/prompt (5, 128)
+      decoder/prompt/up (4, 5, 128)
     """
 
 def KeyValuePrefix(
@@ -457,11 +714,26 @@ def KeyValuePrefix(
 ) -> Configured[_KeyValuePrefix]:
     """Trained keys and values of `P` positions before every row, in every block.
 
-    Keys are stored as attention reads them, after any rotation, as in PEFT. Text starts
-    at position `P`.
+    Prefix tuning (Li and Liang 2021). No vector runs through the model, so a prefix
+    only costs attention: the cheapest method per step that acts in every block. PEFT
+    reads it as PREFIX_TUNING. Keys are stored as attention reads them, after any
+    rotation; text starts at position `P`.
+
+    Args:
+      length: number of positions `P`, at least 1.
+      initializer: where keys and values start; `normal()` if None.
 
     Attributes:
-      prompt: keys and values, `[L, 2, P, G, K]`, float32.
+      prompt: keys and values, `[L, 2, P, G, K]`, float32, for `G` key/value heads of
+        width `K`.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer returns another shape.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.KeyValuePrefix(length=5)).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 5, 4, 32)
     """
 
 def LoRA(
@@ -471,26 +743,61 @@ def LoRA(
     alpha: float = 16.0,
     rank_stabilized: bool = False,
 ) -> Configured[_LoRA]:
-    """Low-rank adaptation. Initially it changes nothing.
+    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
+    2022).
+
+    The usual choice on small models and where a prompt does not reach the loss that you
+    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
+    that the result costs nothing at inference. It starts as the identity, since `b` is
+    0.
 
     Attributes:
+      regexes: expressions that match the whole paths of the projections to adapt, such
+        as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
       rank: rank `r` of the product.
-      alpha: the product is multiplied by `alpha / r`.
+      alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
-        (Kalajdzievski 2023).
+        (Kalajdzievski 2023), which keeps high ranks trainable.
+
+    Raises:
+      InputError: if a number is out of range, or an expression matches no projection.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.LoRA(rank=4)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/layers/self_attention/query/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/query/adapters/lora/b (4, 4, 128)
+      decoder/layers/self_attention/value/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/value/adapters/lora/b (4, 4, 128)
     """
 
 def MLPPrompt(
     *, inner: Configured[InputPrompt], hidden_width: int | None = None
 ) -> Configured[_MLPPrompt]:
-    """Two hidden layers over each vector (Liu et al. 2021, "GPT Understands, Too").
+    """Passes another prompt's vectors through two hidden layers (P-tuning).
 
-    Computes `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The
-    initial vectors are the network's output, not the inner prompt's vectors.
+    Liu et al. 2021, "GPT Understands, Too". Computes
+    `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The network only
+    helps training, e.g. where a plain soft prompt stays at a high loss: the result is
+    exported as plain vectors. They start at the network's output and not at the inner
+    prompt's vectors, so an initializer of the inner prompt has little effect.
+
+    Args:
+      inner: the prompt whose vectors are the network's input, e.g.
+        `SoftPrompt(length=5)`.
+      hidden_width: width `W` of the hidden layers; the model's `D` if None.
 
     Attributes:
-      inner: the prompt whose vectors are the network's input.
       hidden, middle, output: linear layers `[D, W]`, `[W, W]` and `[W, D]`.
+
+    Raises:
+      InputError: if the hidden width is below 1, or the inner prompt cannot be built.
+
+    Examples:
+      >>> attached = model.attach(pt.MLPPrompt(inner=pt.SoftPrompt(length=5)))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def MeshShape(
@@ -501,13 +808,16 @@ def MeshShape(
     tensor: int = 1,
     rules: Configured[_AxisRules] | None = None,
 ) -> Configured[_MeshShape]:
-    """Number of devices along each axis; -1, for one axis at most, means the rest.
+    """Number of devices along each axis of the mesh; -1 on one axis means the rest.
 
-    The number of stages is always given.
+    Give it to `tune` as `mesh`. Start with `MeshShape()`, which splits the rows of a
+    batch over all devices; use `fsdp` when the weights do not fit one device, `tensor`
+    when a block is too slow, `stage` when devices are far apart. Results do not depend
+    on the mesh, up to rounding.
 
     Attributes:
       stage: stages of a pipeline, each with blocks of the model and with devices along
-        the other axes.
+        the other axes; always given as a number.
       data: devices that split the rows of a batch; each group along the other axes has
         all parameters.
       fsdp: devices that split rows and also parameters, which are gathered one block at
@@ -517,6 +827,10 @@ def MeshShape(
 
     Raises:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
+
+    Examples:
+      >>> pt.MeshShape(data=2, fsdp=4).build().sizes
+      {'data': 2, 'fsdp': 4, 'tensor': 1}
     """
 
 def OutputGradients(
@@ -524,28 +838,56 @@ def OutputGradients(
 ) -> Configured[_OutputGradients]:
     """Adds fixed output gradients of intermediate arrays to the loss of the tokens.
 
-    The loss is `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each
-    array is that of its file over the objective's divisor.
+    For experiments that push a model's activations in a given direction. The loss is
+    `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each array is
+    that of its file over the objective's divisor.
 
     Attributes:
       files: `.npy` file by path of an intermediate array, such as
-        `decoder/layers/3/hidden`; see `core.intermediates`. It has shape `[D]`, for
-        every position, or `[S, D]`, and is the same for every row. Padding has none.
+        `decoder/layers/3/hidden` (or `.../self_attention`, `.../cross_attention`,
+        `.../mlp`). It has shape `[D]`, for every position, or `[S, D]`, and is the same
+        for every row. Padding has none.
       objective: loss of the tokens.
 
     Raises:
-      InputError: if no file is given, or a path is malformed.
+      InputError: if no file is given, or a path or a shape does not fit the model.
+
+    Examples:
+      >>> numpy.save("direction.npy", numpy.ones(model.config.width, "float32"))
+      >>> loss = pt.OutputGradients(files={"decoder/layers/0/hidden": "direction.npy"})
+      >>> loss.build().intermediates
+      ('decoder/layers/0/hidden',)
     """
 
 def ParameterGroup(
     regexes: Sequence[str],
     optimizer: GradientTransformation | Configured[GradientTransformation],
 ) -> Configured[_ParameterGroup]:
-    """Parameters that one optimizer trains.
+    """Parameters that one optimizer trains; whatever no group names stays frozen.
+
+    `tune` makes the groups of prompts and adapters itself. Give `groups` to use
+    different optimizers for different parts, or to train some of the model's own
+    weights too.
 
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
-      optimizer: transformation that updates the parameters.
+      optimizer: transformation that updates the parameters, e.g. `adamw()`.
+
+    Raises:
+      InputError: if `regexes` is not a list, the optimizer is none, or an expression
+        matches no parameter.
+
+    Examples:
+      >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))
+      >>> norms = pt.ParameterGroup([".*/final_norm/.*"], pt.adamw(1e-4))
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     groups=[prompt, norms],
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
 def Pipeline(
@@ -559,17 +901,20 @@ def Pipeline(
 ) -> Configured[_Pipeline]:
     """How the stages of a pipeline (`MeshShape.stage`) share a step.
 
+    The defaults choose a schedule for you; see the page on pipelines for when stages
+    pay.
+
     Attributes:
-      schedule: order of the operations; see `schedules.stage_orders`. "auto" chooses
-        "zb-h1" if the backward pass has two parts, and else "1f1b".
-      microbatches: number of micro-batches into which the rows of a step are divided,
-        a multiple of `Run.accumulate`; `Run.accumulate` if None.
+      schedule: order of the operations: "none", "gpipe", "1f1b", "1f1b-2" or "zb-h1".
+        "auto" chooses "zb-h1" if the backward pass has two parts, and else "1f1b".
+      microbatches: number of micro-batches into which the rows of a step are divided, a
+        multiple of `Run.accumulate`; `Run.accumulate` if None.
       two_stage: whether the weights' gradients are computed apart from the inputs',
         where a stage would otherwise wait. If None, they are where they take more than
         a tenth of the backward pass, which is not so for prompts and small adapters.
-      layers: number of blocks of each stage, an encoder's first; None balances
-        the stages by counted operations, the head included. With `virtual`, of each
-        chunk: the first one of each stage, then the second one of each, and so on.
+      layers: number of blocks of each stage, an encoder's first; None balances the
+        stages by counted operations, the head included. With `virtual`, of each chunk:
+        the first one of each stage, then the second one of each, and so on.
       virtual: chunks of blocks of each stage, `v`. With several, stage `s` of `N` has
         the model's chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as
         Megatron does: a step waits `v` times less, and sends `v` times more.
@@ -578,6 +923,10 @@ def Pipeline(
 
     Raises:
       InputError: if a value cannot be used, or two contradict each other.
+
+    Examples:
+      >>> pt.Pipeline(microbatches=8).build().schedule_for(two_stage=False)
+      '1f1b'
     """
 
 def PolicyGradient() -> Configured[_PolicyGradient]:
@@ -585,9 +934,24 @@ def PolicyGradient() -> Configured[_PolicyGradient]:
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, others less likely. The advantages come from the
-    data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
-    weights.
+    than expected become more likely, the others less likely. The advantages come from
+    the data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of
+    the weights.
+
+    Raises:
+      InputError: when the run is opened, if the data have no advantages.
+
+    Examples:
+      >>> rows = [{"prompt": p, "completion": c, "better": 1.0} for p, c in pairs]
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     rows,
+      ...     objective=pt.PolicyGradient(),
+      ...     advantages_key="better",
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
 def Pretrained(
@@ -609,7 +973,10 @@ def Pretrained(
     assignment_map: Sequence[tuple[str, str | None]] = ...,
     fallback_to_scratch: bool = True,
 ) -> Configured[_Pretrained]:
-    """Source of a frozen model, and how it is stored and computed.
+    """A frozen model: where it comes from, how it is stored and how it is computed.
+
+    `pt.load(checkpoint, ...)` takes the same fields; use `Pretrained` itself in a
+    `Run`.
 
     Attributes:
       checkpoint: a Hugging Face folder, a T5X checkpoint, the name of a bundled model
@@ -623,9 +990,9 @@ def Pretrained(
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
         "bfloat16", or "int8" for the projections of the blocks and bfloat16 for the
         other parameters.
-      weights: where the weights of the blocks are kept: "device" memory;
-        "pinned_host" memory, from which each block is copied to the device; or
-        "streamed" layer by layer from the files, for models larger than host memory.
+      weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
+        memory, from which each block is copied to the device; or "streamed" layer by
+        layer from the files, for models larger than host memory.
       trained_weights: where the checkpoint's weights are kept that parameter groups
         train: on the "device", or, with streamed weights, on the "host" with their
         gradients and optimizer state, and updated layer by layer.
@@ -644,6 +1011,13 @@ def Pretrained(
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters to which the map assigns None may be
         fresh.
+
+    Raises:
+      InputError: if settings contradict each other.
+
+    Examples:
+      >>> pt.Pretrained(checkpoint="bundled:skills-decoder", compute_dtype="bfloat16")
+      Pretrained(checkpoint='bundled:skills-decoder', compute_dtype='bfloat16')
     """
 
 def ProjectMultiTaskPrompt(
@@ -654,24 +1028,62 @@ def ProjectMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_ProjectMultiTaskPrompt]:
-    """A task's prompt is an affine map of the shared vectors: `K shared[p] + bias`.
+    """Prompts of `N` tasks, each an affine map of shared vectors.
+
+    The map is `K[n] @ shared[p] + bias[n]`. The most expressive of the multi-task
+    prompts and by far the largest: a task has `D * H + D` parameters. See
+    `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      shared_features: width `H` of the shared vectors; `D` if None.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: initializer of all maps, of the shape `(N, D * H + D)`; if None,
+        normal kernels that keep a vector's length, and biases of 0.
 
     Attributes:
-      shared: `[P, H]`, float32, with `H` shared features.
+      shared: `[P, H]`, float32.
       task: `[N, D * H + D]`, float32: flattened kernel `[D, H]`, then bias `[D]`.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.ProjectMultiTaskPrompt(length=5, tasks=2, shared_features=8)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 8)
+      decoder/prompt/task (2, 1152)
     """
 
 def ProjectedKeyValuePrefix(
     *, length: int, hidden: int | None = None
 ) -> Configured[_ProjectedKeyValuePrefix]:
-    """A prefix computed by `Linear(tanh(Linear(embedding)))` (Li and Liang 2021, 4.3).
+    """A prefix that a small network computes (Li and Liang 2021, section 4.3).
 
-    PEFT's `prefix_projection`. On export it is evaluated into plain keys and values.
+    The network is `Linear(tanh(Linear(embedding)))`. Li and Liang find the plain prefix
+    unstable to train; the projection (PEFT's `prefix_projection`) helps and is only
+    there in training: what is exported are plain keys and values.
+
+    Args:
+      length: number of positions `P`, at least 1.
+      hidden: width between the two layers; the model's `D` if None.
 
     Attributes:
       embedding: `[P, D]`.
       inner: linear layer `[D, hidden]`.
       outer: linear layer `[hidden, L * 2 * G * K]`.
+
+    Raises:
+      InputError: if the length is below 1.
+
+    Examples:
+      >>> prompt = pt.ProjectedKeyValuePrefix(length=5, hidden=16)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> trained["decoder/prompt/embedding"].shape
+      (5, 128)
     """
 
 def PromptPool(
@@ -680,16 +1092,33 @@ def PromptPool(
     size: int = 4,
     initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_PromptPool]:
-    """A mixture of `K` prompts, weighted by attention of the text over their keys.
+    """A mixture of `K` prompts, weighted by how well the example's text matches their
+    keys.
 
     Each prompt has a trained key, as in L2P (Wang et al. 2022, "Learning to Prompt for
     Continual Learning", section 4.1), which picks the prompts with the nearest keys.
     Here the weights are a softmax over all keys, so that no second loss is needed to
-    train them (Asai et al. 2022, "ATTEMPT", section 3.2).
+    train them (Asai et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task
+    prompt if nobody can name the task of an example.
+
+    Args:
+      length: number of vectors `P` of each prompt, at least 1.
+      size: number of prompts `K`, at least 2.
+      initializer: where each prompt starts; uniform on `[0, 0.5)` if None.
 
     Attributes:
       prompts: `[K, P, D]`, float32.
       keys: `[K, D]`, float32.
+
+    Raises:
+      InputError: if the length is below 1, the size below 2, or the initializer fails.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.PromptPool(length=5, size=3)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/keys (3, 128)
+      decoder/prompt/prompts (3, 5, 128)
     """
 
 def Prompting(
@@ -699,21 +1128,39 @@ def Prompting(
     execution: str = "auto",
     beyond_window: bool = False,
 ) -> Configured[_Prompting]:
-    """Position, visibility and execution of a prompt at the input.
+    """Where a prompt stands in the row, what it sees, and how it is computed.
+
+    The defaults suit most runs: before the text, and computed once for the whole batch
+    wherever that gives the same numbers.
 
     Attributes:
       placement: position in the row: "prefix", "after_bos", "suffix" (before the EOS of
-        an encoder's row), "suffix_after_eos", or "template" if the data sets it.
+        an encoder's row), "suffix_after_eos", or "template" if the data sets it
+        (`DataSource.template`).
       prefix_attention: whether, in a decoder-only model, the prompt and the row's given
         tokens see each other in both directions, as in a prefix language model.
       visibility: what the prompt sees where attention is bidirectional (encoders,
         `prefix_attention`): some of "prompt->prompt", "prompt->prompt;causal" and
-        "prompt->input"; the whole row if None. Text sees the prompt in any case. A
-        prompt that comes first and sees no text runs once for the batch.
-      execution: "shared", "joined", or "auto", which is shared wherever that gives the
-        same results.
+        "prompt->input"; the whole row if None. Text sees the prompt in any case.
+      execution: "shared" (once for the batch; the prompt must come first and see no
+        text), "joined" (in each row), or "auto", which is shared wherever possible.
       beyond_window: whether layers with a window keep the prompt or prefix in sight of
-        every token; if not, they leave the window like any token, as in PEFT.
+        every token; if not, it leaves the window like any token, as in PEFT.
+
+    Raises:
+      InputError: if a value is unknown, or settings contradict each other or the model.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     prompting=pt.Prompting(placement="after_bos"),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.run.prompting.placement
+      'after_bos'
     """
 
 def Rematerialization(
@@ -726,7 +1173,11 @@ def Rematerialization(
     every: int = 1,
     ranges: Sequence[Configured[_BlockRange]] = (),
 ) -> Configured[_Rematerialization]:
-    """Which activations of a stack are saved for the backward pass, and where.
+    """Which activations of the blocks are saved for the backward pass, and where.
+
+    Turn it on when a step runs out of memory; it changes no number. The cheapest first:
+    "dots", then "attention", then "nothing", which runs each block twice; `offload`
+    where even the blocks' inputs do not fit.
 
     Attributes:
       policy: which inner activations are saved, while the others are recomputed: "none"
@@ -748,6 +1199,12 @@ def Rematerialization(
 
     Raises:
       InputError: if the fields contradict each other.
+
+    Examples:
+      >>> small = pt.load(
+      ...     "bundled:skills-decoder",
+      ...     rematerialization=pt.Rematerialization(policy="nothing", skip_last=1),
+      ... )
     """
 
 def ResidualPrompt(
@@ -756,21 +1213,64 @@ def ResidualPrompt(
     hidden_width: int | None = None,
     norm_scale: float = 1.0,
 ) -> Configured[_ResidualPrompt]:
-    """`x + norm(up(relu(down(x))))` over each vector (Razdaibiedina et al. 2023).
+    """Adds a small network's output to another prompt's vectors (Razdaibiedina et al.
+    2023).
+
+    Computes `x + norm(up(relu(down(x))))` of each vector `x`. Like `MLPPrompt` it only
+    helps training and is exported as plain vectors, but it starts near the inner prompt
+    if `norm_scale` is small, so that an initializer keeps its effect.
+
+    Args:
+      inner: the prompt whose vectors are changed, e.g. `SoftPrompt(length=5)`.
+      hidden_width: width `W` between the two layers; the model's `D` if None.
+      norm_scale: initial scale of the norm. With 1, as published, the network's output
+        has unit variance, which drowns vectors that start at small token embeddings;
+        with 0 the prompt starts at the inner one.
 
     Attributes:
-      inner: the prompt whose vectors are the network's input.
       down, up: linear layers `[D, W]` and `[W, D]`.
-      scale, bias: `[D]`, parameters of the layer norm after them.
+      scale, bias: `[D]`, parameters of the norm.
+
+    Raises:
+      InputError: if the hidden width is below 1, or the inner prompt cannot be built.
+
+    Examples:
+      >>> prompt = pt.ResidualPrompt(
+      ...     inner=pt.SoftPrompt(length=5, initializer=pt.from_text("tail")),
+      ...     hidden_width=16,
+      ...     norm_scale=0.0,
+      ... )
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def SoftPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_SoftPrompt]:
-    """`P` trained vectors, shared by all examples (Lester et al. 2021, section 2).
+    """Trained vectors among the input: prompt tuning (Lester et al. 2021, section 2).
+
+    All examples share the `P` vectors. Start here: a few kilobytes are trained, any
+    number of such prompts can be served over one model, and PEFT reads the result.
+    Lester et al. find it as good as full tuning from about ten billion parameters on;
+    on smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower
+    loss.
+
+    Args:
+      length: number of vectors `P`, at least 1; 5 to 100 are common.
+      initializer: where the vectors start, e.g. `from_text("Reverse the word:")`;
+        uniform on `[0, 0.5)` if None. Embeddings of words usually train faster.
 
     Attributes:
       prompt: the vectors, `[P, D]`, in float32 whatever the model computes in.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(model, prompt, pairs, steps=2, progress=False)
+      >>> tuned.prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def TokenObjective(
@@ -779,23 +1279,33 @@ def TokenObjective(
     normalizer: str | float | None = "num_real_target_tokens",
     soft_cap: float | None = None,
 ) -> Configured[_TokenObjective]:
-    """Cross-entropy of each target token, summed with the loss weights of the data.
+    """Cross-entropy of the target tokens: what `tune` minimizes unless told otherwise.
+
+    The losses are summed with the loss weights of the data (by default 1 for completion
+    tokens and 0 for prompt tokens) and divided by `normalizer`.
 
     Attributes:
-      z_loss: weight of `log(Z)**2`; see `token_loss`.
-      label_smoothing: from 0 to below 1; see `token_loss`.
-      normalizer: divisor of the weighted sum, by its T5X name:
-        "num_real_target_tokens" (the sum of the weights), "num_total_target_tokens"
-        (all targets, padding included, except in rows that only fill a batch),
-        "average_per_sequence" (the mean of each sequence, averaged; in packed rows
-        each example is a sequence), a number, or None for the plain sum.
-      soft_cap: bound on the absolute value of each logit, or None; see `token_loss`.
-        It applies to this loss alone: evaluation and generation use the model's own
-        logits.
+      z_loss: weight of `log(Z)**2`, which keeps the logits' normalizer near 1.
+      label_smoothing: share of the target that is spread over the vocabulary, from 0 to
+        below 1.
+      normalizer: divisor of the weighted sum, by its T5X name: "num_real_target_tokens"
+        (the sum of the weights), "num_total_target_tokens" (all targets, padding
+        included, except in rows that only fill a batch), "average_per_sequence" (the
+        mean of each sequence, averaged; in packed rows each example is a sequence), a
+        number, or None for the plain sum.
+      soft_cap: bound on the absolute value of each logit, or None. It applies to this
+        loss alone: evaluation and generation use the model's own logits.
 
     Raises:
       InputError: if a number is out of range, or a normalizer of that name does not
         exist.
+
+    Examples:
+      >>> loss = pt.TokenObjective(label_smoothing=0.1)
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(
+      ...     model, prompt, pairs, objective=loss, steps=2, progress=False
+      ... )
     """
 
 def WaywardPrompt(
@@ -804,14 +1314,29 @@ def WaywardPrompt(
     gamma: float = 0.01,
     initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_WaywardPrompt]:
-    """Vectors that start at a text's embeddings, with a penalty on their distance.
+    """Vectors that start at a text's embeddings, with a penalty on leaving them.
 
     The loss gains `gamma * sum_p |prompt[p] - discrete[p]|^2 / P` (Khashabi et al.
-    2022, "Prompt Waywardness").
+    2022, "Prompt Waywardness"). Use it to see how far a readable prompt can be
+    improved, or to keep one readable: `prompt-tuning inspect` shows the nearest tokens
+    of each vector.
+
+    Args:
+      text: the discrete prompt, with one vector for each of its tokens.
+      gamma: weight of the squared distance, at least 0.
+      initializer: where the vectors start, if not at the text.
 
     Attributes:
       prompt: the vectors, `[P, D]`, float32; `P` is the number of the text's tokens.
-      gamma: weight of the distance.
+
+    Raises:
+      InputError: if gamma is negative, the text has no tokens, or the model has no
+        tokenizer.
+
+    Examples:
+      >>> attached = model.attach(pt.WaywardPrompt(text="tail: ", gamma=0.01))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape  # with the BOS token
+      (6, 128)
     """
 
 def adafactor(
@@ -828,10 +1353,14 @@ def adafactor(
     factored: bool = True,
     min_dim_size_to_factor: int = 128,
 ) -> Configured[GradientTransformation]:
-    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester 2021.
+    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester et al.
+    2021.
+
+    The default of `tune` for prompts. Its steps do not depend on the gradient's scale,
+    which suits vectors whose gradient passes through the whole model.
 
     Args:
-      learning_rate: a number or an optax schedule.
+      learning_rate: a number or a schedule such as `warmup_constant(0.3)`.
       decay_rate: exponent with which second moments decay.
       decay_offset: number of steps that the decay counts as done.
       multiply_by_parameter_scale: whether an update is multiplied by the RMS of its
@@ -843,10 +1372,20 @@ def adafactor(
         the learning rate; None for none.
       eps: added to squared gradients.
       factored: whether second moments of matrices are stored by row and column.
-      min_dim_size_to_factor: smallest matrices of which they are.
+      min_dim_size_to_factor: smallest matrices for which they are.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     optimizer=pt.adafactor(0.1, weight_decay_rate=None),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
 def adamw(
@@ -861,15 +1400,15 @@ def adamw(
     mu_dtype: Literal["float32", "bfloat16"] | None = None,
     nesterov: bool = False,
 ) -> Configured[GradientTransformation]:
-    """AdamW, after clipping the global norm of the gradient if `clip_norm` is set.
+    """AdamW (Loshchilov and Hutter 2019), with clipping of the gradient.
 
-    Loshchilov and Hutter 2019, "Decoupled weight decay regularization".
+    The default of `tune` for LoRA, IA3 and prefixes.
 
     Args:
-      learning_rate: a number or an optax schedule.
+      learning_rate: a number or a schedule such as `warmup_cosine_decay(1e-3)`.
       weight_decay: fraction of the parameter subtracted per step, times the learning
         rate.
-      clip_norm: maximum global norm of the group's gradient.
+      clip_norm: maximum global norm of the group's gradient; None for no clipping.
       b1: decay of the average of gradients.
       b2: decay of the average of squared gradients.
       eps: added to the root of that average.
@@ -879,103 +1418,189 @@ def adamw(
       nesterov: whether the momentum is Nesterov's.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.LoRA(rank=4),
+      ...     pairs,
+      ...     optimizer=pt.adamw(3e-3, clip_norm=1.0),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
 def factors_of_ones(scale: float = 0.02) -> Configured[Factors]:
-    """Factors whose product is 1, so that each task starts at the shared prompt.
+    """Starts each task of a `FactorizedMultiTaskPrompt` at the shared prompt.
 
-    The first rank gives that product. The other ranks have columns of standard
-    deviation `scale` and rows of 0, so that they can diverge.
+    The product of the factors is 1, by the first rank alone. The other ranks start with
+    columns of standard deviation `scale` and rows of 0, so that they can diverge.
+
+    Args:
+      scale: standard deviation of the columns after the first.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(
+      ...     length=5, tasks=2, rank=2, factors=pt.factors_of_ones(scale=0.1)
+      ... )
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/columns"][0, 0, 0].item()
+      1.0
     """
 
 def from_class_labels(
     labels: Sequence[str], fallback: Initializer | Configured[Initializer] | None = None
 ) -> Configured[Initializer]:
-    """Vector `i` is the mean embedding of label `i`; the rest comes from `fallback`.
+    """Starts vector `i` at the mean embedding of label `i`: best for classification.
 
     Args:
-      labels: the verbalizers; those beyond the prompt's length are dropped, with a
-        warning.
-      fallback: initializer of the other vectors; uniform if None.
+      labels: the texts of the classes; those beyond the prompt's length are dropped,
+        with a warning.
+      fallback: where the other vectors start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if a label has no tokens.
+    Raises:
+      InputError: when it initializes the prompt, if a label has no tokens.
+
+    Examples:
+      >>> start = pt.from_class_labels(["yes", "no"], pt.from_sampled_vocabulary())
+      >>> prompt = pt.SoftPrompt(length=5, initializer=start)
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def from_file(path: str | Path) -> Configured[Initializer]:
-    """The vectors in a file: NumPy, a run's checkpoint, or a PEFT adapter folder.
+    """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
 
-    Raises (when it initializes the prompt):
-      InputError: if the file cannot be read or its shape is not the prompt's.
+    Args:
+      path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
+        D]`.
+
+    Raises:
+      InputError: when it initializes the prompt, if the file cannot be read or its
+        shape is not the prompt's.
+
+    Examples:
+      >>> numpy.save("prompt.npy", numpy.ones((5, 128), "float32"))
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.from_file("prompt.npy"))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].mean().item()
+      1.0
     """
 
 def from_sampled_vocabulary(
     population_size: int | None = 5000,
 ) -> Configured[Initializer]:
-    """Rows drawn from the first `population_size` rows of the embedding table.
+    """Starts at the embeddings of random tokens: Lester et al.'s "sampled vocabulary".
 
-    Rows are drawn without replacement, unless the prompt is longer than the population
-    (with a warning).
+    The first rows of most vocabularies are the most frequent tokens. Rows are drawn
+    without replacement, unless the prompt is longer than the population (with a
+    warning).
 
     Args:
-      population_size: number of rows to draw from, which are the most frequent tokens
-        in most vocabularies; None, or more than the table has, for all.
+      population_size: number of rows to draw from, from the first; None, or more than
+        the table has, for all.
 
-    Raises (when it initializes the prompt):
-      InputError: if the population is not positive.
+    Raises:
+      InputError: when it initializes the prompt, if the population is not positive.
+
+    Examples:
+      >>> start = pt.from_sampled_vocabulary(population_size=20)
+      >>> prompt = pt.SoftPrompt(length=5, initializer=start)
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def from_template(
     template: str, fallback: Initializer | Configured[Initializer] | None = None
 ) -> Configured[Initializer]:
-    """The vectors of `{soft:"words"}` are the embeddings of the words' tokens.
+    """Starts the vectors of `{soft:"words"}` in a template at the embeddings of the
+    words.
+
+    Give it the template of the data (`DataSource.template`), which says where the
+    vectors stand among the text.
 
     Args:
-      template: the data's template; see `prompt_tuning.data.text.templates`.
-      fallback: initializer of the vectors without words; uniform if None.
+      template: the template, e.g. `{soft:"Reverse"} {prompt} {soft:2}`; a soft part is
+        a number of vectors, words in double quotes, or both, as in `{soft:5:"words"}`.
+      fallback: where the vectors without words start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if the template cannot be read, or has another number of vectors.
+    Raises:
+      InputError: when it initializes the prompt, if the template cannot be read, or has
+        another number of vectors.
+
+    Examples:
+      >>> template = '{soft:3:"abc"}{prompt}{soft:2}'
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.from_template(template))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
 def from_text(
     text: str, fallback: Initializer | Configured[Initializer] | None = None
 ) -> Configured[Initializer]:
-    """Vector `i` is the embedding of the text's token `i`.
+    """Starts vector `i` at the embedding of the text's token `i`, e.g. of an
+    instruction.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
-      fallback: initializer of the vectors after the text; uniform if None.
+      fallback: where the vectors after the text start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if the text has no tokens.
+    Raises:
+      InputError: when it initializes the prompt, if the text has no tokens.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=8, initializer=pt.from_text("reverse"))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (8, 128)
     """
 
 def normal(deviation: float = 0.02) -> Configured[PrefixInitializer]:
-    """Normally distributed numbers.
+    """Starts a `KeyValuePrefix` at normally distributed numbers.
 
     PEFT uses a deviation of 1, far from the keys and values that a model computes.
 
     Args:
-      deviation: standard deviation.
+      deviation: standard deviation, at least 0.
+
+    Examples:
+      >>> prefix = pt.KeyValuePrefix(length=5, initializer=pt.normal(deviation=0.1))
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> round(float(trained["decoder/prompt/prompt"].std()), 1)
+      0.1
     """
 
 def normal_factors(scale: float = 0.02) -> Configured[Factors]:
-    """Normal factors of standard deviation `scale`, as in PEFT.
+    """Starts the factors of a `FactorizedMultiTaskPrompt` at normal numbers, as PEFT
+    does.
 
-    Their product has the deviation `sqrt(r) * scale**2`. With 0.02 all prompts start
-    near zero, whatever the shared prompt is.
+    Their product has the standard deviation `sqrt(r) * scale**2`: with 0.02 all prompts
+    start near zero, whatever the shared prompt is. Prefer `factors_of_ones` unless you
+    repeat a run of PEFT.
+
+    Args:
+      scale: standard deviation of both factors.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(
+      ...     length=5, tasks=2, factors=pt.normal_factors()
+      ... )
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/rows"].shape
+      (2, 1, 128)
     """
 
 def optax_chain(parts: Sequence[Any]) -> Configured[GradientTransformation]:
-    """Returns transformations one after another; the first receives the gradient.
+    """Applies transformations one after another; the first receives the gradient.
 
     Args:
       parts: the transformations, at least one.
 
     Raises:
       InputError: if a part is not a transformation.
+
+    Examples:
+      >>> clip = pt.optax_transformation("clip_by_global_norm", {"max_norm": 1.0})
+      >>> clipped = pt.optax_chain([clip, pt.adafactor(0.3)])
+      >>> pt.ParameterGroup([".*/prompt/.*"], clipped).parameters["regexes"]
+      ['.*/prompt/.*']
     """
 
 def optax_transformation(
@@ -983,16 +1608,25 @@ def optax_transformation(
     arguments: Mapping[str, float | bool | str | None] | None = None,
     learning_rate: float | Schedule | Configured[Schedule] | None = None,
 ) -> Configured[GradientTransformation]:
-    """Returns the transformation that a public function of optax makes.
+    """Names any transformation of optax, so that a run's config can record it.
+
+    From Python you may also pass optax's own object, `tune(...,
+    optimizer=optax.lion(1e-4))`, but then the command line cannot resume the run.
 
     Args:
-      name: name of the function, such as `lion`, `sgd` or `clip_by_global_norm`.
+      name: name of a public function of optax, such as `lion`, `sgd` or
+        `clip_by_global_norm`.
       arguments: its arguments by name: numbers, texts, true, false or None.
       learning_rate: the argument of this name, a number or a schedule.
 
     Raises:
       InputError: if there is no such function, an argument is missing, unknown or
         refused, or the transformation needs more than gradients and parameters.
+
+    Examples:
+      >>> lion = pt.optax_transformation("lion", {"b1": 0.95}, learning_rate=1e-2)
+      >>> isinstance(lion.build(), optax.GradientTransformation)
+      True
     """
 
 def t5_config(
@@ -1015,7 +1649,9 @@ def t5_config(
     eos_id: int | None = 1,
     decoder_start_id: int = 0,
 ) -> Configured[ModelConfig]:
-    """Returns the config of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+    """The architecture of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+
+    Only for T5X checkpoints, which do not contain it; a Hugging Face folder does.
 
     Args:
       width: `D`.
@@ -1039,24 +1675,44 @@ def t5_config(
 
     Raises:
       InputError: for an unknown version, and for sizes that are out of range.
+
+    Examples:
+      >>> small = pt.t5_config(width=512, feed_forward_width=1024, layers=8, heads=6)
+      >>> small.build().activation
+      'gelu_tanh'
     """
 
 def uniform(scale: float = 0.5) -> Configured[Initializer]:
-    """Uniform on `[0, scale)`.
+    """Starts vectors at uniform numbers from `[0, scale)`: what a prompt does by
+    default.
 
-    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in
-    its published code.
+    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in its
+    published code.
+
+    Args:
+      scale: upper bound, at least 0.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.uniform(scale=0.1))
+      >>> vectors = model.attach(prompt).prompt_vectors()["decoder/prompt"]
+      >>> bool(vectors.min() >= 0 and vectors.max() < 0.1)
+      True
     """
 
 def warmup_constant(peak: float, *, warmup_steps: int = 10) -> Configured[Schedule]:
-    """Linear warm-up to `peak`, then `peak`.
+    """Learning rate that rises linearly to `peak` and stays there.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the warm-up; 0 for none.
+      warmup_steps: number of steps of the rise; 0 for none.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_constant(0.4, warmup_steps=2).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(4))).round(2))
+      [0.2 0.3 0.4 0.4]
     """
 
 def warmup_cosine_decay(
@@ -1066,18 +1722,25 @@ def warmup_cosine_decay(
     warmup_steps: int = 10,
     final_fraction: float = 0.05,
 ) -> Configured[Schedule]:
-    """Linear warm-up to `peak`, then half a cosine down to `final_fraction` of it.
+    """Learning rate that rises linearly to `peak`, then falls like half a cosine.
 
     Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
 
     Args:
       peak: maximum learning rate.
-      steps: number of steps of the whole run.
+      steps: number of steps of the whole run; `tune` fills it in.
       warmup_steps: as in `warmup_linear_decay`.
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_cosine_decay(
+      ...     0.4, steps=6, warmup_steps=2, final_fraction=0.0
+      ... ).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(6))).round(2))
+      [0.2  0.3  0.4  0.34 0.2  0.06]
     """
 
 def warmup_linear_decay(
@@ -1087,29 +1750,42 @@ def warmup_linear_decay(
     warmup_steps: int = 10,
     final_fraction: float = 0.05,
 ) -> Configured[Schedule]:
-    """Linear warm-up to `peak`, then linear decay to `final_fraction` of it.
+    """Learning rate that rises linearly to `peak`, then falls linearly.
 
     Args:
       peak: maximum learning rate.
-      steps: number of steps of the whole run.
-      warmup_steps: number of steps of the warm-up; half of the run, with a warning, if
-        the run has no more steps than this.
+      steps: number of steps of the whole run; `tune` fills it in.
+      warmup_steps: number of steps of the rise; half of the run, with a warning, if the
+        run has no more steps than this.
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_linear_decay(
+      ...     0.4, steps=6, warmup_steps=2, final_fraction=0.0
+      ... ).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(6))).round(2))
+      [0.2 0.3 0.4 0.3 0.2 0.1]
     """
 
 def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> Configured[Schedule]:
-    """Linear warm-up to `peak`, then `peak * sqrt(warmup_steps / step)`.
+    """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
     The schedule with which T5 was trained (Raffel et al. 2020, section 3.1.2), apart
-    from the warm-up, during which T5's rate was constant.
+    from the warm-up, during which T5's rate was constant. It does not need to know how
+    long the run is.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the warm-up, at least 1.
+      warmup_steps: number of steps of the rise, at least 1.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_rsqrt_decay(0.4, warmup_steps=2).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(4))).round(2))
+      [0.2  0.3  0.4  0.33]
     """

@@ -52,11 +52,16 @@ def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
     Args:
       checkpoint: Hugging Face folder, T5X checkpoint, the name of a bundled model such
         as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
-        "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B@main".
+        "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B@main" (extra `hub`).
       settings: further fields of `Pretrained`, such as `parameter_dtype="bfloat16"`.
 
     Raises:
       InputError: if the checkpoint cannot be read.
+
+    Examples:
+      >>> model = pt.load("bundled:skills-decoder")
+      >>> model
+      Model(bundled:skills-decoder: decoder_only, 4 layers, width 128, vocabulary 61)
     """
     parameters = {"checkpoint": str(checkpoint), **settings}
     return Model.open(Configurable("Pretrained")(**parameters), (), 0)
@@ -81,7 +86,8 @@ def tune(
 ) -> TunedModel:
     """Trains prompts or adapters in front of a frozen model.
 
-    A run that was interrupted resumes if the same call names the same directory.
+    A run that was interrupted resumes, to the same bits, if the same call names the
+    same directory. The command line reads that directory too.
 
     Args:
       model: result of `load`, or what `load` takes.
@@ -110,8 +116,23 @@ def tune(
       settings: further fields of `Run` (`save_every=50`, `seed=1`, ...) and of
         `DataSource` (`batch_size=16`, `joiner=" "`, ...).
 
+    Returns:
+      the model with what was trained; `result` has the metrics.
+
     Raises:
       InputError: if an argument or the data cannot be used; nothing is written then.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     steps=2,
+      ...     batch_size=8,
+      ...     progress=False,
+      ... )
+      >>> tuned.result.step
+      2
     """
     if steps is not None and epochs is not None:
         raise InputError(
@@ -196,6 +217,13 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
 
     Raises:
       InputError: if it cannot be read, or the base model is missing or another.
+
+    Examples:
+      >>> tuned.to_peft("adapter", force=True)
+      PosixPath('adapter')
+      >>> again = pt.load_tuned("adapter", base="bundled:skills-decoder")
+      >>> list(again.trained) == list(tuned.trained)
+      True
     """
     path = Path(path)
     if (path / CONFIG_FILE).is_file() and base is None:

@@ -55,10 +55,24 @@ TRAINED = (".*/prompt/.*", ".*/adapters/.*")
 class Model(TextModel):
     """A frozen model, with untrained prompts and adapters if some are attached.
 
+    `load` makes one. Loops of your own call `attach`, `partition` and `batches`; `tune`
+    does all of it for you.
+
     Attributes:
       settings: settings of `Pretrained`.
       run: configuration that data and texts are read by.
       prompted: the opened model: structure, restore plan, prompts.
+
+    Examples:
+      >>> model = pt.load("bundled:skills-decoder")
+      >>> model.predict("upper: abc=", labels=["ABC", "cba"]).label
+      'ABC'
+      >>> sorted(model.evaluate(pairs, batch_size=8))
+      ['accuracy', 'loss']
+      >>> both = model.attach(pt.SoftPrompt(length=5), pt.LoRA(rank=4), seed=1)
+      >>> trained, frozen = both.partition()
+      >>> len(trained)
+      5
     """
 
     def __init__(
@@ -307,10 +321,18 @@ class Model(TextModel):
 
 
 class TunedModel(Model):
-    """A frozen model with trained prompts or adapters.
+    """A frozen model with trained parameters, from `tune` or `load_tuned`.
 
     Attributes:
       result: outcome of training; None for a model that was loaded.
+
+    Examples:
+      >>> {path: array.shape for path, array in tuned.trained.items()}
+      {'decoder/prompt/prompt': (5, 128)}
+      >>> sorted(file.name for file in tuned.to_peft("adapter").iterdir())
+      ['adapter_config.json', 'adapter_model.safetensors']
+      >>> tuned.save("prompt.npy")
+      PosixPath('prompt.npy')
     """
 
     def __init__(

@@ -142,5 +142,5 @@ def test_the_stubs_are_up_to_date(file):
 def test_help_shows_signatures_and_examples():
     shown = pydoc.plain(pydoc.render_doc(pt.SoftPrompt))
     assert "SoftPrompt(*, length: int, initializer: Initializer | " in shown
-    assert "Lester et al. 2021" in shown
+    assert "Lester et al. 2021" in shown and ">>> " in shown
     assert "in module prompt_tuning\n" in shown

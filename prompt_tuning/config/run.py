@@ -35,7 +35,11 @@ else:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A frozen model, a prompt, data, and the settings of training.
+    """All settings of a run: a frozen model, a prompt, data, and how to train.
+
+    `tune` makes one from its arguments, and gin configs make one from files. If you
+    make one yourself, e.g. for `open_run`, its fields take objects, so settings need
+    `.build()`.
 
     Attributes:
       directory: directory for the checkpoints, log and config of the run; empty for a
@@ -48,8 +52,8 @@ class Run:
       decoder_prompting: position and visibility of the decoder's prompt.
       adapters: adapters of projections.
       mesh: number of devices along each axis of the mesh; None for a single device.
-      pipeline: how the stages of the mesh share a step, if it has several;
-        `Pipeline()` if None.
+      pipeline: how the stages of the mesh share a step, if it has several; `Pipeline()`
+        if None.
       groups: parameter groups that are trained, with their optimizers.
       start_from: run directory (its best checkpoint), checkpoint, PEFT folder or prompt
         file whose values replace initial values where paths and shapes agree. A run
@@ -58,8 +62,8 @@ class Run:
         `start_from` too. Schedules start again in any case, because each run counts its
         own steps.
       data: training files; None for a run that is only evaluated.
-      objective: training objective, or any object with the methods `sums` and
-        `divisor` of one; the mean cross-entropy of the tokens if None.
+      objective: training objective, or any object with the methods `sums` and `divisor`
+        of one; the mean cross-entropy of the tokens if None.
       evaluation: measurements during and after training; None for no evaluation.
       steps: optimizer steps of the whole run.
       accumulate: micro-batches of `data.batch_size` rows per step.
@@ -81,13 +85,25 @@ class Run:
         writes; "orbax" lets each process write its own shards while training continues;
         "auto" chooses orbax if trained parameters and optimizer state take 256 MiB
         (`checkpoint_files.LARGE`) or more. All readers of checkpoints read both.
-      early_stopping: consecutive evaluations without an improvement after which the
-        run stops; 0 to take all steps.
+      early_stopping: consecutive evaluations without an improvement after which the run
+        stops; 0 to take all steps.
       early_stopping_metric: metric whose improvement counts, in the forms of
         `keep_best`; None for that of `keep_best`.
       seed: seed of the prompt's initial values, the order of rows, and dropout.
       data_seed: seed of the order of rows; `seed` if None. Members of a sweep with the
         same value share each batch.
+
+    Examples:
+      >>> run = pt.Run(
+      ...     directory="run",
+      ...     model=model.run.model,
+      ...     prompt=pt.SoftPrompt(length=5).build(),
+      ...     groups=[pt.ParameterGroup([".*/prompt/.*"], pt.adafactor()).build()],
+      ...     data=pt.DataSource(files="train.jsonl").build(),
+      ...     steps=2,
+      ... )
+      >>> run.model.checkpoint
+      'bundled:skills-decoder'
     """
 
     directory: str = ""

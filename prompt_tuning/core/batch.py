@@ -53,6 +53,11 @@ class Batch:
         an example; None if each weight is 1, or if each row is an example.
       real_rows: 1 for rows with an example, 0 for rows that only fill the batch, int32
         `[B]`; None if all rows have one.
+
+    Examples:
+      >>> batch = next(model.batches(pairs, batch_size=4))
+      >>> batch.tokens.shape, batch.describe()
+      ((4, 16), '4 x 16')
     """
 
     tokens: Any

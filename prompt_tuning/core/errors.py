@@ -17,6 +17,12 @@ class InputError(ValueError):
     The message states what was found, what was expected, where it came from and what to
     do. The command prints only the message and exits with code 2. The error is raised
     before any step is compiled and before anything is overwritten.
+
+    Examples:
+      >>> pt.SoftPrompt(lenght=5)
+      Traceback (most recent call last):
+      ...
+      prompt_tuning.core.errors.InputError: SoftPrompt has no parameter 'lenght'; ...
     """
 
 

@@ -22,14 +22,19 @@ from prompt_tuning.core.number_ranges import (
 def warmup_constant(
     peak: PositiveNumber, *, warmup_steps: NonnegativeInteger = 10
 ) -> optax.Schedule:
-    """Linear warm-up to `peak`, then `peak`.
+    """Learning rate that rises linearly to `peak` and stays there.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the warm-up; 0 for none.
+      warmup_steps: number of steps of the rise; 0 for none.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_constant(0.4, warmup_steps=2).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(4))).round(2))
+      [0.2 0.3 0.4 0.4]
     """
     return _after_warmup(optax.constant_schedule(peak), peak, warmup_steps)
 
@@ -42,17 +47,24 @@ def warmup_linear_decay(
     warmup_steps: NonnegativeInteger = 10,
     final_fraction: Share = 0.05,
 ) -> optax.Schedule:
-    """Linear warm-up to `peak`, then linear decay to `final_fraction` of it.
+    """Learning rate that rises linearly to `peak`, then falls linearly.
 
     Args:
       peak: maximum learning rate.
-      steps: number of steps of the whole run.
-      warmup_steps: number of steps of the warm-up; half of the run, with a warning, if
-        the run has no more steps than this.
+      steps: number of steps of the whole run; `tune` fills it in.
+      warmup_steps: number of steps of the rise; half of the run, with a warning, if the
+        run has no more steps than this.
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_linear_decay(
+      ...     0.4, steps=6, warmup_steps=2, final_fraction=0.0
+      ... ).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(6))).round(2))
+      [0.2 0.3 0.4 0.3 0.2 0.1]
     """
     warmup_steps = _shortened_warmup(warmup_steps, steps)
     fall = optax.linear_schedule(peak, peak * final_fraction, steps - warmup_steps)
@@ -67,18 +79,25 @@ def warmup_cosine_decay(
     warmup_steps: NonnegativeInteger = 10,
     final_fraction: Share = 0.05,
 ) -> optax.Schedule:
-    """Linear warm-up to `peak`, then half a cosine down to `final_fraction` of it.
+    """Learning rate that rises linearly to `peak`, then falls like half a cosine.
 
     Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
 
     Args:
       peak: maximum learning rate.
-      steps: number of steps of the whole run.
+      steps: number of steps of the whole run; `tune` fills it in.
       warmup_steps: as in `warmup_linear_decay`.
       final_fraction: fraction of `peak` that the step after the last would have.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_cosine_decay(
+      ...     0.4, steps=6, warmup_steps=2, final_fraction=0.0
+      ... ).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(6))).round(2))
+      [0.2  0.3  0.4  0.34 0.2  0.06]
     """
     warmup_steps = _shortened_warmup(warmup_steps, steps)
     fall = optax.cosine_decay_schedule(
@@ -91,17 +110,23 @@ def warmup_cosine_decay(
 def warmup_rsqrt_decay(
     peak: PositiveNumber, *, warmup_steps: PositiveInteger = 10
 ) -> optax.Schedule:
-    """Linear warm-up to `peak`, then `peak * sqrt(warmup_steps / step)`.
+    """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
     The schedule with which T5 was trained (Raffel et al. 2020, section 3.1.2), apart
-    from the warm-up, during which T5's rate was constant.
+    from the warm-up, during which T5's rate was constant. It does not need to know how
+    long the run is.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the warm-up, at least 1.
+      warmup_steps: number of steps of the rise, at least 1.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rate = pt.warmup_rsqrt_decay(0.4, warmup_steps=2).build()
+      >>> print(numpy.array(rate(jax.numpy.arange(4))).round(2))
+      [0.2  0.3  0.4  0.33]
     """
 
     def fall(step):

@@ -333,7 +333,9 @@ def t5_config(
     eos_id: NonnegativeInteger | None = 1,
     decoder_start_id: NonnegativeInteger = 0,
 ) -> ModelConfig:
-    """Returns the config of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+    """The architecture of a T5, version 1.0 (tied, ReLU) or 1.1 (untied, gated GELU).
+
+    Only for T5X checkpoints, which do not contain it; a Hugging Face folder does.
 
     Args:
       width: `D`.
@@ -357,6 +359,11 @@ def t5_config(
 
     Raises:
       InputError: for an unknown version, and for sizes that are out of range.
+
+    Examples:
+      >>> small = pt.t5_config(width=512, feed_forward_width=1024, layers=8, heads=6)
+      >>> small.build().activation
+      'gelu_tanh'
     """
     if version not in ("1.0", "1.1"):
         raise InputError(f"T5 version is {shown(version)}, expected '1.0' or '1.1'")

@@ -21,16 +21,25 @@ def optax_transformation(
     arguments: Mapping[str, Argument] | None = None,
     learning_rate: LearningRate | None = None,
 ) -> optax.GradientTransformation:
-    """Returns the transformation that a public function of optax makes.
+    """Names any transformation of optax, so that a run's config can record it.
+
+    From Python you may also pass optax's own object, `tune(...,
+    optimizer=optax.lion(1e-4))`, but then the command line cannot resume the run.
 
     Args:
-      name: name of the function, such as `lion`, `sgd` or `clip_by_global_norm`.
+      name: name of a public function of optax, such as `lion`, `sgd` or
+        `clip_by_global_norm`.
       arguments: its arguments by name: numbers, texts, true, false or None.
       learning_rate: the argument of this name, a number or a schedule.
 
     Raises:
       InputError: if there is no such function, an argument is missing, unknown or
         refused, or the transformation needs more than gradients and parameters.
+
+    Examples:
+      >>> lion = pt.optax_transformation("lion", {"b1": 0.95}, learning_rate=1e-2)
+      >>> isinstance(lion.build(), optax.GradientTransformation)
+      True
     """
     function = _function(name)
     given: dict[str, Any] = dict(arguments or {})
@@ -56,13 +65,19 @@ def optax_transformation(
 
 
 def optax_chain(parts: Sequence[Any]) -> optax.GradientTransformation:
-    """Returns transformations one after another; the first receives the gradient.
+    """Applies transformations one after another; the first receives the gradient.
 
     Args:
       parts: the transformations, at least one.
 
     Raises:
       InputError: if a part is not a transformation.
+
+    Examples:
+      >>> clip = pt.optax_transformation("clip_by_global_norm", {"max_norm": 1.0})
+      >>> clipped = pt.optax_chain([clip, pt.adafactor(0.3)])
+      >>> pt.ParameterGroup([".*/prompt/.*"], clipped).parameters["regexes"]
+      ['.*/prompt/.*']
     """
     wrong = [part for part in parts if not hasattr(part, "update")]
     if wrong or not parts:

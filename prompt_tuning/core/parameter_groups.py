@@ -43,11 +43,31 @@ def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that one optimizer trains.
+    """Parameters that one optimizer trains; whatever no group names stays frozen.
+
+    `tune` makes the groups of prompts and adapters itself. Give `groups` to use
+    different optimizers for different parts, or to train some of the model's own
+    weights too.
 
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
-      optimizer: transformation that updates the parameters.
+      optimizer: transformation that updates the parameters, e.g. `adamw()`.
+
+    Raises:
+      InputError: if `regexes` is not a list, the optimizer is none, or an expression
+        matches no parameter.
+
+    Examples:
+      >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))
+      >>> norms = pt.ParameterGroup([".*/final_norm/.*"], pt.adamw(1e-4))
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     groups=[prompt, norms],
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
     regexes: Sequence[str]
@@ -173,10 +193,14 @@ def adafactor(
     factored: bool = True,
     min_dim_size_to_factor: PositiveInteger = 128,
 ) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester 2021.
+    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester et al.
+    2021.
+
+    The default of `tune` for prompts. Its steps do not depend on the gradient's scale,
+    which suits vectors whose gradient passes through the whole model.
 
     Args:
-      learning_rate: a number or an optax schedule.
+      learning_rate: a number or a schedule such as `warmup_constant(0.3)`.
       decay_rate: exponent with which second moments decay.
       decay_offset: number of steps that the decay counts as done.
       multiply_by_parameter_scale: whether an update is multiplied by the RMS of its
@@ -188,10 +212,20 @@ def adafactor(
         the learning rate; None for none.
       eps: added to squared gradients.
       factored: whether second moments of matrices are stored by row and column.
-      min_dim_size_to_factor: smallest matrices of which they are.
+      min_dim_size_to_factor: smallest matrices for which they are.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     optimizer=pt.adafactor(0.1, weight_decay_rate=None),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
     return optax.adafactor(
         learning_rate=learning_rate,
@@ -221,15 +255,15 @@ def adamw(
     mu_dtype: StateType | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
-    """AdamW, after clipping the global norm of the gradient if `clip_norm` is set.
+    """AdamW (Loshchilov and Hutter 2019), with clipping of the gradient.
 
-    Loshchilov and Hutter 2019, "Decoupled weight decay regularization".
+    The default of `tune` for LoRA, IA3 and prefixes.
 
     Args:
-      learning_rate: a number or an optax schedule.
+      learning_rate: a number or a schedule such as `warmup_cosine_decay(1e-3)`.
       weight_decay: fraction of the parameter subtracted per step, times the learning
         rate.
-      clip_norm: maximum global norm of the group's gradient.
+      clip_norm: maximum global norm of the group's gradient; None for no clipping.
       b1: decay of the average of gradients.
       b2: decay of the average of squared gradients.
       eps: added to the root of that average.
@@ -239,7 +273,17 @@ def adamw(
       nesterov: whether the momentum is Nesterov's.
 
     Raises:
-      InputError: if a number is out of range, which its type states.
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.LoRA(rank=4),
+      ...     pairs,
+      ...     optimizer=pt.adamw(3e-3, clip_norm=1.0),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
     step = optax.adamw(
         learning_rate,

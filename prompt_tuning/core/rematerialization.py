@@ -37,7 +37,7 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockRange:
-    """Consecutive blocks of a stack with another rematerialization than the rest.
+    """Consecutive blocks with another rematerialization than the rest of their stack.
 
     Attributes:
       start: number of the first block, counted from 0.
@@ -49,6 +49,13 @@ class BlockRange:
 
     Raises:
       InputError: if the fields contradict each other.
+
+    Examples:
+      >>> first_two = pt.BlockRange(start=0, stop=2, policy="nothing")
+      >>> small = pt.load(
+      ...     "bundled:skills-decoder",
+      ...     rematerialization=pt.Rematerialization(ranges=[first_two]),
+      ... )
     """
 
     start: NonnegativeInteger
@@ -77,7 +84,11 @@ class BlockRange:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rematerialization:
-    """Which activations of a stack are saved for the backward pass, and where.
+    """Which activations of the blocks are saved for the backward pass, and where.
+
+    Turn it on when a step runs out of memory; it changes no number. The cheapest first:
+    "dots", then "attention", then "nothing", which runs each block twice; `offload`
+    where even the blocks' inputs do not fit.
 
     Attributes:
       policy: which inner activations are saved, while the others are recomputed: "none"
@@ -99,6 +110,12 @@ class Rematerialization:
 
     Raises:
       InputError: if the fields contradict each other.
+
+    Examples:
+      >>> small = pt.load(
+      ...     "bundled:skills-decoder",
+      ...     rematerialization=pt.Rematerialization(policy="nothing", skip_last=1),
+      ... )
     """
 
     policy: str = "none"

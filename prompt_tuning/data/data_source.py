@@ -36,9 +36,10 @@ WORD_ENDS = ".!?,;)]}\"'\u201d\u2019\u00bb\u2026"
 class DataSource:
     """Data files, how they are read as examples, and how these are batched.
 
-    A data set consists of HDF5 files, whose rows are token ids with optional token
-    types (0 prompt, 1 completion, 2 padding, 3 separator), or of files of text, whose
-    lines are objects with a prompt and a completion, or a conversation.
+    `tune` and others take its fields directly. A data set consists of HDF5 files, whose
+    rows are token ids with optional token types (0 prompt, 1 completion, 2 padding, 3
+    separator), or of files of text, whose lines are objects with a prompt and a
+    completion, or a conversation.
 
     Attributes:
       files: files of one kind: HDF5 (`.hdf5`, `.h5`), `.jsonl`, `.json` (one list),
@@ -49,8 +50,8 @@ class DataSource:
       batch_size: number of rows of a batch, over all devices; must be a multiple of the
         number of devices that the rows are divided among.
       batch_tokens: maximum number of tokens of a batch, padding included. If set, it
-        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size`
-        then applies only to rows that are generated from or ranked.
+        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size` then
+        applies only to rows that are generated from or ranked.
       buckets: maximum number of lengths that rows are padded to. The lengths are chosen
         to minimize padding; each of them is compiled once. None for as many as save
         more time in every pass over the data than a share of their compilation takes.
@@ -117,6 +118,10 @@ class DataSource:
         beginning, so that a completion keeps its end; "truncate_right" to remove their
         end. See `Truncation`.
       maximum_examples: number of examples to use, from the first; None for all.
+
+    Examples:
+      >>> held_out = pt.DataSource(files=pairs[:4], batch_size=4)
+      >>> evaluation = pt.Evaluation(data=held_out, exact_match=True)
     """
 
     files: Sequence[str] | str

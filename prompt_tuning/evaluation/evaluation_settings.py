@@ -15,22 +15,25 @@ PERPLEXITY = "perplexity"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Metrics to compute on held-out data.
+    """Measurements on held-out data, during training and after it.
+
+    `tune(..., evaluation=pairs)` measures loss and accuracy; give an `Evaluation` for
+    more.
 
     Attributes:
-      data: held-out files; columns for a training objective are not read.
+      data: held-out data, in the forms of `tune` or as a `DataSource`; columns for a
+        training objective are not read.
       exact_match: whether to measure the share of completions that greedy decoding
         generates token for token.
       metrics: additional metrics: "squad" (F1 and exact match of normalized words),
         "rouge" and "bleu" of generated completions, and "perplexity".
-      labels: verbalizers. The completion of each example is one of them, and the
-        model's answer is the one that it finds most likely. None for a task without
+      labels: texts of the classes. The completion of each example is one of them, and
+        the model's answer is the one that it finds most likely. None for a task without
         labels.
       length_normalize: whether a label's score is the mean of its tokens'
         log-probabilities instead of the sum.
       calibrate: inputs without content, such as ["N/A"]; the labels are ranked a second
-        time by their probabilities relative to those for these inputs. See
-        `calibration`.
+        time by their probabilities relative to those for these inputs.
       new_tokens: maximum number of generated tokens.
       references_key: jsonl key of the right completions, a text or a list of texts, for
         the metrics of generated text; if None, the completion is the only one.
@@ -43,6 +46,18 @@ class Evaluation:
 
     Raises:
       InputError: if the settings contradict each other or name an unknown metric.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     evaluation=pt.Evaluation(data=pairs[:4], metrics=["perplexity"]),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> sorted(tuned.result.metrics)
+      ['accuracy', 'loss', 'perplexity']
     """
 
     data: DataSource

@@ -31,14 +31,17 @@ CLASS_LOSSES = ("cross_entropy", "hinge")
 
 @dataclasses.dataclass(frozen=True)
 class ClassObjective(Objective):
-    """Loss of an example's class among `C`, each scored by its verbalizer.
+    """Loss of an example's class among `C`, where the model scores the text of each
+    class.
 
-    Each example comes as `C` consecutive rows, one for each class. The loss is averaged
-    over the examples, with the example weights of the data if it has any.
+    Prefer it to `TokenObjective` for classification: it compares the labels with each
+    other instead of with the whole vocabulary. Each example is read as `C` rows, one
+    for each label, so a step costs `C` times as much. The loss is averaged over the
+    examples, with the example weights of the data if it has any.
 
     Attributes:
-      labels: verbalizers of the classes; the completion of each example is one of them.
-      loss: "cross_entropy" of the scores, or "hinge"; see `class_hinge`.
+      labels: texts of the classes; the completion of each example is one of them.
+      loss: "cross_entropy" of the scores, or "hinge".
       hinge: margin of the hinge loss, in nats.
       length_normalize: whether a score is the mean of its tokens' log-probabilities
         (their weighted sum over the sum of the weights) instead of the sum.
@@ -46,6 +49,19 @@ class ClassObjective(Objective):
     Raises:
       InputError: if there are fewer than two labels, two are equal, or another setting
         is out of range.
+
+    Examples:
+      >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     reviews,
+      ...     objective=pt.ClassObjective(labels=["yes", "no"]),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.predict("good: ").label in ("yes", "no")
+      True
     """
 
     labels: Sequence[str]

@@ -27,13 +27,27 @@ from prompt_tuning.losses.output_head import AnyHead
 
 @dataclasses.dataclass(frozen=True)
 class ContextDistillation(ObjectiveConfig):
-    """Trains the model to predict what the frozen model predicts after a text.
+    """Teaches a prompt to stand for a long text: the teacher is the same model, reading
+    it.
 
     The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
-    nats. Positions and weights come from the data, whose tokens both models read.
+    nats. Use it to replace an instruction or a handful of examples that every request
+    would repeat by a few vectors. Positions and weights come from the data, whose
+    tokens both models read, so its completions need not be right.
 
     Attributes:
       context: text that the teacher reads before each row, after the row's BOS.
+
+    Raises:
+      InputError: if the context is empty, or too long for the model together with a
+        row.
+
+    Examples:
+      >>> loss = pt.ContextDistillation(context="upper: ")
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(
+      ...     model, prompt, pairs, objective=loss, steps=2, progress=False
+      ... )
     """
 
     context: str

@@ -30,17 +30,25 @@ from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective
 class OutputGradients(ObjectiveConfig):
     """Adds fixed output gradients of intermediate arrays to the loss of the tokens.
 
-    The loss is `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each
-    array is that of its file over the objective's divisor.
+    For experiments that push a model's activations in a given direction. The loss is
+    `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each array is
+    that of its file over the objective's divisor.
 
     Attributes:
       files: `.npy` file by path of an intermediate array, such as
-        `decoder/layers/3/hidden`; see `core.intermediates`. It has shape `[D]`, for
-        every position, or `[S, D]`, and is the same for every row. Padding has none.
+        `decoder/layers/3/hidden` (or `.../self_attention`, `.../cross_attention`,
+        `.../mlp`). It has shape `[D]`, for every position, or `[S, D]`, and is the same
+        for every row. Padding has none.
       objective: loss of the tokens.
 
     Raises:
-      InputError: if no file is given, or a path is malformed.
+      InputError: if no file is given, or a path or a shape does not fit the model.
+
+    Examples:
+      >>> numpy.save("direction.npy", numpy.ones(model.config.width, "float32"))
+      >>> loss = pt.OutputGradients(files={"decoder/layers/0/hidden": "direction.npy"})
+      >>> loss.build().intermediates
+      ('decoder/layers/0/hidden',)
     """
 
     files: Mapping[str, str]

@@ -23,9 +23,24 @@ class PolicyGradient(Objective):
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, others less likely. The advantages come from the
-    data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
-    weights.
+    than expected become more likely, the others less likely. The advantages come from
+    the data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of
+    the weights.
+
+    Raises:
+      InputError: when the run is opened, if the data have no advantages.
+
+    Examples:
+      >>> rows = [{"prompt": p, "completion": c, "better": 1.0} for p, c in pairs]
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     rows,
+      ...     objective=pt.PolicyGradient(),
+      ...     advantages_key="better",
+      ...     steps=2,
+      ...     progress=False,
+      ... )
     """
 
     columns: ClassVar[tuple[str, ...]] = (ADVANTAGES,)

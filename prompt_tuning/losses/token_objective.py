@@ -30,23 +30,33 @@ from prompt_tuning.losses.output_head import AnyHead
 
 @dataclasses.dataclass(frozen=True)
 class TokenObjective(Objective):
-    """Cross-entropy of each target token, summed with the loss weights of the data.
+    """Cross-entropy of the target tokens: what `tune` minimizes unless told otherwise.
+
+    The losses are summed with the loss weights of the data (by default 1 for completion
+    tokens and 0 for prompt tokens) and divided by `normalizer`.
 
     Attributes:
-      z_loss: weight of `log(Z)**2`; see `token_loss`.
-      label_smoothing: from 0 to below 1; see `token_loss`.
-      normalizer: divisor of the weighted sum, by its T5X name:
-        "num_real_target_tokens" (the sum of the weights), "num_total_target_tokens"
-        (all targets, padding included, except in rows that only fill a batch),
-        "average_per_sequence" (the mean of each sequence, averaged; in packed rows
-        each example is a sequence), a number, or None for the plain sum.
-      soft_cap: bound on the absolute value of each logit, or None; see `token_loss`.
-        It applies to this loss alone: evaluation and generation use the model's own
-        logits.
+      z_loss: weight of `log(Z)**2`, which keeps the logits' normalizer near 1.
+      label_smoothing: share of the target that is spread over the vocabulary, from 0 to
+        below 1.
+      normalizer: divisor of the weighted sum, by its T5X name: "num_real_target_tokens"
+        (the sum of the weights), "num_total_target_tokens" (all targets, padding
+        included, except in rows that only fill a batch), "average_per_sequence" (the
+        mean of each sequence, averaged; in packed rows each example is a sequence), a
+        number, or None for the plain sum.
+      soft_cap: bound on the absolute value of each logit, or None. It applies to this
+        loss alone: evaluation and generation use the model's own logits.
 
     Raises:
       InputError: if a number is out of range, or a normalizer of that name does not
         exist.
+
+    Examples:
+      >>> loss = pt.TokenObjective(label_smoothing=0.1)
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(
+      ...     model, prompt, pairs, objective=loss, steps=2, progress=False
+      ... )
     """
 
     z_loss: NonnegativeNumber = 0.0

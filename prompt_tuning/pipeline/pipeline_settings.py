@@ -23,17 +23,20 @@ LARGE_SHARE = 0.1
 class Pipeline:
     """How the stages of a pipeline (`MeshShape.stage`) share a step.
 
+    The defaults choose a schedule for you; see the page on pipelines for when stages
+    pay.
+
     Attributes:
-      schedule: order of the operations; see `schedules.stage_orders`. "auto" chooses
-        "zb-h1" if the backward pass has two parts, and else "1f1b".
-      microbatches: number of micro-batches into which the rows of a step are divided,
-        a multiple of `Run.accumulate`; `Run.accumulate` if None.
+      schedule: order of the operations: "none", "gpipe", "1f1b", "1f1b-2" or "zb-h1".
+        "auto" chooses "zb-h1" if the backward pass has two parts, and else "1f1b".
+      microbatches: number of micro-batches into which the rows of a step are divided, a
+        multiple of `Run.accumulate`; `Run.accumulate` if None.
       two_stage: whether the weights' gradients are computed apart from the inputs',
         where a stage would otherwise wait. If None, they are where they take more than
         a tenth of the backward pass, which is not so for prompts and small adapters.
-      layers: number of blocks of each stage, an encoder's first; None balances
-        the stages by counted operations, the head included. With `virtual`, of each
-        chunk: the first one of each stage, then the second one of each, and so on.
+      layers: number of blocks of each stage, an encoder's first; None balances the
+        stages by counted operations, the head included. With `virtual`, of each chunk:
+        the first one of each stage, then the second one of each, and so on.
       virtual: chunks of blocks of each stage, `v`. With several, stage `s` of `N` has
         the model's chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as
         Megatron does: a step waits `v` times less, and sends `v` times more.
@@ -42,6 +45,10 @@ class Pipeline:
 
     Raises:
       InputError: if a value cannot be used, or two contradict each other.
+
+    Examples:
+      >>> pt.Pipeline(microbatches=8).build().schedule_for(two_stage=False)
+      '1f1b'
     """
 
     schedule: Literal["auto", "none", "gpipe", "1f1b", "1f1b-2", "zb-h1"] = AUTO

@@ -33,7 +33,10 @@ from prompt_tuning.prompts.initializers import Vocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """Source of a frozen model, and how it is stored and computed.
+    """A frozen model: where it comes from, how it is stored and how it is computed.
+
+    `pt.load(checkpoint, ...)` takes the same fields; use `Pretrained` itself in a
+    `Run`.
 
     Attributes:
       checkpoint: a Hugging Face folder, a T5X checkpoint, the name of a bundled model
@@ -47,9 +50,9 @@ class Pretrained:
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
         "bfloat16", or "int8" for the projections of the blocks and bfloat16 for the
         other parameters.
-      weights: where the weights of the blocks are kept: "device" memory;
-        "pinned_host" memory, from which each block is copied to the device; or
-        "streamed" layer by layer from the files, for models larger than host memory.
+      weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
+        memory, from which each block is copied to the device; or "streamed" layer by
+        layer from the files, for models larger than host memory.
       trained_weights: where the checkpoint's weights are kept that parameter groups
         train: on the "device", or, with streamed weights, on the "host" with their
         gradients and optimizer state, and updated layer by layer.
@@ -68,6 +71,13 @@ class Pretrained:
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
       fallback_to_scratch: whether parameters to which the map assigns None may be
         fresh.
+
+    Raises:
+      InputError: if settings contradict each other.
+
+    Examples:
+      >>> pt.Pretrained(checkpoint="bundled:skills-decoder", compute_dtype="bfloat16")
+      Pretrained(checkpoint='bundled:skills-decoder', compute_dtype='bfloat16')
     """
 
     checkpoint: str

@@ -31,10 +31,20 @@ Factors = Callable[
 
 
 def factors_of_ones(scale: NonnegativeNumber = 0.02) -> Factors:
-    """Factors whose product is 1, so that each task starts at the shared prompt.
+    """Starts each task of a `FactorizedMultiTaskPrompt` at the shared prompt.
 
-    The first rank gives that product. The other ranks have columns of standard
-    deviation `scale` and rows of 0, so that they can diverge.
+    The product of the factors is 1, by the first rank alone. The other ranks start with
+    columns of standard deviation `scale` and rows of 0, so that they can diverge.
+
+    Args:
+      scale: standard deviation of the columns after the first.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(
+      ...     length=5, tasks=2, rank=2, factors=pt.factors_of_ones(scale=0.1)
+      ... )
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/columns"][0, 0, 0].item()
+      1.0
     """
 
     def start(key, sizes):
@@ -47,10 +57,22 @@ def factors_of_ones(scale: NonnegativeNumber = 0.02) -> Factors:
 
 
 def normal_factors(scale: NonnegativeNumber = 0.02) -> Factors:
-    """Normal factors of standard deviation `scale`, as in PEFT.
+    """Starts the factors of a `FactorizedMultiTaskPrompt` at normal numbers, as PEFT
+    does.
 
-    Their product has the deviation `sqrt(r) * scale**2`. With 0.02 all prompts start
-    near zero, whatever the shared prompt is.
+    Their product has the standard deviation `sqrt(r) * scale**2`: with 0.02 all prompts
+    start near zero, whatever the shared prompt is. Prefer `factors_of_ones` unless you
+    repeat a run of PEFT.
+
+    Args:
+      scale: standard deviation of both factors.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(
+      ...     length=5, tasks=2, factors=pt.normal_factors()
+      ... )
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/rows"].shape
+      (2, 1, 128)
     """
 
     def start(key, sizes):
@@ -63,12 +85,35 @@ def normal_factors(scale: NonnegativeNumber = 0.02) -> Factors:
 
 
 class FactorizedMultiTaskPrompt(InputPrompt):
-    """A task's prompt is `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
+    """Prompts of `N` tasks, each `shared * (columns[n] @ rows[n])` (Wang et al. 2023).
+
+    The smallest multi-task prompt (a task has `r * (P + D)` parameters), and the one
+    that PEFT reads, as MULTITASK_PROMPT_TUNING. See `AddMultiTaskPrompt` on how an
+    example chooses its task.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      rank: rank `r` of each task's factors, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      factors: where columns and rows start; `factors_of_ones()` if None.
 
     Attributes:
       shared: `[P, D]`, float32.
       columns: `[N, P, r]`, float32.
       rows: `[N, r, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.FactorizedMultiTaskPrompt(length=5, tasks=2)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/columns (2, 5, 1)
+      decoder/prompt/rows (2, 1, 128)
+      decoder/prompt/shared (5, 128)
     """
 
     form = StoredForm(MULTITASK, LEAVES, {"length": "P", "tasks": "N", "rank": "r"})
@@ -84,20 +129,6 @@ class FactorizedMultiTaskPrompt(InputPrompt):
         initializer: Initializer | None = None,
         factors: Factors | None = None,
     ):
-        """Initializes the vectors and their factors.
-
-        Args:
-          key: random key of the initializers.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          length: number of vectors `P`, at least 1.
-          tasks: number of tasks `N`, at least 1.
-          rank: rank `r` of each task's factors, at least 1.
-          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
-          factors: initializer of columns and rows; `factors_of_ones()` if None.
-
-        Raises:
-          InputError: if a number is below 1, or the initializer fails.
-        """
         check_tasks(tasks)
         if rank < 1:
             raise InputError(f"rank is {rank}, expected at least 1")

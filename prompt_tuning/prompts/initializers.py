@@ -122,10 +122,20 @@ Initializer = Callable[
 
 
 def uniform(scale: NonnegativeNumber = 0.5) -> Initializer:
-    """Uniform on `[0, scale)`.
+    """Starts vectors at uniform numbers from `[0, scale)`: what a prompt does by
+    default.
 
-    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in
-    its published code.
+    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in its
+    published code.
+
+    Args:
+      scale: upper bound, at least 0.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.uniform(scale=0.1))
+      >>> vectors = model.attach(prompt).prompt_vectors()["decoder/prompt"]
+      >>> bool(vectors.min() >= 0 and vectors.max() < 0.1)
+      True
     """
 
     def initialize(key, shape, vocabulary):
@@ -150,10 +160,21 @@ def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initial
 
 
 def from_file(path: str | Path) -> Initializer:
-    """The vectors in a file: NumPy, a run's checkpoint, or a PEFT adapter folder.
+    """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
 
-    Raises (when it initializes the prompt):
-      InputError: if the file cannot be read or its shape is not the prompt's.
+    Args:
+      path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
+        D]`.
+
+    Raises:
+      InputError: when it initializes the prompt, if the file cannot be read or its
+        shape is not the prompt's.
+
+    Examples:
+      >>> numpy.save("prompt.npy", numpy.ones((5, 128), "float32"))
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.from_file("prompt.npy"))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].mean().item()
+      1.0
     """
 
     def initialize(key, shape, vocabulary):
@@ -176,17 +197,24 @@ def _check_shape(array, shape: tuple[int, int], origin: str) -> Array:
 def from_sampled_vocabulary(
     population_size: PositiveInteger | None = 5000,
 ) -> Initializer:
-    """Rows drawn from the first `population_size` rows of the embedding table.
+    """Starts at the embeddings of random tokens: Lester et al.'s "sampled vocabulary".
 
-    Rows are drawn without replacement, unless the prompt is longer than the population
-    (with a warning).
+    The first rows of most vocabularies are the most frequent tokens. Rows are drawn
+    without replacement, unless the prompt is longer than the population (with a
+    warning).
 
     Args:
-      population_size: number of rows to draw from, which are the most frequent tokens
-        in most vocabularies; None, or more than the table has, for all.
+      population_size: number of rows to draw from, from the first; None, or more than
+        the table has, for all.
 
-    Raises (when it initializes the prompt):
-      InputError: if the population is not positive.
+    Raises:
+      InputError: when it initializes the prompt, if the population is not positive.
+
+    Examples:
+      >>> start = pt.from_sampled_vocabulary(population_size=20)
+      >>> prompt = pt.SoftPrompt(length=5, initializer=start)
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     def initialize(key, shape, vocabulary):
@@ -210,15 +238,21 @@ def from_sampled_vocabulary(
 def from_class_labels(
     labels: Sequence[str], fallback: Initializer | None = None
 ) -> Initializer:
-    """Vector `i` is the mean embedding of label `i`; the rest comes from `fallback`.
+    """Starts vector `i` at the mean embedding of label `i`: best for classification.
 
     Args:
-      labels: the verbalizers; those beyond the prompt's length are dropped, with a
-        warning.
-      fallback: initializer of the other vectors; uniform if None.
+      labels: the texts of the classes; those beyond the prompt's length are dropped,
+        with a warning.
+      fallback: where the other vectors start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if a label has no tokens.
+    Raises:
+      InputError: when it initializes the prompt, if a label has no tokens.
+
+    Examples:
+      >>> start = pt.from_class_labels(["yes", "no"], pt.from_sampled_vocabulary())
+      >>> prompt = pt.SoftPrompt(length=5, initializer=start)
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     def initialize(key, shape, vocabulary):
@@ -230,14 +264,20 @@ def from_class_labels(
 
 
 def from_text(text: str, fallback: Initializer | None = None) -> Initializer:
-    """Vector `i` is the embedding of the text's token `i`.
+    """Starts vector `i` at the embedding of the text's token `i`, e.g. of an
+    instruction.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
-      fallback: initializer of the vectors after the text; uniform if None.
+      fallback: where the vectors after the text start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if the text has no tokens.
+    Raises:
+      InputError: when it initializes the prompt, if the text has no tokens.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=8, initializer=pt.from_text("reverse"))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (8, 128)
     """
 
     def initialize(key, shape, vocabulary):
@@ -264,14 +304,26 @@ def _fill(vectors, key, shape, vocabulary, fallback) -> Array:
 
 
 def from_template(template: str, fallback: Initializer | None = None) -> Initializer:
-    """The vectors of `{soft:"words"}` are the embeddings of the words' tokens.
+    """Starts the vectors of `{soft:"words"}` in a template at the embeddings of the
+    words.
+
+    Give it the template of the data (`DataSource.template`), which says where the
+    vectors stand among the text.
 
     Args:
-      template: the data's template; see `prompt_tuning.data.text.templates`.
-      fallback: initializer of the vectors without words; uniform if None.
+      template: the template, e.g. `{soft:"Reverse"} {prompt} {soft:2}`; a soft part is
+        a number of vectors, words in double quotes, or both, as in `{soft:5:"words"}`.
+      fallback: where the vectors without words start; uniform if None.
 
-    Raises (when it initializes the prompt):
-      InputError: if the template cannot be read, or has another number of vectors.
+    Raises:
+      InputError: when it initializes the prompt, if the template cannot be read, or has
+        another number of vectors.
+
+    Examples:
+      >>> template = '{soft:3:"abc"}{prompt}{soft:2}'
+      >>> prompt = pt.SoftPrompt(length=5, initializer=pt.from_template(template))
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     def initialize(key, shape, vocabulary):

@@ -21,17 +21,38 @@ PROMPT_AXES = ("prompt", "prompt_embed")
 
 
 class InstancePrompt(InputDependentPrompt):
-    """Trained vectors plus a network's output for the mean embedding of the text.
+    """Trained vectors plus what a network makes of the example's own text.
 
-    The network has one narrow hidden layer: `up(relu(down(mean)))` (Wu et al. 2022,
-    "IDPG: An Instance-Dependent Prompt Generation Method", section 3.2). Its output is
-    initially zero, so that the prompt starts as a soft prompt.
+    The network `up(relu(down(mean)))` reads the mean embedding of the given tokens and
+    has one narrow hidden layer (Wu et al. 2022, "IDPG", section 3.2). Its output is
+    initially zero, so the prompt starts as a soft prompt. Prefer it where inputs need
+    to be treated differently. It runs once per example instead of once per batch, which
+    costs time, and no PEFT form holds it.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      hidden_width: width `W` of the hidden layer, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
 
     Attributes:
       prompt: vectors that all examples share, `[P, D]`, float32.
       down: `[D, W]`, float32.
       down_bias: `[W]`, float32.
       up: `[W, P, D]`, float32.
+
+    Raises:
+      InputError: if the length or the hidden width is below 1, or the initializer
+        fails.
+
+    Examples:
+      >>> prompt = pt.InstancePrompt(length=5, hidden_width=4)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/down (128, 4)
+      decoder/prompt/down_bias (4,)
+      decoder/prompt/prompt (5, 128)
+      decoder/prompt/up (4, 5, 128)
     """
 
     form = StoredForm(
@@ -49,19 +70,6 @@ class InstancePrompt(InputDependentPrompt):
         hidden_width: AxisLength = 16,
         initializer: Initializer | None = None,
     ):
-        """Initializes the vectors and the network.
-
-        Args:
-          key: random key of both.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          length: number of vectors `P`, at least 1.
-          hidden_width: width `W` of the hidden layer.
-          initializer: `f(key, (P, D), vocabulary)`; uniform on `[0, 0.5)` if None.
-
-        Raises:
-          InputError: if the length or the hidden width is below 1, or the initializer
-            fails.
-        """
         if hidden_width < 1:
             raise InputError(f"hidden_width is {hidden_width}, expected at least 1")
         initial = initial_vectors(key, vocabulary, length, initializer)
@@ -93,16 +101,33 @@ class InstancePrompt(InputDependentPrompt):
 
 
 class PromptPool(InputDependentPrompt):
-    """A mixture of `K` prompts, weighted by attention of the text over their keys.
+    """A mixture of `K` prompts, weighted by how well the example's text matches their
+    keys.
 
     Each prompt has a trained key, as in L2P (Wang et al. 2022, "Learning to Prompt for
     Continual Learning", section 4.1), which picks the prompts with the nearest keys.
     Here the weights are a softmax over all keys, so that no second loss is needed to
-    train them (Asai et al. 2022, "ATTEMPT", section 3.2).
+    train them (Asai et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task
+    prompt if nobody can name the task of an example.
+
+    Args:
+      length: number of vectors `P` of each prompt, at least 1.
+      size: number of prompts `K`, at least 2.
+      initializer: where each prompt starts; uniform on `[0, 0.5)` if None.
 
     Attributes:
       prompts: `[K, P, D]`, float32.
       keys: `[K, D]`, float32.
+
+    Raises:
+      InputError: if the length is below 1, the size below 2, or the initializer fails.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.PromptPool(length=5, size=3)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/keys (3, 128)
+      decoder/prompt/prompts (3, 5, 128)
     """
 
     form = StoredForm(
@@ -118,20 +143,6 @@ class PromptPool(InputDependentPrompt):
         size: PoolSize = 4,
         initializer: Initializer | None = None,
     ):
-        """Initializes the prompts and their keys.
-
-        Args:
-          key: random key of both.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          length: number of vectors `P` of each prompt, at least 1.
-          size: number of prompts `K`.
-          initializer: `f(key, (P, D), vocabulary)` of each prompt; uniform on
-            `[0, 0.5)` if None.
-
-        Raises:
-          InputError: if the length is below 1, the size below 2, or the initializer
-            fails.
-        """
         if size < 2:
             raise InputError(f"size of the prompt pool is {size}, expected at least 2")
         prompts = [

@@ -90,11 +90,34 @@ class MultiTaskPrompt(InputPrompt):
 
 
 class AddMultiTaskPrompt(MultiTaskPrompt):
-    """A task's prompt is `shared + task[n]`.
+    """Prompts of `N` tasks, each the sum of shared vectors and its own: `shared +
+    task[n]`.
+
+    Prefer a multi-task prompt to `N` runs if the tasks resemble each other: each learns
+    from the others' examples through `shared`. The data choose the task of each
+    example, by `DataSource.prompt_id_key`; texts choose it by `prompt_id`.
+
+    Args:
+      length: number of vectors `P` of each task's prompt, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P, D]`, float32.
       task: `[N, P, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.AddMultiTaskPrompt(length=5, tasks=2)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 128)
+      decoder/prompt/task (2, 5, 128)
     """
 
     def __init__(
@@ -107,10 +130,6 @@ class AddMultiTaskPrompt(MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Initializes `length` shared vectors and as many of each task.
-
-        Arguments and errors are described in `MultiTaskPrompt`.
-        """
         super().__init__(
             key,
             vocabulary,
@@ -128,11 +147,31 @@ class AddMultiTaskPrompt(MultiTaskPrompt):
 
 
 class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
-    """A task's prompt is the shared vectors followed by the task's vectors.
+    """Prompts of `N` tasks: shared vectors, followed by the task's own.
+
+    The shared vectors and those of a task stay apart, in different
+    positions, so that the shared vectors can be reused as a prompt. See
+    `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of shared vectors, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      task_length: number of each task's vectors after them; `length` if None.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P - task_length, D]`, float32.
       task: `[N, task_length, D]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.ConcatTimeMultiTaskPrompt(length=4, tasks=2, task_length=1)
+      >>> model.attach(prompt).partition()[0]["decoder/prompt/task"].shape
+      (2, 1, 128)
     """
 
     def __init__(
@@ -146,11 +185,6 @@ class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Initializes `length` shared vectors and `task_length` of each task.
-
-        `task_length` is `length` if None. The other arguments and errors are described
-        in `MultiTaskPrompt`.
-        """
         task_length = length if task_length is None else task_length
         super().__init__(
             key,
@@ -174,11 +208,38 @@ class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
 
 
 class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
-    """The first features of each vector are shared, the others belong to the task.
+    """Prompts of `N` tasks: each vector's first features are shared, the rest the
+    task's.
+
+    See `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of vectors `P` of each task's prompt, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      shared_features: number of features that all tasks share.
+      task_features: number of each task's features; both add up to the model's width
+        `D`.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: where each task's vectors start, as if they were a prompt;
+        uniform on `[0, 0.5)` if None.
 
     Attributes:
       shared: `[P, shared_features]`, float32.
       task: `[N, P, task_features]`, float32.
+
+    Raises:
+      InputError: if a number is below 1, the features do not add up to `D`, or an
+        initializer fails.
+
+    Examples:
+      >>> prompt = pt.ConcatFeaturesMultiTaskPrompt(
+      ...     length=5, tasks=2, shared_features=100, task_features=28
+      ... )
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 100)
+      decoder/prompt/task (2, 5, 28)
     """
 
     def __init__(
@@ -193,14 +254,6 @@ class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Initializes the shared features and the features of each task.
-
-        The number of shared features and that of the task's add up to `D`. The other
-        arguments and errors are described in `MultiTaskPrompt`.
-
-        Raises:
-          InputError: if the features do not add up to `D`.
-        """
         if (
             min(shared_features, task_features) < 1
             or shared_features + task_features != vocabulary.width
@@ -226,11 +279,34 @@ class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
 
 
 class ProjectMultiTaskPrompt(MultiTaskPrompt):
-    """A task's prompt is an affine map of the shared vectors: `K shared[p] + bias`.
+    """Prompts of `N` tasks, each an affine map of shared vectors.
+
+    The map is `K[n] @ shared[p] + bias[n]`. The most expressive of the multi-task
+    prompts and by far the largest: a task has `D * H + D` parameters. See
+    `AddMultiTaskPrompt` on how an example chooses its task.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      tasks: number of tasks `N`, at least 1.
+      shared_features: width `H` of the shared vectors; `D` if None.
+      initializer: where the shared vectors start; uniform on `[0, 0.5)` if None.
+      task_initializer: initializer of all maps, of the shape `(N, D * H + D)`; if None,
+        normal kernels that keep a vector's length, and biases of 0.
 
     Attributes:
-      shared: `[P, H]`, float32, with `H` shared features.
+      shared: `[P, H]`, float32.
       task: `[N, D * H + D]`, float32: flattened kernel `[D, H]`, then bias `[D]`.
+
+    Raises:
+      InputError: if a number is below 1, or an initializer fails.
+
+    Examples:
+      >>> prompt = pt.ProjectMultiTaskPrompt(length=5, tasks=2, shared_features=8)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/prompt/shared (5, 8)
+      decoder/prompt/task (2, 1152)
     """
 
     def __init__(
@@ -244,21 +320,6 @@ class ProjectMultiTaskPrompt(MultiTaskPrompt):
         initializer: Initializer | None = None,
         task_initializer: Initializer | None = None,
     ):
-        """Initializes the shared vectors and the maps.
-
-        Args:
-          key: random key of the initializers.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          length: number of vectors `P`, at least 1.
-          tasks: number of tasks `N`, at least 1.
-          shared_features: width `H` of the shared vectors; `D` if None.
-          initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: initializer of the maps, with the shape `(N, D * H + D)`; if
-            None, normal kernels that preserve a vector's length, and biases of 0.
-
-        Raises:
-          InputError: if a number is below 1, or an initializer fails.
-        """
         features = vocabulary.width if shared_features is None else shared_features
         if features < 1:
             raise InputError(f"shared_features is {features}, expected at least 1")

@@ -36,11 +36,26 @@ PrefixInitializer = Callable[
 class KeyValuePrefix(PromptModule):
     """Trained keys and values of `P` positions before every row, in every block.
 
-    Keys are stored as attention reads them, after any rotation, as in PEFT. Text starts
-    at position `P`.
+    Prefix tuning (Li and Liang 2021). No vector runs through the model, so a prefix
+    only costs attention: the cheapest method per step that acts in every block. PEFT
+    reads it as PREFIX_TUNING. Keys are stored as attention reads them, after any
+    rotation; text starts at position `P`.
+
+    Args:
+      length: number of positions `P`, at least 1.
+      initializer: where keys and values start; `normal()` if None.
 
     Attributes:
-      prompt: keys and values, `[L, 2, P, G, K]`, float32.
+      prompt: keys and values, `[L, 2, P, G, K]`, float32, for `G` key/value heads of
+        width `K`.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer returns another shape.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.KeyValuePrefix(length=5)).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 5, 4, 32)
     """
 
     attachment = Attachment.KEYS_AND_VALUES
@@ -54,18 +69,6 @@ class KeyValuePrefix(PromptModule):
         length: AxisLength,
         initializer: PrefixInitializer | None = None,
     ):
-        """Initializes the keys and values.
-
-        Args:
-          key: random key of the initializer.
-          vocabulary: vocabulary of the frozen model; gives the shape of its blocks.
-          length: number of positions `P`, at least 1.
-          initializer: `f(key, (L, 2, P, G, K), vocabulary)`; `normal()` if None.
-
-        Raises:
-          InputError: if the length is below 1, or the initializer returns another
-            shape.
-        """
         shape = prefix_shape(vocabulary.stack_for(type(self).__name__), length)
         initial = (initializer or normal())(key, shape, vocabulary)
         if initial.shape != shape:
@@ -91,14 +94,29 @@ class KeyValuePrefix(PromptModule):
 
 
 class ProjectedKeyValuePrefix(KeyValuePrefix):
-    """A prefix computed by `Linear(tanh(Linear(embedding)))` (Li and Liang 2021, 4.3).
+    """A prefix that a small network computes (Li and Liang 2021, section 4.3).
 
-    PEFT's `prefix_projection`. On export it is evaluated into plain keys and values.
+    The network is `Linear(tanh(Linear(embedding)))`. Li and Liang find the plain prefix
+    unstable to train; the projection (PEFT's `prefix_projection`) helps and is only
+    there in training: what is exported are plain keys and values.
+
+    Args:
+      length: number of positions `P`, at least 1.
+      hidden: width between the two layers; the model's `D` if None.
 
     Attributes:
       embedding: `[P, D]`.
       inner: linear layer `[D, hidden]`.
       outer: linear layer `[hidden, L * 2 * G * K]`.
+
+    Raises:
+      InputError: if the length is below 1.
+
+    Examples:
+      >>> prompt = pt.ProjectedKeyValuePrefix(length=5, hidden=16)
+      >>> trained, _ = model.attach(prompt).partition()
+      >>> trained["decoder/prompt/embedding"].shape
+      (5, 128)
     """
 
     def __init__(
@@ -109,17 +127,6 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
         length: AxisLength,
         hidden: AxisLength | None = None,
     ):
-        """Initializes the projection.
-
-        Args:
-          key: random key.
-          vocabulary: vocabulary of the frozen model; gives the shape of its blocks.
-          length: number of positions `P`, at least 1.
-          hidden: width between the two layers; the model's if None.
-
-        Raises:
-          InputError: if the length is below 1.
-        """
         stack = vocabulary.stack_for(type(self).__name__)
         self.shape = prefix_shape(stack, length)
         width = vocabulary.width
@@ -162,12 +169,18 @@ def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, in
 
 
 def normal(deviation: NonnegativeNumber = 0.02) -> PrefixInitializer:
-    """Normally distributed numbers.
+    """Starts a `KeyValuePrefix` at normally distributed numbers.
 
     PEFT uses a deviation of 1, far from the keys and values that a model computes.
 
     Args:
-      deviation: standard deviation.
+      deviation: standard deviation, at least 0.
+
+    Examples:
+      >>> prefix = pt.KeyValuePrefix(length=5, initializer=pt.normal(deviation=0.1))
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> round(float(trained["decoder/prompt/prompt"].std()), 1)
+      0.1
     """
 
     def initialize(key, shape, vocabulary):

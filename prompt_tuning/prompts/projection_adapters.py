@@ -241,13 +241,33 @@ class AdapterSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA(AdapterSpec):
-    """Low-rank adaptation. Initially it changes nothing.
+    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
+    2022).
+
+    The usual choice on small models and where a prompt does not reach the loss that you
+    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
+    that the result costs nothing at inference. It starts as the identity, since `b` is
+    0.
 
     Attributes:
+      regexes: expressions that match the whole paths of the projections to adapt, such
+        as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
       rank: rank `r` of the product.
-      alpha: the product is multiplied by `alpha / r`.
+      alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
-        (Kalajdzievski 2023).
+        (Kalajdzievski 2023), which keeps high ranks trainable.
+
+    Raises:
+      InputError: if a number is out of range, or an expression matches no projection.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.LoRA(rank=4)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/layers/self_attention/query/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/query/adapters/lora/b (4, 4, 128)
+      decoder/layers/self_attention/value/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/value/adapters/lora/b (4, 4, 128)
     """
 
     regexes: Sequence[str] = (r".*/(query|value)",)
@@ -317,10 +337,25 @@ class LoRA(AdapterSpec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IA3(AdapterSpec):
-    """Trained scales of keys, values and the feed-forward layer's inner values.
+    """Trained scales of keys, values and feed-forward values (Liu et al. 2022).
 
-    The input of `mlp/down` is scaled, also of a shared expert, and the output of any
-    other projection.
+    The smallest adapter: one number per column that it scales. It can be merged into
+    the weights, like `LoRA`. The input of `mlp/down` is scaled, also of a shared
+    expert, and the output of any other projection. All scales start at 1.
+
+    Attributes:
+      regexes: expressions that match the whole paths of the projections to adapt.
+
+    Raises:
+      InputError: if an expression matches no projection.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.IA3()).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/layers/mlp/down/adapters/ia3/scale (4, 344)
+      decoder/layers/self_attention/key/adapters/ia3/scale (4, 128)
+      decoder/layers/self_attention/value/adapters/ia3/scale (4, 128)
     """
 
     name: ClassVar[str] = "ia3"

@@ -12,21 +12,39 @@ from prompt_tuning.prompts.placement import PLACEMENTS, TEMPLATE
 
 @dataclasses.dataclass(frozen=True)
 class Prompting:
-    """Position, visibility and execution of a prompt at the input.
+    """Where a prompt stands in the row, what it sees, and how it is computed.
+
+    The defaults suit most runs: before the text, and computed once for the whole batch
+    wherever that gives the same numbers.
 
     Attributes:
       placement: position in the row: "prefix", "after_bos", "suffix" (before the EOS of
-        an encoder's row), "suffix_after_eos", or "template" if the data sets it.
+        an encoder's row), "suffix_after_eos", or "template" if the data sets it
+        (`DataSource.template`).
       prefix_attention: whether, in a decoder-only model, the prompt and the row's given
         tokens see each other in both directions, as in a prefix language model.
       visibility: what the prompt sees where attention is bidirectional (encoders,
         `prefix_attention`): some of "prompt->prompt", "prompt->prompt;causal" and
-        "prompt->input"; the whole row if None. Text sees the prompt in any case. A
-        prompt that comes first and sees no text runs once for the batch.
-      execution: "shared", "joined", or "auto", which is shared wherever that gives the
-        same results.
+        "prompt->input"; the whole row if None. Text sees the prompt in any case.
+      execution: "shared" (once for the batch; the prompt must come first and see no
+        text), "joined" (in each row), or "auto", which is shared wherever possible.
       beyond_window: whether layers with a window keep the prompt or prefix in sight of
-        every token; if not, they leave the window like any token, as in PEFT.
+        every token; if not, it leaves the window like any token, as in PEFT.
+
+    Raises:
+      InputError: if a value is unknown, or settings contradict each other or the model.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     prompting=pt.Prompting(placement="after_bos"),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.run.prompting.placement
+      'after_bos'
     """
 
     placement: str = "prefix"

@@ -20,14 +20,29 @@ NORM_EPSILON = 1e-5
 
 
 class MLPPrompt(WrappedPrompt):
-    """Two hidden layers over each vector (Liu et al. 2021, "GPT Understands, Too").
+    """Passes another prompt's vectors through two hidden layers (P-tuning).
 
-    Computes `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The
-    initial vectors are the network's output, not the inner prompt's vectors.
+    Liu et al. 2021, "GPT Understands, Too". Computes
+    `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The network only
+    helps training, e.g. where a plain soft prompt stays at a high loss: the result is
+    exported as plain vectors. They start at the network's output and not at the inner
+    prompt's vectors, so an initializer of the inner prompt has little effect.
+
+    Args:
+      inner: the prompt whose vectors are the network's input, e.g.
+        `SoftPrompt(length=5)`.
+      hidden_width: width `W` of the hidden layers; the model's `D` if None.
 
     Attributes:
-      inner: the prompt whose vectors are the network's input.
       hidden, middle, output: linear layers `[D, W]`, `[W, W]` and `[W, D]`.
+
+    Raises:
+      InputError: if the hidden width is below 1, or the inner prompt cannot be built.
+
+    Examples:
+      >>> attached = model.attach(pt.MLPPrompt(inner=pt.SoftPrompt(length=5)))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     def __init__(
@@ -38,18 +53,6 @@ class MLPPrompt(WrappedPrompt):
         inner: InputPromptFactory,
         hidden_width: AxisLength | None = None,
     ):
-        """Initializes the vectors and the network.
-
-        Args:
-          key: random key of both.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          inner: factory of the inner prompt, such as a `SoftPrompt`.
-          hidden_width: width `W` of the hidden layers; `D` if None.
-
-        Raises:
-          InputError: if the hidden width is below 1, or the inner prompt cannot be
-            built.
-        """
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
         sizes = {
@@ -76,12 +79,35 @@ class MLPPrompt(WrappedPrompt):
 
 
 class ResidualPrompt(WrappedPrompt):
-    """`x + norm(up(relu(down(x))))` over each vector (Razdaibiedina et al. 2023).
+    """Adds a small network's output to another prompt's vectors (Razdaibiedina et al.
+    2023).
+
+    Computes `x + norm(up(relu(down(x))))` of each vector `x`. Like `MLPPrompt` it only
+    helps training and is exported as plain vectors, but it starts near the inner prompt
+    if `norm_scale` is small, so that an initializer keeps its effect.
+
+    Args:
+      inner: the prompt whose vectors are changed, e.g. `SoftPrompt(length=5)`.
+      hidden_width: width `W` between the two layers; the model's `D` if None.
+      norm_scale: initial scale of the norm. With 1, as published, the network's output
+        has unit variance, which drowns vectors that start at small token embeddings;
+        with 0 the prompt starts at the inner one.
 
     Attributes:
-      inner: the prompt whose vectors are the network's input.
       down, up: linear layers `[D, W]` and `[W, D]`.
-      scale, bias: `[D]`, parameters of the layer norm after them.
+      scale, bias: `[D]`, parameters of the norm.
+
+    Raises:
+      InputError: if the hidden width is below 1, or the inner prompt cannot be built.
+
+    Examples:
+      >>> prompt = pt.ResidualPrompt(
+      ...     inner=pt.SoftPrompt(length=5, initializer=pt.from_text("tail")),
+      ...     hidden_width=16,
+      ...     norm_scale=0.0,
+      ... )
+      >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     def __init__(
@@ -93,21 +119,6 @@ class ResidualPrompt(WrappedPrompt):
         hidden_width: AxisLength | None = None,
         norm_scale: AnyNumber = 1.0,
     ):
-        """Initializes the vectors and the network.
-
-        Args:
-          key: random key of both.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          inner: factory of the inner prompt, such as a `SoftPrompt`.
-          hidden_width: width `W` between the layers; `D` if None.
-          norm_scale: initial scale of the norm. With 1, as published, the network's
-            output has unit variance, which drowns an inner prompt that starts at small
-            token embeddings; with 0 the prompt starts at the inner one.
-
-        Raises:
-          InputError: if the hidden width is below 1, or the inner prompt cannot be
-            built.
-        """
         super().__init__(key, vocabulary, inner)
         width, hidden = vocabulary.width, _width(hidden_width, vocabulary.width)
         self.down = Linear(

@@ -17,10 +17,30 @@ from prompt_tuning.prompts.prompt_module import (
 
 
 class SoftPrompt(InputPrompt):
-    """`P` trained vectors, shared by all examples (Lester et al. 2021, section 2).
+    """Trained vectors among the input: prompt tuning (Lester et al. 2021, section 2).
+
+    All examples share the `P` vectors. Start here: a few kilobytes are trained, any
+    number of such prompts can be served over one model, and PEFT reads the result.
+    Lester et al. find it as good as full tuning from about ten billion parameters on;
+    on smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower
+    loss.
+
+    Args:
+      length: number of vectors `P`, at least 1; 5 to 100 are common.
+      initializer: where the vectors start, e.g. `from_text("Reverse the word:")`;
+        uniform on `[0, 0.5)` if None. Embeddings of words usually train faster.
 
     Attributes:
       prompt: the vectors, `[P, D]`, in float32 whatever the model computes in.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.SoftPrompt(length=5)
+      >>> tuned = pt.tune(model, prompt, pairs, steps=2, progress=False)
+      >>> tuned.prompt_vectors()["decoder/prompt"].shape
+      (5, 128)
     """
 
     form = StoredForm(PROMPT, {"prompt": "P D"})
@@ -33,17 +53,6 @@ class SoftPrompt(InputPrompt):
         length: AxisLength,
         initializer: Initializer | None = None,
     ):
-        """Initializes the vectors.
-
-        Args:
-          key: random key of the initializer.
-          vocabulary: vocabulary of the frozen model; gives the width `D`.
-          length: number of vectors `P`, at least 1.
-          initializer: `f(key, (P, D), vocabulary)`; uniform on `[0, 0.5)` if None.
-
-        Raises:
-          InputError: if the length is below 1, or the initializer fails.
-        """
         initial = initial_vectors(key, vocabulary, length, initializer)
         self.prompt = nnx.Param(initial, axes=("prompt", "prompt_embed"))
 
@@ -116,7 +125,28 @@ class StackedPrompts(InputPrompt):
 
 
 class InferenceOnlyPrompt(InputPrompt):
-    """A constant prompt without parameters: nothing is restored or trained."""
+    """A constant prompt without parameters: nothing of it is restored or trained.
+
+    Use it to run a model behind vectors that are already there, e.g. one of the prompts
+    that google-research/prompt-tuning released. Generation and evaluation take it;
+    `tune` refuses it, as there would be nothing to train.
+
+    Args:
+      length: number of vectors `P`, at least 1.
+      initializer: the vectors, e.g. `from_file("prompt.npy")`; uniform on `[0, 0.5)` if
+        None.
+
+    Raises:
+      InputError: if the length is below 1, or the initializer fails.
+
+    Examples:
+      >>> prompt = pt.InferenceOnlyPrompt(length=4, initializer=pt.from_text("tail"))
+      >>> attached = model.attach(prompt)
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (4, 128)
+      >>> attached.partition()[0]  # nothing to train
+      {}
+    """
 
     def __init__(
         self,
@@ -126,7 +156,6 @@ class InferenceOnlyPrompt(InputPrompt):
         length: AxisLength,
         initializer: Initializer | None = None,
     ):
-        """Computes the vectors; arguments and errors as for `SoftPrompt`."""
         self._constant = Constant(
             np.asarray(initial_vectors(key, vocabulary, length, initializer))
         )

@@ -12,14 +12,29 @@ from prompt_tuning.prompts.soft import SoftPrompt
 
 
 class WaywardPrompt(SoftPrompt):
-    """Vectors that start at a text's embeddings, with a penalty on their distance.
+    """Vectors that start at a text's embeddings, with a penalty on leaving them.
 
     The loss gains `gamma * sum_p |prompt[p] - discrete[p]|^2 / P` (Khashabi et al.
-    2022, "Prompt Waywardness").
+    2022, "Prompt Waywardness"). Use it to see how far a readable prompt can be
+    improved, or to keep one readable: `prompt-tuning inspect` shows the nearest tokens
+    of each vector.
+
+    Args:
+      text: the discrete prompt, with one vector for each of its tokens.
+      gamma: weight of the squared distance, at least 0.
+      initializer: where the vectors start, if not at the text.
 
     Attributes:
       prompt: the vectors, `[P, D]`, float32; `P` is the number of the text's tokens.
-      gamma: weight of the distance.
+
+    Raises:
+      InputError: if gamma is negative, the text has no tokens, or the model has no
+        tokenizer.
+
+    Examples:
+      >>> attached = model.attach(pt.WaywardPrompt(text="tail: ", gamma=0.01))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape  # with the BOS token
+      (6, 128)
     """
 
     has_penalty = True
@@ -33,19 +48,6 @@ class WaywardPrompt(SoftPrompt):
         gamma: NonnegativeNumber = 0.01,
         initializer: Initializer | None = None,
     ):
-        """Initializes the vectors.
-
-        Args:
-          key: random key of the initializer, if one is given.
-          vocabulary: vocabulary of the frozen model; tokenizes and embeds the text.
-          text: the discrete prompt, with one vector for each of its tokens.
-          gamma: weight of the distance, at least 0.
-          initializer: initializes the vectors instead of the text.
-
-        Raises:
-          InputError: if gamma is negative, the text has no tokens, or there is no
-            tokenizer.
-        """
         if not gamma >= 0:
             raise InputError(f"gamma is {gamma}, expected 0 or more")
         discrete = np.asarray(vocabulary.rows(vocabulary.encode(text)))

@@ -80,15 +80,25 @@ over `embed`.
 
 @dataclasses.dataclass(frozen=True)
 class AxisRules:
-    """A table of rules from dimension names to mesh axes.
+    """Which mesh axis each dimension of the parameters is split over.
+
+    Only needed for a layout other than Megatron's, e.g. to repeat one of T5X. Rules are
+    tried in order; a mesh axis splits at most one dimension of an array.
 
     Attributes:
-      preset: name of the rule set that applies after `rules`.
+      preset: name of the rules that apply after `rules`: "megatron", or "t5x_1_1",
+        "t5x_2_1", "t5x_1_2", "t5x_2_2" by T5X's numbers of activation and parameter
+        dimensions.
       rules: pairs of a dimension name and a mesh axis, several axes, or None.
 
     Raises:
       InputError: if a preset, name or mesh axis does not exist, or a rule is not
         supported.
+
+    Examples:
+      >>> rules = pt.AxisRules(rules=[("vocab", None)])
+      >>> pt.MeshShape(tensor=2, rules=rules).build().rules.table[0]
+      ('vocab', ())
     """
 
     preset: str = "megatron"

@@ -18,13 +18,16 @@ from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """Number of devices along each axis; -1, for one axis at most, means the rest.
+    """Number of devices along each axis of the mesh; -1 on one axis means the rest.
 
-    The number of stages is always given.
+    Give it to `tune` as `mesh`. Start with `MeshShape()`, which splits the rows of a
+    batch over all devices; use `fsdp` when the weights do not fit one device, `tensor`
+    when a block is too slow, `stage` when devices are far apart. Results do not depend
+    on the mesh, up to rounding.
 
     Attributes:
       stage: stages of a pipeline, each with blocks of the model and with devices along
-        the other axes.
+        the other axes; always given as a number.
       data: devices that split the rows of a batch; each group along the other axes has
         all parameters.
       fsdp: devices that split rows and also parameters, which are gathered one block at
@@ -34,6 +37,10 @@ class MeshShape:
 
     Raises:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
+
+    Examples:
+      >>> pt.MeshShape(data=2, fsdp=4).build().sizes
+      {'data': 2, 'fsdp': 4, 'tensor': 1}
     """
 
     stage: PositiveInteger = 1

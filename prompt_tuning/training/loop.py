@@ -52,7 +52,7 @@ from prompt_tuning.training.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Outcome of a call of `train`.
+    """Outcome of a call of `train`, and the `result` of what `tune` returns.
 
     Attributes:
       step: number of completed steps.
@@ -60,10 +60,14 @@ class TrainingResult:
         command resumes it.
       trained: trained parameters after the last step.
       metrics: metrics of the last evaluation in this call; empty without one.
-      reason: why the run stopped before its last step, by `Run.early_stopping`; None
-        if it did not.
+      reason: why the run stopped before its last step, by `Run.early_stopping`; None if
+        it did not.
       interrupted: whether Ctrl-C stopped the run.
       epochs: how often the completed steps have read each example.
+
+    Examples:
+      >>> tuned.result.finished, tuned.result.epochs
+      (True, 2.0)
     """
 
     step: int
@@ -84,9 +88,31 @@ def train(
     callbacks: Sequence[Callback] = (),
     notes: Sequence[str] = (),
 ) -> TrainingResult:
-    """Trains until the last step, early stopping, SIGTERM or SIGINT.
+    """Trains an opened run until the last step, early stopping, SIGTERM or SIGINT.
 
-    Holds the run directory meanwhile; see `train_held`.
+    Holds the run directory meanwhile, so that no second process writes to it, and
+    starts from its newest complete checkpoint, if there is one.
+
+    Args:
+      training: the opened run, from `open_run`.
+      config: operative config, written to the run directory; None writes the run's own
+        fields.
+      record: JSON values written next to it, such as compiler flags.
+      make_reporter: makes the progress display, given the number of completed steps;
+        None shows a bar or lines.
+      callbacks: functions called with a step and its logged metrics; where one returns
+        true, the run saves and stops.
+      notes: lines to show first.
+
+    Raises:
+      InputError: if the directory belongs to another run.
+      NotFiniteError: if the loss is not finite.
+
+    Examples:
+      >>> result = pt.train(pt.open_run(run, reuse=model.parameters))
+      compiling ...
+      >>> result.step, result.finished
+      (2, True)
     """
     with hold_run(training.run.directory):
         return train_held(

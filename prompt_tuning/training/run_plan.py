@@ -61,12 +61,23 @@ from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
 def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     """Opens and checks everything that a run needs, then reads the frozen model.
 
+    The first half of `tune`; `train` is the second. Use both where you need the opened
+    model, data and compiled step in between.
+
     Args:
       run: configuration of the run.
       reuse: parameters of the frozen model, if it was read before.
 
+    Returns:
+      a `Trainer`: run, model, frozen parameters, first state, step and data.
+
     Raises:
       InputError: if something cannot be used; nothing has been written then.
+
+    Examples:
+      >>> trainer = pt.open_run(run, reuse=model.parameters)  # a `Run`
+      >>> list(trainer.start.trained), trainer.run.steps
+      (['decoder/prompt/prompt'], 2)
     """
     # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
     plan = plan_run(run)

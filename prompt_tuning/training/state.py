@@ -14,15 +14,22 @@ from prompt_tuning.core.parameters import Parameters
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The arrays that a step reads and replaces; it has no frozen parameters.
+    """The training state, which changes from step to step: a few kilobytes.
 
-    The fields have type Any because JAX transformations put other leaves in the tree.
+    For loops of your own; see `train_step`. The fields have type Any because JAX
+    transformations put other leaves in the tree.
 
     Attributes:
       trained: trained parameters by path, float32.
       optimizer_state: optimizer state of the trained parameters.
       step: number of steps done, int32 `[]`.
       key: key of the run, a typed key `[]`; each step folds in its number.
+
+    Examples:
+      >>> trained, frozen = model.attach(pt.SoftPrompt(length=5)).partition()
+      >>> state = pt.TrainState.create(trained, optax.sgd(0.1), jax.random.key(0))
+      >>> int(state.step), list(state.trained)
+      (0, ['decoder/prompt/prompt'])
     """
 
     trained: Any

@@ -43,10 +43,12 @@ def gradients(
 ) -> tuple[Parameters, LossSums]:
     """Computes the gradient of a batch's loss with respect to the trained parameters.
 
-    The loss is the objective's, plus the prompt's penalty once per batch.
+    For loops of your own that do something with the gradient; `train_step` is this, the
+    metrics and `update`. The loss is the objective's, plus the prompt's penalty once
+    per batch.
 
     Args:
-      graph: the model's structure.
+      graph: the model's structure, `model.graph`.
       trained: parameters to differentiate.
       frozen: all other parameters.
       batch: one batch, or micro-batches on a leading axis `A`, whose gradients are
@@ -57,6 +59,15 @@ def gradients(
 
     Returns:
       the gradient, and the objective's sums over the batch, without the penalty.
+
+    Examples:
+      >>> attached = model.attach(pt.SoftPrompt(length=5))
+      >>> trained, frozen = attached.partition()
+      >>> batch = next(attached.batches(pairs, batch_size=8))
+      >>> compute = functools.partial(pt.gradients, attached.graph, key=None)
+      >>> gradient, sums = jax.jit(compute)(trained, frozen, batch)
+      >>> gradient["decoder/prompt/prompt"].shape
+      (5, 128)
     """
 
     def outputs(parameters, batch, key, prefix):
@@ -210,7 +221,7 @@ def update(
     optimizer: optax.GradientTransformation,
     placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Updates the trained parameters with a gradient.
+    """Updates the trained parameters with a gradient: the last part of `train_step`.
 
     Args:
       state: the state before the step.
@@ -221,6 +232,14 @@ def update(
 
     Returns:
       the next state, and the metrics of `train_step`.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.SoftPrompt(length=5)).partition()
+      >>> optimizer = optax.sgd(0.1)
+      >>> state = pt.TrainState.create(trained, optimizer, jax.random.key(0))
+      >>> state, metrics = pt.update(state, trained, {}, optimizer)
+      >>> int(state.step), sorted(metrics)
+      (1, ['gradient_norm', 'prompt_norm'])
     """
     if placement is not None:
         # The optimizer sees no padding: a norm or a mean must not include it.
@@ -273,12 +292,16 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Computes one training step: `(state, frozen, batch) -> (state, metrics)`.
 
+    A pure function, for loops of your own. Compile it once with `jax.jit`, as in
+    scripts/examples/own_training_loop.py; called as it is, it runs operation by
+    operation.
+
     Args:
       state: trained parameters, optimizer state, step and key.
       frozen: frozen parameters; an argument and not a closure, because constants would
         be compiled into the program.
       batch: one batch, or micro-batches on a leading axis.
-      graph: the model's structure.
+      graph: the model's structure, `model.graph`.
       optimizer: optimizer of the trained parameters.
       dropout: whether dropout is active.
       objective: the training objective.
@@ -290,6 +313,19 @@ def train_step(
       with classes), `penalty` if the prompt has one (it is part of the loss),
       `gradient_norm`, and `prompt_norm` if prompts are trained: the mean norm of their
       vectors.
+
+    Examples:
+      >>> attached = model.attach(pt.SoftPrompt(length=5))
+      >>> trained, frozen = attached.partition()
+      >>> optimizer = optax.sgd(0.1)
+      >>> state = pt.TrainState.create(trained, optimizer, jax.random.key(0))
+      >>> batch = next(attached.batches(pairs, batch_size=8))
+      >>> step = functools.partial(
+      ...     pt.train_step, graph=attached.graph, optimizer=optimizer, dropout=False
+      ... )
+      >>> state, metrics = jax.jit(step)(state, frozen, batch)
+      >>> sorted(metrics)
+      ['accuracy', 'gradient_norm', 'loss', 'prompt_norm']
     """
     key = step_key(state, dropout)
     layout = None if placement is None else placement.layout
