@@ -14,11 +14,10 @@ from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_choices import (
     check_duration,
-    check_frozen,
     check_numbers,
-    check_training,
     choices_in,
 )
+from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.flat_option import (
@@ -29,7 +28,6 @@ from prompt_tuning.core.flat_option import (
     MODEL,
     FlatOption,
 )
-from prompt_tuning.core.flat_options import OPTIONS, TABLE
 from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79
@@ -114,7 +112,7 @@ def _help(option: FlatOption) -> str:
     default = option.default
     if option.name == "learning_rate":
         default = list_rates()
-    if default is None or default is False:
+    if default is None or default is False or default == "":
         return option.help
     return f"{option.help} (default: {default})"
 
@@ -145,22 +143,36 @@ def check_options(
       InputError: for options that are missing or contradict each other, and for what
         can be found in a config and in file names.
     """
-    choices = given_choices(options)
-    check_duration(choices, [*options.bindings, *(varied or ())])
+    choices, varied_lines = given_choices(options), varied or ()
+    check_duration(choices, [*options.bindings, *varied_lines])
     directory = getattr(options, "run", None)
-    model = given_model(options, trains=trains)
-    if model is not None:
-        choices = {**model, **choices, **choices_in(options.bindings, macros=True)[0]}
-        (check_training if trains else check_frozen)(choices)
-    elif trains and directory is not None and (options.gin_file or "out" in choices):
+    if trains and directory is not None and (options.gin_file or "out" in choices):
         config = shlex.quote(f"{directory}/{CONFIG_FILE}")
         raise InputError(
             f"--run {directory} continues that run in its directory; to start another "
             f"run from its config, give --gin_file {config} --out DIRECTORY instead"
         )
+    config = given_config(options, varied_lines, trains=trains)
     # Several processes report a mistake together, and modules may need JAX.
-    if not options.allow_gin_imports and not launch.is_one_of_several(options):
-        _check_config(options, unread, varied, trains=trains, alone=model is not None)
+    if options.allow_gin_imports or launch.is_one_of_several(options):
+        return
+    from prompt_tuning.config.early_checks import check_config, check_paths
+
+    check_numbers({**config.given, "epochs": config.epochs})
+    if getattr(options, "print_config", False):
+        unread = RECORDED_PATHS  # a config is printed before its files exist
+    else:
+        check_paths({OPTIONS[name].setting: x for name, x in config.given.items()})
+    if directory is not None:
+        unread = RECORDED_PATHS  # they may be relative to another directory
+    check_config(
+        config.files,
+        config.bindings,
+        choices=config.choices,
+        defaults=config.defaults,
+        omitted=unread,
+        allow_unused=varied is not None,
+    )
 
 
 class OptionsConfig(NamedTuple):
@@ -171,6 +183,7 @@ class OptionsConfig(NamedTuple):
       bindings: the user's bindings.
       choices: options that override the files.
       defaults: bindings that override the files, from options without a config.
+      given: all options that are given, but for `epochs`.
       epochs: number of epochs that is given instead of steps.
     """
 
@@ -178,6 +191,7 @@ class OptionsConfig(NamedTuple):
     bindings: list[str]
     choices: dict[str, Any]
     defaults: list[str]
+    given: dict[str, Any]
     epochs: int | float | None
 
 
@@ -216,10 +230,10 @@ def given_config(
             flat = flat_config(choices, others, directory, files)
         else:
             flat = frozen_config(choices, others)
-        return OptionsConfig(flat.files, others, {}, flat.lines, epochs)
+        return OptionsConfig(flat.files, others, {}, flat.lines, choices, epochs)
     if run is not None:
         files = [str(find_run_directory(run) / CONFIG_FILE), *files]
-    return OptionsConfig(files, others, choices, [], epochs)
+    return OptionsConfig(files, others, choices, [], choices, epochs)
 
 
 def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] | None:
@@ -245,38 +259,6 @@ def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] 
     from prompt_tuning.config.parsed_config import model_in_files
 
     return model_in_files(options.gin_file)
-
-
-def _check_config(
-    options: argparse.Namespace,
-    unread: Collection[str],
-    varied: Sequence[str] | None,
-    *,
-    trains: bool,
-    alone: bool,
-) -> None:
-    """Checks names, types and paths; see `early_checks`."""
-    from prompt_tuning.config.early_checks import check_config, check_paths
-
-    named = choices_in([*options.bindings, *(varied or ())], macros=alone)[0]
-    choices = given_choices(options) | named
-    check_numbers(choices)
-    if getattr(options, "print_config", False):
-        unread = RECORDED_PATHS  # a config is printed before its files exist
-    else:
-        check_paths({OPTIONS[name].setting: x for name, x in choices.items()})
-    if getattr(options, "run", None) is not None:
-        # Paths that a run recorded may be relative to another directory.
-        unread = RECORDED_PATHS
-    config = given_config(options, varied or (), trains=trains)
-    check_config(
-        config.files,
-        config.bindings,
-        choices=config.choices,
-        defaults=config.defaults,
-        omitted=unread,
-        allow_unused=varied is not None,
-    )
 
 
 def find_run_directory(name: str) -> Path:

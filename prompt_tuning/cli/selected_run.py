@@ -74,7 +74,7 @@ def _read_run(
     folder, imports = getattr(options, "run", None), options.allow_gin_imports
 
     def read(config: OptionsConfig) -> Run:
-        files, bindings, choices, defaults, _ = config
+        files, bindings, choices, defaults, *_ = config
         if folder is not None:
             return gin_files.read_run_directory(
                 find_run_directory(folder),

@@ -19,7 +19,7 @@ from prompt_tuning.config.flat_choices import (
     check_training,
     default_directory,
 )
-from prompt_tuning.core.flat_options import TABLE
+from prompt_tuning.config.options import TABLE
 
 IMPLIED = {
     "Prompting": "Run.prompting = @Prompting()",

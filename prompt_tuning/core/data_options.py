@@ -1,7 +1,6 @@
 """Options of the command line about data: files, their form, and what is learned."""
 
 from prompt_tuning.core.flat_option import DATA, FlatOption
-from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
 
 DATA_OPTIONS = (
     FlatOption(
@@ -28,16 +27,12 @@ DATA_OPTIONS = (
         DATA,
         "form of the lines; auto recognizes it by the keys",
         "DataSource.format",
-        default="auto",
-        choices=("auto", "pairs", "messages", "sharegpt", "alpaca"),
     ),
     FlatOption(
         "chat",
         DATA,
         "put pairs into the model's chat template too",
         "DataSource.chat",
-        kind=bool,
-        default=False,
     ),
     FlatOption(
         "chat_template",
@@ -58,7 +53,6 @@ DATA_OPTIONS = (
         DATA,
         "key or column of the input",
         "DataSource.prompt_key",
-        default="prompt",
         metavar="KEY",
     ),
     FlatOption(
@@ -66,7 +60,6 @@ DATA_OPTIONS = (
         DATA,
         "key or column of the text to learn",
         "DataSource.completion_key",
-        default="completion",
         metavar="KEY",
     ),
     FlatOption(
@@ -98,8 +91,6 @@ DATA_OPTIONS = (
         "examples longer than the model's positions: stop, leave them out, or remove "
         "their beginning (truncate) or their end",
         "DataSource.on_too_long",
-        default="error",
-        choices=("error", "skip", "truncate", "truncate_left", "truncate_right"),
     ),
     FlatOption(
         "use_token_type_ids",
@@ -107,15 +98,12 @@ DATA_OPTIONS = (
         "learn by token types, and refuse data without them; if not given, types are "
         "used where the data has them, and else every token is learned",
         "DataSource.use_token_type_ids",
-        kind=bool,
     ),
     FlatOption(
         "prompt_loss_weight",
         DATA,
         "loss weight of prompt tokens (type 0), relative to those of completions",
         "DataSource.prompt_loss_weight",
-        kind=NonnegativeNumber,
-        default=0.0,
         metavar="WEIGHT",
     ),
     FlatOption(
@@ -123,15 +111,12 @@ DATA_OPTIONS = (
         DATA,
         "rows without a learned token: stop, or leave them out and count them",
         "DataSource.on_nothing_learned",
-        default="error",
-        choices=("error", "skip"),
     ),
     FlatOption(
         "max_examples",
         DATA,
         "use the first N examples of each data set",
         "DataSource.maximum_examples",
-        kind=PositiveInteger,
         default="all",
     ),
 )

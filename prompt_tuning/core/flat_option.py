@@ -18,9 +18,10 @@ class FlatOption:
       group: one of `GROUPS`.
       help: description, without the default.
       setting: parameter that it sets, as configs write it; empty if it depends on the
-        method.
-      kind: `str`, `list` for several texts, `bool` for a flag, or for a number the type
-        with the range of its setting, such as `PositiveInteger`.
+        method. The option has its type, its default and its literal choices, which
+        `config.options` adds.
+      kind: `str`, `list` for several texts, `bool` for a flag, or for a number a type
+        with a range, such as `PositiveInteger`; None for the type of its setting.
       macro: name that shipped configs use for the value, if any.
       default: default that help shows; None if there is none, and a text where the
         default depends on other options.
@@ -32,7 +33,7 @@ class FlatOption:
     group: str
     help: str
     setting: str = ""
-    kind: Any = str
+    kind: Any = None
     macro: str = ""
     default: Any = None
     choices: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class FlatOption:
     @property
     def is_number(self) -> bool:
         """Whether the value is a number."""
-        return self.kind not in (str, list, bool)
+        return self.kind not in (None, str, list, bool)
 
     @property
     def flag(self) -> str:

@@ -1,11 +1,9 @@
 """The options of the command line that set values of a run, in one table.
 
 Commands make their options from it, a run is configured by it, and messages name the
-option to type by it. It imports nothing heavy, so that help is instant; a test compares
-its defaults with those of the settings.
+option to type by it. It imports nothing heavy, so that help is instant. An option that
+sets a parameter has its type and default, which `config.options` reads.
 """
-
-from collections.abc import Mapping
 
 from prompt_tuning.core.data_options import DATA_OPTIONS
 from prompt_tuning.core.flat_option import (
@@ -19,10 +17,7 @@ from prompt_tuning.core.flat_option import (
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 from prompt_tuning.core.number_ranges import (
     AxisLength,
-    NonnegativeInteger,
-    PositiveInteger,
     PositiveNumber,
-    RowCount,
 )
 
 DTYPES = ("float32", "bfloat16")
@@ -51,7 +46,6 @@ TABLE = (
         MODEL,
         "type that the frozen weights are stored in",
         "Pretrained.parameter_dtype",
-        default="float32",
         choices=(*DTYPES, "int8"),
     ),
     FlatOption(
@@ -59,7 +53,6 @@ TABLE = (
         MODEL,
         "type of activations",
         "Pretrained.compute_dtype",
-        default="float32",
         choices=DTYPES,
     ),
     FlatOption(
@@ -68,7 +61,6 @@ TABLE = (
         "how attention is computed: with a fused kernel of the GPU, without one, or "
         "with one where it can be used",
         "Pretrained.attention",
-        default="auto",
         choices=("auto", "reference", "flash"),
     ),
     *DATA_OPTIONS,
@@ -93,7 +85,6 @@ TABLE = (
         "rank of LoRA (its alpha is 16; --gin.LoRA.alpha=N), or of "
         "multitask_factorized",
         "LoRA.rank",
-        kind=AxisLength,
         macro="RANK",
         default="8 for lora, 1 for multitask_factorized",
     ),
@@ -159,9 +150,7 @@ TABLE = (
         TRAINING,
         "optimizer steps of the whole run",
         "Run.steps",
-        kind=PositiveInteger,
         macro="STEPS",
-        default=1000,
     ),
     FlatOption(
         "epochs",
@@ -174,17 +163,13 @@ TABLE = (
         TRAINING,
         "examples of a batch",
         "DataSource.batch_size",
-        kind=RowCount,
         macro="BATCH_SIZE",
-        default=32,
     ),
     FlatOption(
         "accumulate",
         TRAINING,
         "batches whose gradients are summed for a step",
         "Run.accumulate",
-        kind=RowCount,
-        default=1,
     ),
     FlatOption(
         "loss",
@@ -213,8 +198,6 @@ TABLE = (
         TRAINING,
         "seed of initial values, the order of examples, and dropout",
         "Run.seed",
-        kind=NonnegativeInteger,
-        default=0,
     ),
     FlatOption(
         "labels",
@@ -231,8 +214,6 @@ TABLE = (
         EVALUATION,
         "also measure how many completions greedy decoding generates",
         "Evaluation.exact_match",
-        kind=bool,
-        default=False,
     ),
     FlatOption(
         "keep_best",
@@ -240,7 +221,6 @@ TABLE = (
         "metric of the held-out data that chooses the best checkpoint; auto is "
         "label_accuracy with --labels, and loss without",
         "Run.keep_best",
-        default=AUTO,
         choices=(AUTO, *DIRECTIONS),
         metavar="METRIC",
     ),
@@ -249,8 +229,6 @@ TABLE = (
         EVALUATION,
         "steps between evaluations; 0 for only one at the end",
         "Run.evaluate_every",
-        kind=NonnegativeInteger,
-        default=0,
     ),
     FlatOption(
         "out",
@@ -266,16 +244,11 @@ TABLE = (
         OUTPUT,
         "steps between checkpoints; 0 for only those of evaluations and the end",
         "Run.save_every",
-        kind=NonnegativeInteger,
-        default=100,
     ),
     FlatOption(
         "log_every",
         OUTPUT,
         "steps between lines of the log",
         "Run.log_every",
-        kind=PositiveInteger,
-        default=10,
     ),
 )
-OPTIONS: Mapping[str, FlatOption] = {option.name: option for option in TABLE}

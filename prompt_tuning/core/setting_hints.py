@@ -52,8 +52,10 @@ def how_to_set(setting: str, value: Any) -> str:
     option = _BY_SETTING.get(setting)
     if option is None:
         return binding
+    if isinstance(value, bool):
+        return f"{option.flag} (or {binding})"
     values = value if isinstance(value, list | tuple) else [value]
-    words = [] if option.kind is bool else [shlex.quote(str(item)) for item in values]
+    words = [shlex.quote(str(item)) for item in values]
     return f"{' '.join([option.flag, *words])} (or {binding})"
 
 

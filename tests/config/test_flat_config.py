@@ -1,26 +1,23 @@
 """Options without a config: gin files and bindings, and the run that they describe."""
 
-import inspect
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.config.config_changes import compare_configs
 from prompt_tuning.config.config_table import choices_of, find_choice, list_rates
-from prompt_tuning.config.configured import factory_named, factory_signature
 from prompt_tuning.config.flat_choices import check_training, default_directory
 from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.config.parameter_checks import parameter_hints
+from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.config.python_runs import tune_request
 from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import complete_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.flat_option import METHOD
-from prompt_tuning.core.flat_options import OPTIONS, TABLE
 
 MODEL = "bundled:skills-decoder"
 RECORDED = Path(__file__).parents[1] / "fixtures/recorded_options"
@@ -159,26 +156,6 @@ def test_python_trains_a_method_as_its_config_does():
     ):
         python, flat = python_config(method), config_of(method=name)
         assert compare_configs(python, flat).learning == ()
-
-
-def test_the_defaults_in_help_are_those_of_the_settings():
-    for option in TABLE:
-        owner, _, parameter = option.setting.rpartition(".")
-        kinds = option.kind, *get_args(option.kind)
-        if owner and type(option.default) in kinds and option.default != "all":
-            factory = factory_named(owner.rpartition("/")[2])
-            default = factory_signature(factory).parameters[parameter].default
-            derived = inspect.Parameter.empty, None
-            if default not in derived and parameter != "directory":
-                assert option.default == default, option.name
-
-
-def test_the_ranges_are_those_of_the_settings():
-    for option in TABLE:
-        owner, _, parameter = option.setting.rpartition(".")
-        if owner and option.is_number:
-            hints = parameter_hints(factory_named(owner.rpartition("/")[2]))
-            assert hints[parameter] in (option.kind, option.kind | None), option.name
 
 
 def test_the_learning_rates_in_help_are_those_of_the_methods():
