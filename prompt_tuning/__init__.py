@@ -33,9 +33,9 @@ MODULES = {
     "Run": "config.run",
     "TrainState": "training.state",
     "train_step": "training.step",
-    "gradients": "training.step",
+    "gradients": "training.gradients",
     "update": "training.step",
-    "open_run": "training.run_plan",
+    "open_run": "training.opening",
     "train": "training.loop",
     "TrainingResult": "training.loop",
 }

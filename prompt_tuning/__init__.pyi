@@ -71,11 +71,11 @@ from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
 from prompt_tuning.sharding.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
+from prompt_tuning.training.gradients import gradients as gradients
 from prompt_tuning.training.loop import TrainingResult as TrainingResult
 from prompt_tuning.training.loop import train as train
-from prompt_tuning.training.run_plan import open_run as open_run
+from prompt_tuning.training.opening import open_run as open_run
 from prompt_tuning.training.state import TrainState as TrainState
-from prompt_tuning.training.step import gradients as gradients
 from prompt_tuning.training.step import train_step as train_step
 from prompt_tuning.training.step import update as update
 

@@ -38,8 +38,8 @@ from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model, TunedModel
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import train
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Callback, python_reporter
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run

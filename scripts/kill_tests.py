@@ -122,8 +122,8 @@ def _import_package(folder: Path) -> None:
     import prompt_tuning.api
     import prompt_tuning.cli.main
     import prompt_tuning.config.gin_files
-    import prompt_tuning.sweep.sweep_loop
     import prompt_tuning.sweep.sweep_plot
+    import prompt_tuning.sweep.sweep_run
     import prompt_tuning.tuned.adapter_export  # noqa: F401
     from prompt_tuning.data.preparation import preparation, worker_pool
 

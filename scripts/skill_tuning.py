@@ -17,8 +17,8 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.loop import train
-from prompt_tuning.training.progress import ForwardingReporter, Reporter, make_reporter
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.opening import open_run
+from prompt_tuning.training.progress import CallbackReporter, Reporter, make_reporter
 from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 from scripts import skills
 
@@ -73,7 +73,7 @@ def tune_and_measure(
     }
 
 
-class FirstStep(ForwardingReporter):
+class FirstStep(CallbackReporter):
     """A reporter that also prints a line after the first step."""
 
     def __init__(self, reporter: Reporter):

@@ -48,8 +48,8 @@ from prompt_tuning.prompts.adapter_files import (
 from prompt_tuning.prompts.prompt_module import Attachment, InputDependentPrompt
 from prompt_tuning.training import loop
 from prompt_tuning.training.metrics_log import METRICS_FILE
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.training.trainer import Trainer
 from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import methods

@@ -102,7 +102,7 @@ def _train(options: argparse.Namespace, console: "Console") -> int:
     """Trains all members in directories that are held."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
-    from prompt_tuning.sweep.sweep_loop import train_sweep
+    from prompt_tuning.sweep.sweep_run import train_sweep
     from prompt_tuning.training.progress import make_reporter
 
     sweep = prepare(options)
@@ -129,11 +129,9 @@ def prepare(options: argparse.Namespace) -> "Sweep":
       InputError: if something cannot be used.
     """
     from prompt_tuning.config import values_in_use
-    from prompt_tuning.sweep.sweep_run import (
-        OpenedMember,
-        check_compatible,
-        prepare_sweep,
-    )
+    from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
+    from prompt_tuning.training.member_checks import check_compatible
+    from prompt_tuning.training.opening import open_members
     from prompt_tuning.training.run_plan import plan_run
 
     variations = _variations(options)
@@ -149,13 +147,18 @@ def prepare(options: argparse.Namespace) -> "Sweep":
         {k: why for k, why in unused[0].items() if k in everywhere}
     )
     check_compatible(runs)
-    members = []
+    plans, configs = {}, {}
     for variation in variations:
         # Open each member while gin holds its config: gin builds its prompt.
-        opened = plan_run(_read_member(options, variation, directory))
-        config = values_in_use.operative_config()
-        members.append(OpenedMember(variation.name, variation.varies, opened, config))
-    return prepare_sweep(directory, members, options.at_once)
+        run = _read_member(options, variation, directory)
+        plans[variation.name] = plan_run(run)
+        configs[variation.name] = values_in_use.operative_config()
+    trainers = open_members(plans, at_once=options.at_once)
+    members = [
+        SweepMember(each.name, each.varies, trainer, configs[each.name])
+        for each, trainer in zip(variations, trainers, strict=True)
+    ]
+    return Sweep(directory, tuple(members))
 
 
 def _with_steps(options: argparse.Namespace) -> argparse.Namespace:

@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.config import values_in_use
     from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.training.loop import train_held
+    from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.progress import make_reporter
     from prompt_tuning.training.run_directory import check_resumable, hold_run
-    from prompt_tuning.training.run_plan import open_run
     from prompt_tuning.tuned.trained_files import where_trained
 
     run = read_run(options, trains=True)
@@ -115,8 +115,8 @@ def _print_plan(console: "Console", run: "Run") -> None:
     from prompt_tuning.cli.selected_run import report_idle_devices
     from prompt_tuning.config import values_in_use
     from prompt_tuning.processes.group import run_on_first
+    from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.run_directory import check_owner
-    from prompt_tuning.training.run_plan import open_run
 
     training = open_run(run)
     print_lines(console, training.report(), *report_idle_devices(run))

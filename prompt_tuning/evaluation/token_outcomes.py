@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from prompt_tuning.core.compiled_step import abstract
+from prompt_tuning.core.compilation import abstract
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan
 from prompt_tuning.data.batching.batches import read_first_batches, stream_batches

@@ -17,11 +17,12 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning import processes
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pipeline.compiled_stages import CompiledStages
 from prompt_tuning.pipeline.process_links import StepLinks, process_links
 from prompt_tuning.pipeline.schedules import Order, join_end
@@ -35,7 +36,7 @@ Orders = Sequence[Order]
 
 
 class PipelinedGradients:
-    """`training.step.gradients`, computed by the stages of a pipeline.
+    """`training.gradients.objective_gradient`, computed by the stages of a pipeline.
 
     With virtual stages, each stage has several chunks of blocks, of which each is
     compiled and has a worker; the stage's thread runs the operations of all of them.
@@ -55,6 +56,7 @@ class PipelinedGradients:
         abstract: Mapping[str, jax.ShapeDtypeStruct] | None = None,
         placed: FrozenParts | None = None,
         joined_p2: bool = False,
+        microbatches: int | None = None,
     ):
         """Sets the pipeline up; nothing is traced yet.
 
@@ -70,8 +72,10 @@ class PipelinedGradients:
           placed: frozen parameters on the stages, which several pipelines may share.
           joined_p2: whether the weights' gradients that are left at the end are one
             product for all micro-batches.
+          microbatches: number of micro-batches that a batch is divided into; None for
+            those that it has.
         """
-        self._joined_p2 = joined_p2
+        self._joined_p2, self._microbatches = joined_p2, microbatches
         self._abstract = abstract
         self._graph, self._layers = graph, list(layers)
         # The devices of each chunk, in the order of the model.
@@ -80,10 +84,9 @@ class PipelinedGradients:
         self._orders, self._objective = orders, objective
         self._compiled: dict[Any, CompiledStages] = {}
         self._share = jax.jit(lambda batch: 1 / jnp.asarray(objective.divisor(batch)))
-        self._penalty_gradient = jax.jit(jax.grad(self._penalty))
         self._placed = FrozenParts() if placed is None else placed
         self.peak_bytes: list[int] = []
-        self._has_penalty: bool | None = None
+        self._run_before: set[tuple[int, ...]] = set()
 
     def __call__(
         self,
@@ -92,7 +95,7 @@ class PipelinedGradients:
         batch: Batch,
         key: jax.Array | None,
     ) -> tuple[Parameters, LossSums]:
-        """Computes the gradient of a batch's loss; see `training.step.gradients`.
+        """Computes the gradient of a batch's loss, without the prompt's penalty.
 
         Args:
           trained: parameters to differentiate.
@@ -101,7 +104,12 @@ class PipelinedGradients:
           key: dropout key; None without dropout.
         """
         step = self.begin(trained, frozen, batch, key)
-        self.run(step)
+        if batch.tokens.shape in self._run_before:
+            self.run(step)
+        else:
+            self._run_before.add(batch.tokens.shape)
+            with activity(f"compiling the stages ({batch.describe()})"):
+                self.run(step)
         return self.finish(step)
 
     def run(self, step: "StepInStages") -> None:
@@ -146,6 +154,7 @@ class PipelinedGradients:
         key: jax.Array | None,
     ) -> "StepInStages":
         """Places a step's arrays on the stages; it takes the arguments of a call."""
+        batch = self._divided(batch)
         micro_batches, indices = _micro_batches(batch)
         stages = self.traced(trained, frozen, batch, key)
         stages.place_frozen(frozen, self._placed)
@@ -168,15 +177,7 @@ class PipelinedGradients:
 
     def finish(self, step: "StepInStages") -> tuple[Parameters, LossSums]:
         """Returns the gradient and the sums of a step whose operations have run."""
-        trained, frozen = step.trained, step.frozen
-        gradient, sums = step.stages.collect(trained, step.workers)
-        if self._has_penalty is None:
-            model = merge_model(self._graph, trained | frozen)
-            self._has_penalty = bool(model.has_penalty)
-        if self._has_penalty:
-            penalty = self._penalty_gradient(trained, frozen)
-            gradient = jax.tree.map(jnp.add, gradient, penalty)
-        return gradient, sums
+        return step.stages.collect(step.trained, step.workers)
 
     def traced(
         self,
@@ -193,11 +194,13 @@ class PipelinedGradients:
           batch: one batch, or micro-batches on a leading axis.
           key: dropout key; None without dropout.
         """
-        micro_batches, indices = _micro_batches(batch)
+        micro_batches, indices = _micro_batches(self._divided(batch))
         return self._stages_for(trained, frozen, (micro_batches[0], key, indices[0]))
 
-    def _penalty(self, trained: Parameters, frozen: Parameters) -> jax.Array:
-        return merge_model(self._graph, trained | frozen).penalty()
+    def _divided(self, batch: Batch) -> Batch:
+        if self._microbatches is None:
+            return batch
+        return divide_rows(batch, self._microbatches)
 
     def _stages_for(
         self, trained: Mapping[str, Any], frozen: Mapping[str, Any], others: tuple
@@ -215,6 +218,35 @@ class PipelinedGradients:
                 others,
             )
         return self._compiled[shapes]
+
+
+def divide_rows(batch: Batch, microbatches: int) -> Batch:
+    """Divides a batch, or its micro-batches, into more micro-batches of fewer rows.
+
+    Args:
+      batch: one batch, or micro-batches on a leading axis.
+      microbatches: number of micro-batches.
+
+    Raises:
+      InputError: if the rows cannot be divided.
+    """
+    leading = batch.tokens.shape[:-1]  # (B,) or (A, B)
+    given = 1 if len(leading) == 1 else leading[0]
+    if given == microbatches:
+        return batch
+    rows = leading[-1]
+    if microbatches % given or rows % (microbatches // given):
+        raise InputError(
+            f"a step has {given} x {rows} rows, which cannot be divided among "
+            f"{microbatches} micro-batches: set Pipeline.microbatches or "
+            "DataSource.batch_size to another number"
+        )
+
+    def divide(leaf: jax.Array) -> jax.Array:
+        own = leaf.shape[len(leading) - 1] * given // microbatches
+        return jnp.reshape(leaf, (microbatches, own, *leaf.shape[len(leading) :]))
+
+    return jax.tree.map(divide, batch)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from prompt_tuning import processes
-from prompt_tuning.core.compiled_step import CompiledStep, abstract
+from prompt_tuning.core.compilation import abstract
 from prompt_tuning.data.batching.batches import read_first_batches
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import CompiledStep
 from prompt_tuning.training.trainer import Trainer
 
 

@@ -1,5 +1,6 @@
 """Continues a run from its checkpoints, also with other settings of some kinds."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,32 @@ from prompt_tuning.training.trainer import Trainer
 
 MAXIMUM_WORD = 2**32 - 1
 """Maximum of a number of a random key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A run and its directory; it steps alone or together with others.
+
+    Attributes:
+      trainer: the opened run.
+      store: its checkpoints.
+      config: its operative config.
+      changes: what differs from the config in its directory.
+      name: its name in a sweep.
+      dropped: whether a number that is not finite has ended it before.
+    """
+
+    trainer: Trainer
+    store: CheckpointStore
+    config: str
+    changes: ConfigChanges
+    name: str = ""
+    dropped: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(self.trainer.run.directory)
 
 
 def resume(
@@ -86,14 +113,7 @@ def _put_like(leaf: Any, like: Any) -> jax.Array | np.ndarray:
     return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
 
 
-def adopt_changes(
-    training: Trainer,
-    store: CheckpointStore,
-    changes: ConfigChanges,
-    config: str,
-    recorder: Recorder,
-    reporter: Reporter,
-) -> None:
+def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> None:
     """Applies changed settings of a run to its directory, which the caller holds.
 
     If the evaluation or the metric differs, all checkpoints are measured again, so that
@@ -101,18 +121,16 @@ def adopt_changes(
     The config is replaced last: after a kill, the same command repeats the rest.
 
     Args:
-      training: the opened run, with the new settings.
-      store: its checkpoints.
-      changes: what differs; see `claim`.
-      config: the new operative config.
+      member: the run, with the new settings.
       recorder: measures the checkpoints.
       reporter: shows the new metrics.
     """
+    training, changes = member.trainer, member.changes
     measures = training.evaluator is not None
     if changes.measurement and measures:
         recorder.forget_measurements()
     if (changes.measurement or changes.selection) and measures:
-        steps = processes.run_on_first(lambda: store.intact(reporter.say))
+        steps = processes.run_on_first(lambda: member.store.intact(reporter.say))
         if steps:
             reporter.say(
                 "the evaluation or its metric has changed: measuring the checkpoints "
@@ -120,8 +138,7 @@ def adopt_changes(
                 "(prompt-tuning evaluate --run measures without changing the run)"
             )
         for step in steps:
-            state = state_at(training, store, step)
+            state = state_at(training, member.store, step)
             reporter.evaluated(step, recorder.measure_again(step, state))
     if changes.any_allowed:
-        directory = Path(training.run.directory)
-        processes.run_on_first(lambda: replace_config(directory, config))
+        processes.run_on_first(lambda: replace_config(member.directory, member.config))

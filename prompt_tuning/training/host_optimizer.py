@@ -5,6 +5,7 @@ is brought to the device with its gradient and its state, updated there, and wri
 back in place.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,9 +16,13 @@ import optax
 from jaxtyping import Array, Key
 
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
+from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.losses.objective import LossSums
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import Finish, Metrics
 from prompt_tuning.training.transfer import Transfer
 
 TRAINED_WEIGHTS = "Pretrained.trained_weights"
@@ -58,19 +63,19 @@ class HostOptimizer:
         """Returns the state of the parameters that are on the device."""
         there = {p: x for p, x in trained.items() if p not in self.paths}
         template = jax.eval_shape(self._optimizer_of(list(there)).init, there)
-        return select_leaves(template, named_leaves(state))
+        return _select_leaves(template, _named_leaves(state))
 
     def init(self, trained: Mapping[str, Any]) -> Any:
         """Returns the state before the first step, of all trained parameters."""
         optimizer = self._optimizer_of(list(trained))
         template = jax.eval_shape(optimizer.init, jax.eval_shape(lambda x: x, trained))
         there = {p: x for p, x in trained.items() if p not in self.paths}
-        leaves = named_leaves(self._optimizer_of(list(there)).init(there))
-        abstract = named_leaves(template)
+        leaves = _named_leaves(self._optimizer_of(list(there)).init(there))
+        abstract = _named_leaves(template)
         for path, stacked in self.paths.items():
             start = jax.jit(self._optimizer_of([path]).init)
             for index in _layers(trained[path], stacked):
-                part = named_leaves(start({path: np.array(trained[path][index])}))
+                part = _named_leaves(start({path: np.array(trained[path][index])}))
                 for name, leaf in part.items():
                     if not _belongs(name, path):
                         leaves.setdefault(name, leaf)
@@ -78,7 +83,7 @@ class HostOptimizer:
                     shape, dtype = abstract[name].shape, abstract[name].dtype
                     whole = leaves.setdefault(name, np.zeros(shape, dtype))
                     whole[index] = np.asarray(leaf)
-        return select_leaves(template, leaves)
+        return _select_leaves(template, leaves)
 
     def start(
         self,
@@ -126,9 +131,9 @@ class HostOptimizer:
         Returns:
           leaves of the state that are not a parameter's, such as counts of steps.
         """
-        leaves, shared = named_leaves(state), {}
+        leaves, shared = _named_leaves(state), {}
         for path, stacked in self.paths.items():
-            names = named_leaves(
+            names = _named_leaves(
                 jax.eval_shape(self._optimizer_of([path]).init, {path: trained[path]})
             )
             for index in _layers(trained[path], stacked):
@@ -149,19 +154,80 @@ class HostOptimizer:
         return shared
 
 
-def squared_norm(gradient: Mapping[str, np.ndarray]) -> float:
-    """The sum of squares of gradients in host memory."""
-    flat = (array.ravel() for array in gradient.values())
-    return float(sum(np.vdot(array, array) for array in flat))
+class HostFinish:
+    """`finish` of a step some of whose trained parameters are in host memory."""
+
+    def __init__(
+        self,
+        host: HostOptimizer,
+        compile_with: Callable[[Mapping[str, jax.ShapeDtypeStruct]], Finish],
+    ):
+        """Sets it up; nothing is compiled yet.
+
+        Args:
+          host: updates the parameters in host memory.
+          compile_with: compiles `finish` of the parameters on the device, given the
+            shapes of the others.
+        """
+        self._host, self._compile_with = host, compile_with
+        self._finish_on_device: Finish | None = None
+
+    def __call__(
+        self,
+        state: TrainState,
+        frozen: Parameters,
+        gradient: Mapping[str, Any],
+        batch: Batch,
+        sums: LossSums,
+    ) -> tuple[TrainState, Metrics]:
+        """Updates the parameters on the device, then those in host memory."""
+        there, here = self._divide(state.trained)
+        there_gradient, here_gradient = self._divide(gradient)
+        if self._finish_on_device is None:
+            self._finish_on_device = self._compile_with(
+                {p: jax.ShapeDtypeStruct(x.shape, x.dtype) for p, x in here.items()}
+            )
+        # The device's step donates its state; leaves that both share are copied first.
+        old = jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.array(leaf),
+            state.optimizer_state,
+        )
+        device = dataclasses.replace(
+            state,
+            trained=there,
+            optimizer_state=jax.device_put(self._host.device_state(state.trained, old)),
+        )
+        device, metrics = self._finish_on_device(
+            device, frozen, there_gradient, batch, sums
+        )
+        with jax.profiler.TraceAnnotation("update in host memory"):
+            shared = self._host.update(here, here_gradient, old)
+        leaves = _named_leaves(old) | shared
+        leaves |= _named_leaves(device.optimizer_state)
+        flat = (array.ravel() for array in here_gradient.values())
+        squares = metrics["gradient_norm"] ** 2
+        squares += float(sum(np.vdot(array, array) for array in flat))
+        every = {path: {**device.trained, **here}[path] for path in state.trained}
+        state = dataclasses.replace(
+            device, trained=every, optimizer_state=_select_leaves(old, leaves)
+        )
+        return state, metrics | {"gradient_norm": jnp.sqrt(squares)}
+
+    def _divide(
+        self, leaves: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Divides trained leaves into those on the device and those in host memory."""
+        here = {path: leaf for path, leaf in leaves.items() if path in self._host.paths}
+        return {path: leaf for path, leaf in leaves.items() if path not in here}, here
 
 
-def named_leaves(state: Any) -> StateLeaves:
+def _named_leaves(state: Any) -> StateLeaves:
     """Returns the leaves of an optimizer's state by their key path."""
     pairs = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
 
 
-def select_leaves(template: Any, leaves: Mapping[str, Any]) -> Any:
+def _select_leaves(template: Any, leaves: Mapping[str, Any]) -> Any:
     """Returns a tree like the template, with the leaves of the same key paths."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: leaves[jax.tree_util.keystr(path)], template
@@ -181,10 +247,10 @@ def _update(path: str, optimizer: optax.GradientTransformation) -> Callable[...,
 
     def update(value: Any, gradient: Any, leaves: StateLeaves) -> tuple[Any, Any]:
         template = jax.eval_shape(optimizer.init, {path: value})
-        state = select_leaves(template, leaves)
+        state = _select_leaves(template, leaves)
         changes, state = optimizer.update({path: gradient}, state, {path: value})
         value = optax.apply_updates({path: value}, changes)[path]  # pyright: ignore
-        return value, named_leaves(state)
+        return value, _named_leaves(state)
 
     return update
 

@@ -1,4 +1,4 @@
-"""The training loop: step, log, evaluate, save.
+"""The training loop: step, log, evaluate, save; one run, or members that step together.
 
 A run that is killed at any moment and started again resumes from its newest complete
 checkpoint and ends with the same bits: batches and random keys are functions of the
@@ -19,21 +19,23 @@ from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.written_config import run_config
 from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
-from prompt_tuning.training.continuation import adopt_changes, resume
-from prompt_tuning.training.data_record import data_record
+from prompt_tuning.training.continuation import Member, adopt_changes, resume
 from prompt_tuning.training.early_stopping import (
     STOPPED_FILE,
     open_patience,
     record_stop,
 )
+from prompt_tuning.training.member_batches import MemberBatches, stream_members
 from prompt_tuning.training.metrics_log import open_log
 from prompt_tuning.training.progress import (
     Callback,
     CallbackReporter,
     Reporter,
+    comparison_line,
+    joint_metrics,
     python_reporter,
 )
 from prompt_tuning.training.recorder import Recorder, save_due
@@ -41,11 +43,12 @@ from prompt_tuning.training.run_directory import (
     check_steps,
     claim,
     hold_run,
-    model_record,
     open_store,
+    run_record,
 )
-from prompt_tuning.training.signals import stop_signals
+from prompt_tuning.training.signals import StopSignals, stop_signals
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.step_profile import StepProfile
 from prompt_tuning.training.trainer import Trainer
 
@@ -135,32 +138,15 @@ def train_held(
     notes: Sequence[str] = (),
     profile: Path | None = None,
 ) -> TrainingResult:
-    """Trains in a run directory that the caller holds (see `hold_run`).
+    """Trains as `train`, in a run directory that the caller holds (see `hold_run`).
 
-    Starts from the newest complete checkpoint in the run directory, if there is one.
-
-    Args:
-      training: the opened run.
-      config: operative config, written to the run directory; None writes the run's
-        own fields.
-      record: JSON values written next to it, such as compiler flags.
-      make_reporter: makes the progress display, given the number of completed steps;
-        None shows a bar or lines.
-      callbacks: functions called with a step and its logged metrics; where one returns
-        true, the run saves and stops.
-      notes: lines to show first.
-      profile: folder for a trace of three steps; None for no trace.
-
-    Raises:
-      InputError: if the directory belongs to another run.
-      NotFiniteError: if the loss is not finite.
+    With `profile`, a trace of three steps is written into that folder.
     """
     run = training.run
     directory = Path(run.directory)
     config = run_config(run) if config is None else config
-    make_reporter = make_reporter or functools.partial(python_reporter, run.steps)
     frozen_model = training.fingerprint
-    record = data_record(run) | model_record(run) | (record or {})
+    record = run_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
     changes = ConfigChanges(
         **processes.run_on_first(
@@ -172,113 +158,217 @@ def train_held(
     state = resume(training, store, messages.append)
     done = int(state.step)
     check_steps(directory, done, run.steps)
-    if done:
-        store.finish_deletion(done)
-    patience = open_patience(run, store.folder, done)
+    (result,) = loop(
+        [Member(training, store, config, changes)],
+        [state],
+        done,
+        make_reporter=make_reporter or functools.partial(python_reporter, run.steps),
+        messages=messages,
+        callbacks=callbacks,
+        profile=profile,
+    )
+    return result
+
+
+Drop = Callable[[Member, int, NotFiniteError], None]
+"""Records that a member is dropped, after a number of steps, and why."""
+
+
+def loop(
+    members: Sequence[Member],
+    states: Sequence[TrainState],
+    done: int,
+    *,
+    make_reporter: Callable[[int], Reporter],
+    messages: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    profile: Path | None = None,
+    drop: Drop | None = None,
+) -> list[TrainingResult]:
+    """Steps members until the last step, a stop signal, or early stopping.
+
+    Args:
+      members: runs that step together; one for a run alone.
+      states: state of each.
+      done: number of completed steps.
+      make_reporter: makes the progress display.
+      messages: lines to show first.
+      callbacks: functions called with logged metrics.
+      profile: folder for a trace.
+      drop: called with a member that has a number that is not finite, while the others
+        continue; None to raise the error.
+
+    Returns:
+      the result of each member.
+    """
+    first = members[0].trainer
+    steps = first.run.steps
     with (
         make_reporter(done) as reporter,
         displayed_by(reporter.doing),
-        contextlib.closing(open_log(directory, done)) as log,
-        stop_signals() as stopping,
-        contextlib.closing(store),
-        compiling_ahead(training, state, run.steps),
-        contextlib.closing(StepProfile(profile, done, run.steps)) as step_profile,
+        contextlib.ExitStack() as resources,
     ):
+        recorders = []
+        for member in members:
+            if done:
+                member.store.finish_deletion(done)
+            patience = open_patience(member.trainer.run, member.store.folder, done)
+            log = open_log(member.directory, done)
+            resources.enter_context(contextlib.closing(log))
+            recorders.append(Recorder(member.trainer, member.store, log, patience))
+        stopping = resources.enter_context(stop_signals())
+        for member in members:
+            resources.enter_context(contextlib.closing(member.store))
+        if len(members) == 1:
+            resources.enter_context(compiling_ahead(first, states[0], steps))
+        step_profile = StepProfile(profile, done, steps)
+        resources.enter_context(contextlib.closing(step_profile))
         for message in messages:
             reporter.say(message)
-        recorder = Recorder(training, store, log, patience)
-        recorder.keep_frozen()
         watching = CallbackReporter(reporter, callbacks)
-        adopt_changes(training, store, changes, config, recorder, watching)
-        result = _Loop(
-            training,
-            recorder,
-            watching,
-            lambda step: stopping.due(step) or watching.stopped,
-            step_profile,
-        ).run_from(state)
-        interrupted = stopping.interrupted and not result.finished
-        return dataclasses.replace(result, interrupted=interrupted)
-
-
-def stopped_message(step: int, steps: int) -> str:
-    """Message of a run that a signal stopped."""
-    return f"stopped at step {step} of {steps}; the same command resumes from there"
+        for member, recorder in zip(members, recorders, strict=True):
+            recorder.keep_frozen()
+            adopt_changes(member, recorder, watching)
+        running = _Loop(members, recorders, watching, stopping, step_profile, drop)
+        return running.run_from(states, done)
 
 
 class _Loop:
-    """Mutable state of `train`: the step in progress and its display."""
+    """Mutable state of `loop`: the step in progress and its display."""
 
     def __init__(
         self,
-        training: Trainer,
-        recorder: Recorder,
-        reporter: Reporter,
-        stopping: Callable[[int], bool],
+        members: Sequence[Member],
+        recorders: Sequence[Recorder],
+        reporter: CallbackReporter,
+        stopping: StopSignals,
         profile: StepProfile,
+        drop: Drop | None,
     ):
-        self._profile = profile
-        self._training, self._run = training, training.run
+        self._members, self._recorders = members, recorders
         self._reporter, self._stopping = reporter, stopping
-        self._recorder = recorder
+        self._profile, self._drop = profile, drop
+        # All members share the frozen parameters, the step and its settings.
+        self._first = members[0].trainer
+        self._run = self._first.run
+        self._live = [k for k, member in enumerate(members) if not member.dropped]
 
-    def run_from(self, state: TrainState) -> TrainingResult:
+    def run_from(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
         """Steps until the last step, a stop signal, or early stopping."""
-        done, last = int(state.step), self._run.steps
-        if self._recorder.reason is None and processes.is_first():
-            # The run had stopped early, and continues with other settings.
-            (Path(self._run.directory) / STOPPED_FILE).unlink(missing_ok=True)
-        pending = None
-        for batch in self._recorder.meter.waiting(self._batches(done)):
-            with self._profile.step(done):
-                state, metrics = self._training.advance(state, batch)
-            done += 1
-            self._profile.finish_step(done, metrics)
-            # The device runs this step while the host handles the metrics before it.
-            if pending is not None:
-                self._record(*pending)
-            pending = (done, metrics, batch)
-            stop = self._stopping(done)
-            if save_due(self._run, done) or stop:
-                self._record(*pending)
-                pending = None
-                self._measure_and_save(done, state)
-            if stop or self._recorder.reason is not None:
-                break
-        self._recorder.wait()
-        reason = self._recorder.reason if done < last else None
+        last, pending, stop = self._run.steps, None, False
+        if self._reason is None and processes.is_first():
+            for member in self._members:
+                # It had stopped early, and continues with other settings.
+                (member.directory / STOPPED_FILE).unlink(missing_ok=True)
+        trainers = [member.trainer for member in self._members]
+        with contextlib.closing(stream_members(trainers, done)) as stream:
+            batches: Iterator[MemberBatches] = stream
+            for recorder in self._recorders:
+                batches = recorder.meter.waiting(batches)
+            while done < last and self._live and not stop and self._reason is None:
+                batch = next(batches)
+                with self._profile.step(done):
+                    states, metrics = self._advance(states, batch.whole)
+                done += 1
+                self._profile.finish_step(done, metrics)
+                # The device runs this step while the host handles the metrics before.
+                if pending is not None:
+                    self._record(*pending)
+                pending = (done, metrics, batch)
+                stop = self._stopping.due(done) or self._reporter.stopped
+                if save_due(self._run, done) or stop:
+                    self._record(*pending)
+                    pending = None
+                    self._measure_and_save(done, states)
+        for recorder in self._recorders:
+            recorder.wait()
+        return self._results(states, done)
+
+    @property
+    def _reason(self) -> str | None:
+        """Why early stopping ends the loop now; None while it continues."""
+        return self._recorders[0].reason
+
+    def _advance(
+        self, states: Sequence[TrainState], batch: Batch
+    ) -> tuple[Sequence[TrainState], Sequence[Metrics]]:
+        """Runs one step of all members; donates `states`."""
+        placement = self._first.model.placement
+        if placement is not None and self._first.stages is None:
+            batch = placement.put_batch(batch)
+        if len(self._members) > 1:
+            return self._first.step(states, self._first.frozen, batch)
+        state, metrics = self._first.step(states[0], self._first.frozen, batch)
+        return [state], [metrics]
+
+    def _results(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
+        """Tells why the loop ended; returns the result of each member."""
+        last = self._run.steps
+        reason = self._reason if done < last else None
         if reason is not None:
             if processes.is_first():
-                record_stop(Path(self._run.directory), done, reason)
+                record_stop(self._members[0].directory, done, reason)
             self._reporter.say(f"stopped after step {done} of {last}: {reason}")
-        elif done < last:
-            self._reporter.say(stopped_message(done, last))
+        elif done < last and self._live:
+            self._reporter.say(
+                f"stopped at step {done} of {last}; the same command resumes from there"
+            )
         finished = done == last or reason is not None
-        measured = self._recorder.measured
-        epochs = done / self._training.batch_plan.batches_per_epoch
-        return TrainingResult(
-            done, finished, state.trained, measured, reason, epochs=epochs
-        )
+        return [
+            TrainingResult(
+                done,
+                finished,
+                states[k].trained,
+                recorder.measured,
+                reason,
+                interrupted=self._stopping.interrupted and not finished,
+                epochs=done / member.trainer.batch_plan.batches_per_epoch,
+            )
+            for k, (member, recorder) in enumerate(
+                zip(self._members, self._recorders, strict=True)
+            )
+        ]
 
-    def _batches(self, start: int) -> Iterator[Batch]:
-        if self._recorder.reason is not None:
-            return iter(())
-        return stream_batches(
-            self._training.examples,
-            self._training.batch_plan,
-            start,
-            self._run.steps,
-            pad_id=self._training.model.config.pad_id,
-        )
-
-    def _record(self, step: int, metrics: dict[str, Any], batch: Batch) -> None:
+    def _record(self, step: int, metrics: Sequence[Any], batch: MemberBatches) -> None:
         with jax.profiler.TraceAnnotation("record metrics"):
-            logged = self._recorder.record(step, jax.device_get(metrics), batch)
-            self._reporter.advance(step, logged)
+            values, lines = jax.device_get(list(metrics)), []
+            for k in list(self._live):
+                with self._dropping(k, step):
+                    lines.append(
+                        self._recorders[k].record(step, values[k], batch.members[k])
+                    )
+            self._reporter.advance(step, joint_metrics([x for x in lines if x]))
 
-    def _measure_and_save(self, done: int, state: TrainState) -> None:
-        named = jax.profiler.TraceAnnotation("measure and save")
-        with named, self._recorder.meter.stopped():
-            measured = self._recorder.measure_and_save(done, state)
-        if measured:
-            self._reporter.evaluated(done, measured)
+    def _measure_and_save(self, done: int, states: Sequence[TrainState]) -> None:
+        measured = {}
+        with (
+            jax.profiler.TraceAnnotation("measure and save"),
+            contextlib.ExitStack() as pauses,
+        ):
+            for recorder in self._recorders:
+                pauses.enter_context(recorder.meter.stopped())
+                # All saves must end before any member deletes an old checkpoint.
+                recorder.wait()
+            for k in list(self._live):
+                with self._dropping(k, done):
+                    measured[k] = self._recorders[k].measure_and_save(done, states[k])
+        if not any(measured.values()):
+            return
+        if len(self._members) == 1:
+            self._reporter.evaluated(done, measured[0])
+        elif self._run.best_by is not None:
+            by_name = {self._members[k].name: found for k, found in measured.items()}
+            line = comparison_line(done, by_name, *self._run.best_by)
+            self._reporter.say(line)
+
+    @contextlib.contextmanager
+    def _dropping(self, k: int, step: int) -> Iterator[None]:
+        """Drops member `k` if one of its numbers is not finite."""
+        try:
+            yield
+        except NotFiniteError as problem:
+            if self._drop is None:
+                raise
+            self._live.remove(k)
+            self._drop(self._members[k], step, problem)
+            self._reporter.say(f"{self._members[k].name} is dropped: {problem}")

@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding
 from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
@@ -29,7 +28,7 @@ from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.training.run_plan import RunPlan, plan_run, refuse_stages
 from prompt_tuning.training.stage_plan import largest_batch
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.step import CompiledStep, compile_step
 
 UNTIMED_STEPS, TIMED_STEPS = 1, 5
 
@@ -113,10 +112,6 @@ class MemoryEstimate:
         """The number of devices that the run uses."""
         layout = self.opened.model.layout
         return 1 if layout is None else layout.mesh.size
-
-    def configured_rematerialization(self) -> Rematerialization:
-        """The rematerialization of the decoder in the run's config."""
-        return self.opened.model.config.rematerialization
 
     def step(self, how: Rematerialization | None) -> CompiledStep:
         """The run's step with a rematerialization of all stacks; None for the run's."""

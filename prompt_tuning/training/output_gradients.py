@@ -28,6 +28,7 @@ from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.shard_map import gradient_and_rows
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.training.gradients import value_and_gradient
 from prompt_tuning.training.named_outputs import (
     LOGITS,
     NUMBERS,
@@ -40,8 +41,7 @@ from prompt_tuning.training.named_outputs import (
     is_output,
     refuse_lost,
 )
-from prompt_tuning.training.step import value_and_gradient
-from prompt_tuning.training.streamed_batches import (
+from prompt_tuning.training.streamed_step import (
     divide_batch,
     prefix_and_key,
     unpad_others,

@@ -15,7 +15,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.training.pipelined_step import divide_rows
+from prompt_tuning.training.pipelined_step import pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 from prompt_tuning.training.stage_plan import (
     largest_batch,
@@ -84,10 +84,10 @@ class PipelineEstimate:
             for path in self.opened.labels
         }
         objective = self.opened.objective(self.examples)
-        stages = self.opened.pipelined_gradients(objective, self.plan).traced(
+        stages = pipelined_gradients(self.opened, objective, self.plan).traced(
             trained,
             {},
-            divide_rows(self.batch, self.plan.microbatches),
+            self.batch,
             jax.random.key(0) if model.drops else None,
         )
         kept = tuple(programs.kept_bytes for programs in stages.programs)

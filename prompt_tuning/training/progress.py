@@ -1,7 +1,8 @@
 """Progress display: a live bar on a terminal, plain lines elsewhere."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -23,32 +24,30 @@ COMPILING = "compiling"
 """Beginning of the names of stages that compile."""
 
 
-@runtime_checkable
-class Reporter(Protocol):
-    """Shows the progress of a training run."""
+class Reporter:
+    """Shows the progress of a training run; this one shows nothing."""
 
-    def __enter__(self) -> "Reporter": ...
+    def __enter__(self) -> "Reporter":
+        return self
 
-    def __exit__(self, *exception) -> None: ...
+    def __exit__(self, *exception) -> None:
+        pass
 
     def say(self, text: str) -> None:
         """Prints a message that stays."""
-        ...
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Shows that a step is done; `metrics` is None unless they were logged."""
-        ...
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of an evaluation."""
-        ...
+        self.say(evaluation_line(step, metrics))
 
     def doing(self, name: str | None) -> None:
         """Shows the long stage that has begun; None if there is none any more."""
-        ...
 
 
-class LiveReporter:
+class LiveReporter(Reporter):
     """A rich progress bar with the newest metrics next to it."""
 
     def __init__(self, console: Console, steps: int, done: int):
@@ -79,10 +78,6 @@ class LiveReporter:
         """Prints above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the metrics above the bar."""
-        self.say(evaluation_line(step, metrics))
-
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Moves the bar."""
         self._progress.update(self._task, completed=step)
@@ -96,26 +91,16 @@ class LiveReporter:
         self._progress.update(self._task, description=name or TRAINING, newest=newest)
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """One plain line for each line of the log."""
 
     def __init__(self, console: Console, steps: int):
         self._console, self._steps = console, steps
         self._named: set[str] = set()
 
-    def __enter__(self) -> "LineReporter":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        pass
-
     def say(self, text: str) -> None:
         """Prints a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Prints the metrics."""
-        self.say(evaluation_line(step, metrics))
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Prints the step's metrics."""
@@ -136,29 +121,7 @@ def make_reporter(console: Console, steps: int, done: int) -> Reporter:
     return LineReporter(console, steps)
 
 
-class QuietReporter:
-    """Shows nothing; base of reporters that show only some things."""
-
-    def __enter__(self) -> "Reporter":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        """Does nothing."""
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Does nothing."""
-
-    def doing(self, name: str | None) -> None:
-        """Does nothing."""
-
-
-class NotebookReporter(QuietReporter):
+class NotebookReporter(Reporter):
     """A bar in the output of a notebook's cell, updated where metrics are logged."""
 
     def __init__(self, steps: int, done: int):
@@ -203,57 +166,34 @@ Callback = Callable[[int, Mapping[str, float]], Any]
 """Called with a step and its logged metrics; a true result stops the run."""
 
 
-class ForwardingReporter:
-    """Forwards everything to another reporter; base of those that add something."""
-
-    def __init__(self, reporter: Reporter):
-        self._reporter = reporter
-
-    def __enter__(self) -> "Reporter":
-        self._reporter.__enter__()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._reporter.__exit__(*exception)
-
-    def say(self, text: str) -> None:
-        """Forwards the message."""
-        self._reporter.say(text)
-
-    def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Forwards the step."""
-        self._reporter.advance(step, metrics)
-
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Forwards the evaluation."""
-        self._reporter.evaluated(step, metrics)
-
-    def doing(self, name: str | None) -> None:
-        """Forwards the name of the stage."""
-        self._reporter.doing(name)
-
-
-class CallbackReporter(ForwardingReporter):
+class CallbackReporter(Reporter):
     """Calls functions with logged metrics, after another reporter shows them.
 
     Attributes:
       stopped: whether one of them returned true.
     """
 
-    def __init__(self, reporter: Reporter, callbacks: Sequence[Callback]):
-        super().__init__(reporter)
-        self._callbacks = callbacks
+    def __init__(self, reporter: Reporter, callbacks: Sequence[Callback] = ()):
+        self._reporter, self._callbacks = reporter, callbacks
         self.stopped = False
+        self.say, self.doing = reporter.say, reporter.doing
+
+    def __enter__(self) -> "CallbackReporter":
+        self._reporter.__enter__()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._reporter.__exit__(*exception)
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Calls the functions where metrics were logged."""
-        super().advance(step, metrics)
+        self._reporter.advance(step, metrics)
         if metrics is not None:
             self._call(step, metrics)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Calls the functions with the metrics as `evaluation/NAME`."""
-        super().evaluated(step, metrics)
+        self._reporter.evaluated(step, metrics)
         self._call(step, {f"{EVALUATION}{name}": x for name, x in metrics.items()})
 
     def _call(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -270,7 +210,7 @@ def python_reporter(steps: int, done: int, progress: bool = True) -> Reporter:
       progress: whether to show any; a bar in a notebook or terminal, lines elsewhere.
     """
     if not progress:
-        return QuietReporter()
+        return Reporter()
     console = Console()
     if console.is_jupyter:
         return NotebookReporter(steps, done)
@@ -280,6 +220,36 @@ def python_reporter(steps: int, done: int, progress: bool = True) -> Reporter:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """Formats the metrics of an evaluation."""
     return f"evaluation after step {step}: {_values(metrics)}"
+
+
+def joint_metrics(lines: Sequence[dict[str, float]]) -> dict[str, float] | None:
+    """Summarizes the logged metrics of members: best and median loss, and total speed.
+
+    Those of one member stay as they are; None if nothing was logged.
+    """
+    if len(lines) < 2:
+        return lines[0] if lines else None
+    losses = [line["loss"] for line in lines]
+    return {
+        "best_loss": min(losses),
+        "median_loss": statistics.median(losses),
+        "tokens_per_second": sum(line["tokens_per_second"] for line in lines),
+    }
+
+
+def comparison_line(
+    step: int, measured: Mapping[str, Mapping[str, float]], metric: str, direction: str
+) -> str:
+    """Compares the members of a sweep by a metric, and names the best one."""
+    values = {name: metrics[metric] for name, metrics in measured.items()}
+    least, most = (
+        min(values, key=values.__getitem__),
+        max(values, key=values.__getitem__),
+    )
+    return (
+        f"evaluation after step {step}: {metric} {values[least]:.4f} to "
+        f"{values[most]:.4f}, best {least if direction == 'min' else most}"
+    )
 
 
 def _values(metrics: Mapping[str, float]) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.pretrained.checkpoint_path import hub_name_of
 from prompt_tuning.processes.group import is_first, run_on_first
-from prompt_tuning.training.data_record import check_data
 
 REVISION = "model_revision"
 """Field of a run's record with the commit of a frozen model of the hub."""
 LOCK_FILE = ".writer.lock"
+DATA_FILES = "data_files"
+"""Field of a run's record with the names of the files, in order."""
 
 
 @contextlib.contextmanager
@@ -81,7 +82,7 @@ def claim(
     """
     changes = check_owner(directory, config, frozen_model)
     if changes is not None:
-        check_data(record, directory / IDENTITY_FILE)
+        _check_data(record, directory / IDENTITY_FILE)
         return changes
     content = {"frozen_model": frozen_model, **record}
     with reporting_disk_errors(directory):
@@ -92,6 +93,29 @@ def claim(
             json.dumps(content, indent=2, sort_keys=True) + "\n",
         )
     return ConfigChanges()
+
+
+def _check_data(record: Mapping[str, Any], file: Path) -> None:
+    """Checks that a run resumes with the files that it was started with.
+
+    Args:
+      record: `run_record` of the run.
+      file: record of the run in its directory, which may not exist.
+
+    Raises:
+      InputError: if the files differ.
+    """
+    if not file.exists():
+        return
+    before = read_object(file).value(DATA_FILES, None)
+    now = record.get(DATA_FILES)
+    if before is not None and now is not None and before != now:
+        raise InputError(
+            f"{file.parent} belongs to a run that was started with the training files "
+            f"{shown(before)}, and its glob or folder now stands for {shown(now)}; "
+            "restore the files, or choose another directory, "
+            f"{how_to_set('Run.directory', 'DIRECTORY')}"
+        )
 
 
 def replace_config(directory: Path, config: str) -> None:
@@ -150,15 +174,19 @@ def check_steps(directory: Path, done: int, steps: int) -> None:
         )
 
 
-def open_store(run: Run) -> CheckpointStore:
+def open_store(run: Run, spare: int = 0) -> CheckpointStore:
     """Opens the run's checkpoints, and repairs what an interrupted save left behind.
 
     Only the first of several processes repairs and writes.
+
+    Args:
+      run: the run.
+      spare: number of checkpoints to keep in addition to `Run.keep_last`.
     """
     writes = is_first()
     store = CheckpointStore(
         run.directory,
-        run.keep_last,
+        run.keep_last + spare,
         run.best_by,
         form=run.checkpoint_form,
         kept_prompts=KeptPrompts(run.keep_prompts, run.save_paths),
@@ -192,10 +220,22 @@ def _check_config(
     return changes
 
 
-def model_record(run: Run) -> dict[str, str]:
-    """Returns the field of a run's record with the commit of a model of the hub."""
+def run_record(run: Run) -> dict[str, Any]:
+    """Returns what a run's record has from its settings.
+
+    These are the commit of a frozen model of the hub, and the files that globs and
+    folders of training data stand for: a run that is resumed after files were added to
+    a folder would read other rows.
+    """
     name = hub_name_of(run.model.checkpoint)
-    return {} if name is None else {REVISION: run.model.path.name}
+    record = {} if name is None else {REVISION: run.model.path.name}
+    if run.data is None:
+        return record
+    given = [run.data.files] if isinstance(run.data.files, str) else run.data.files
+    paths = run.data.paths
+    if paths == [Path(name) for name in given]:
+        return record
+    return {DATA_FILES: [path.name for path in paths], **record}
 
 
 def check_model(directory: Path, frozen_model: str) -> None:

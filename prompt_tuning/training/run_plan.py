@@ -1,25 +1,16 @@
-"""How a run is opened, stage by stage, from its configuration to its first step.
-
-`open_run` lists the stages in order. The first, `plan_run`, describes the model and
-checks everything that can be checked without reading weights; a sweep and the memory
-estimate stop there or share what follows among runs.
-"""
+"""The plan of a run: its model is described and checked before weights are read."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 
-from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
-from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
@@ -32,18 +23,10 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
-from prompt_tuning.pipeline.stage_parameters import FrozenParts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
-from prompt_tuning.training.group_checks import check_constant, check_fresh
 from prompt_tuning.training.host_optimizer import HostOptimizer
-from prompt_tuning.training.pipelined_step import (
-    PipelinedStep,
-    pipelined_gradients,
-    stage_devices,
-)
 from prompt_tuning.training.stage_plan import (
     check_division,
     microbatch_shape,
@@ -52,59 +35,7 @@ from prompt_tuning.training.stage_plan import (
     whole_mesh,
 )
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.streamed_step import StreamedStep
-from prompt_tuning.training.trainer import Step, Trainer
 from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
-
-
-def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
-    """Opens and checks everything that a run needs, then reads the frozen model.
-
-    The first half of `tune`; `train` is the second. Use both where you need the opened
-    model, data and compiled step in between.
-
-    Args:
-      run: configuration of the run.
-      reuse: parameters of the frozen model, if it was read before.
-
-    Returns:
-      a `Trainer`: run, model, frozen parameters, first state, step and data.
-
-    Raises:
-      InputError: if something cannot be used; nothing has been written then.
-
-    Examples:
-      >>> trainer = pt.open_run(run, reuse=model.parameters)  # a `Run`
-      >>> list(trainer.start.trained), trainer.run.steps
-      (['decoder/prompt/prompt'], 2)
-    """
-    # Checkpoint, tokenizer, prompts, parameter groups: described, not read.
-    plan = plan_run(run)
-    # Data, and what is computed from it.
-    with activity("reading the data"):
-        examples = plan.examples()
-        objective = plan.objective(examples)
-        batch_plan = plan.batch_plan(examples)
-        evaluator = plan.evaluator()
-    # A run with checkpoints resumes from them and needs no other starting point.
-    resumes = processes.run_on_first(lambda: holds_checkpoints(run.directory))
-    transfer = None if resumes else plan.transfer()
-    step = plan.step(objective, batch_plan)
-    # Only now is the frozen model read.
-    parameters = plan.model.read_parameters(reuse)
-    _, frozen = parameter_groups.partition(parameters, plan.labels)
-    return Trainer(
-        run=run,
-        model=plan.model,
-        frozen=frozen,
-        start=plan.start(parameters, transfer),
-        step=step,
-        examples=examples,
-        batch_plan=batch_plan,
-        evaluator=evaluator,
-        transfer=transfer,
-    )
 
 
 def plan_run(run: Run) -> "RunPlan":
@@ -122,9 +53,9 @@ def plan_run(run: Run) -> "RunPlan":
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)
     )
     check_division(run, model.config)
-    check_constant(model.plan.abstract, run)
+    _check_constant(model.plan.abstract, run)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
-    check_fresh(model.plan.fresh, labels, run)
+    _check_fresh(model.plan.fresh, labels, run)
     parameter_groups.check_matches(
         run.save_paths, list(model.plan.abstract), "Run.save_paths"
     )
@@ -133,6 +64,46 @@ def plan_run(run: Run) -> "RunPlan":
         model=model.in_training(run.model.trained_weights, labels),
         labels=labels,
         optimizer=parameter_groups.group_optimizer(run.groups, labels),
+    )
+
+
+def _check_constant(paths: Collection[str], run: Run) -> None:
+    """Refuses a group for the parameters of a prompt that has none.
+
+    Raises:
+      InputError: with the config to use instead.
+    """
+    if run.prompt is None or any("/prompt/" in path for path in paths):
+        return
+    for regex in [regex for group in run.groups for regex in group.regexes]:
+        if "prompt" in regex and not any(
+            map(parameter_groups.match_any([regex]), paths)
+        ):
+            raise InputError(
+                f"the parameter groups train {regex}, but the run's prompt is a "
+                "constant without parameters (InferenceOnlyPrompt), which can only be "
+                "evaluated and used: to train the vectors of a file, give --gin_file "
+                "prompts/file.gin instead of prompts/inference_only.gin"
+            )
+
+
+def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:
+    """Refuses fresh parameters that nothing trains: they would stay random.
+
+    Raises:
+      InputError: with the parameters and what the groups train.
+    """
+    untrained = [path for path in fresh if path not in labels]
+    if not untrained:
+        return
+    listed = ", ".join([*untrained[:2], *(["..."] if len(untrained) > 2 else [])])
+    regexes = ", ".join(regex for group in run.groups for regex in group.regexes)
+    raise InputError(
+        f"{listed} {'is' if len(untrained) == 1 else 'are'} fresh but not trained: "
+        f"the parameter groups train {regexes or 'nothing'}. Add a regex to "
+        "ParameterGroup.regexes, or leave out what is not trained; of several "
+        "--gin_file, give an adapter's or prompt's file after the run's. A prompt that "
+        "is only read from a file is an InferenceOnlyPrompt"
     )
 
 
@@ -306,35 +277,6 @@ class RunPlan:
         labels = {path: self.labels[path] for path in paths}
         return parameter_groups.group_optimizer(self.run.groups, labels)
 
-    def step(self, objective: Objective, batch_plan: BatchPlan) -> Step:
-        """Builds the training step, which is compiled for each shape of batch."""
-        model = self.model
-        if model.weight_storage.by_layer:
-            here = model.weight_storage.trained
-            return StreamedStep(
-                model.graph,
-                self.optimizer_of([path for path in self.labels if path not in here]),
-                model.weight_storage.streamed,
-                dropout=model.drops,
-                objective=objective,
-                reader=model.weight_storage.reader(),
-                checkpoint_activation=self.run.model.checkpoint_activation,
-                host=self.host_optimizer(),
-                placement=model.placement,
-            )
-        stages = self.pipeline_plan(batch_plan)
-        if stages is not None:
-            gradients = self.pipelined_gradients(objective, stages)
-            return self.step_in_stages(gradients, objective, stages)
-        return compile_step(
-            model.graph,
-            self.optimizer,
-            dropout=model.drops,
-            objective=objective,
-            placement=model.placement,
-            shapes=len(batch_plan.shapes()),
-        )
-
     def pipeline_plan(self, batch_plan: BatchPlan) -> PipelinePlan | None:
         """Plans the run's pipeline; None without one.
 
@@ -345,48 +287,3 @@ class RunPlan:
             return None
         shape = microbatch_shape(self.run, self.model, batch_plan)
         return plan_stages(self.run, self.model, self.labels, shape)
-
-    def pipelined_gradients(
-        self,
-        objective: Objective,
-        plan: PipelinePlan,
-        placed: FrozenParts | None = None,
-    ) -> PipelinedGradients:
-        """Divides the run's model into the stages of a plan.
-
-        Args:
-          objective: the training objective.
-          plan: blocks and schedule of the stages.
-          placed: frozen parameters on the stages, which several pipelines may share.
-
-        Raises:
-          InputError: if the stages cannot compute it.
-        """
-        mesh, model = self.run.mesh, self.model
-        assert mesh is not None and model.placement is not None
-        assert self.run.pipeline is not None
-        stages = stage_devices(mesh, model.config)
-        return pipelined_gradients(
-            model.graph,
-            stages,
-            plan,
-            model.placement,
-            objective,
-            placed,
-            joined_p2=self.run.pipeline.joined_p2,
-        )
-
-    def step_in_stages(
-        self, gradients: PipelinedGradients, objective: Objective, plan: PipelinePlan
-    ) -> PipelinedStep:
-        """Builds the step of a model in stages, with the run's optimizer."""
-        assert self.model.placement is not None
-        return PipelinedStep(
-            gradients,
-            self.model.graph,
-            self.optimizer,
-            plan,
-            placement=self.model.placement,
-            dropout=self.model.drops,
-            objective=objective,
-        )

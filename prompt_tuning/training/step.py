@@ -1,9 +1,15 @@
-"""One training step as a pure function: gradient, metrics and update."""
+"""One training step: a gradient, then the penalty, the metrics and the update.
+
+`train_step` is the whole step as a pure function. Where no single program can compute
+the gradient (streamed weights, the stages of a pipeline), `join_step` calls another
+function of the same signature, and only `finish` is compiled here.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +17,15 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import CompiledStep
-from prompt_tuning.core.parameters import Parameters, optional_key
+from prompt_tuning.core.compilation import abstract, return_freed_memory
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.models.language_model import Prefix
-from prompt_tuning.models.scoring import loss_sums, merge_model
+from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh_layout import MeshLayout
-from prompt_tuning.sharding.shard_map import gradient_and_sums
+from prompt_tuning.training.gradients import add_penalty, objective_gradient
 from prompt_tuning.training.state import TrainState
 
 PROMPT = "/prompt/prompt"
@@ -28,166 +33,21 @@ PROMPT = "/prompt/prompt"
 
 Metrics = dict[str, Float[Array, ""]]
 
-Outputs = TypeVar("Outputs")
-"""A tree of floating-point arrays; output gradients have the same structure."""
+Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
+"""`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
 
+Gradient = Callable[
+    [Parameters, Parameters, Batch, Key[Array, ""] | None], tuple[Parameters, LossSums]
+]
+"""`(trained, frozen, batch, key) -> (gradient, sums)`, as `objective_gradient`."""
 
-def gradients(
-    graph: nnx.GraphDef,
-    trained: Parameters,
-    frozen: Parameters,
-    batch: Batch,
-    key: Key[Array, ""] | None,
-    objective: Objective = NATS_PER_WEIGHT,
-    layout: MeshLayout | None = None,
-) -> tuple[Parameters, LossSums]:
-    """Computes the gradient of a batch's loss with respect to the trained parameters.
+Finish = Callable[
+    [TrainState, Parameters, Parameters, Batch, LossSums], tuple[TrainState, Metrics]
+]
+"""`(state, frozen, gradient, batch, sums) -> (state, metrics)`; donates `state`."""
 
-    For loops of your own that do something with the gradient; `train_step` is this, the
-    metrics and `update`. The loss is the objective's, plus the prompt's penalty once
-    per batch.
-
-    Args:
-      graph: the model's structure, `model.graph`.
-      trained: parameters to differentiate.
-      frozen: all other parameters.
-      batch: one batch, or micro-batches on a leading axis `A`, whose gradients are
-        summed.
-      key: dropout key; None without dropout.
-      objective: the training objective.
-      layout: the model's layout on a mesh; None on one device.
-
-    Returns:
-      the gradient, and the objective's sums over the batch, without the penalty.
-
-    Examples:
-      >>> attached = model.attach(pt.SoftPrompt(length=5))
-      >>> trained, frozen = attached.partition()
-      >>> batch = next(attached.batches(pairs, batch_size=8))
-      >>> compute = functools.partial(pt.gradients, attached.graph, key=None)
-      >>> gradient, sums = jax.jit(compute)(trained, frozen, batch)
-      >>> gradient["decoder/prompt/prompt"].shape
-      (5, 128)
-    """
-
-    def outputs(parameters, batch, key, prefix):
-        return loss_sums(graph, parameters, batch, key, objective, prefix)
-
-    # The loss is the sum over its divisor: 1 / divisor is the gradient at each
-    # micro-batch's loss sum. Nothing is propagated from the other sums.
-    micro_batches = batch.tokens.shape[:-2]  # () or (A,)
-    share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
-    sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
-
-    def run(trained, frozen, batch, key, sum_gradients):
-        return value_and_gradient(
-            graph, outputs, sum_gradients, trained, frozen, batch, key
-        )
-
-    arguments = (trained, frozen, batch, key, sum_gradients)
-    if layout is None:
-        gradient, sums = run(*arguments)
-    else:
-        gradient, sums = gradient_and_sums(layout, graph, run, *arguments)
-    # The penalty has no rows: it is added once, outside of micro-batches and devices.
-    if merge_model(graph, trained | frozen).has_penalty:
-        penalty_gradient = jax.grad(
-            lambda leaves: merge_model(graph, leaves | frozen).penalty()
-        )(trained)
-        gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
-    return gradient, LossSums(*map(jnp.sum, sums))
-
-
-def value_and_gradient(
-    graph: nnx.GraphDef,
-    outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
-    output_gradients: Outputs,
-    trained: Parameters,
-    frozen: Parameters,
-    batch: Batch,
-    key: Key[Array, ""] | None,
-) -> tuple[Parameters, Outputs]:
-    """Computes a batch's outputs and backpropagates the given output gradients.
-
-    All steps share this function. The outputs are an objective's sums in training, and
-    the named outputs in an `OutputStep`.
-
-    Args:
-      graph: the model's structure.
-      outputs: returns a tree of floating-point arrays, given all parameters, a batch
-        without an accumulation axis, a key, and the result of the model's `prefix` or
-        None.
-      output_gradients: gradient of each output, with a leading axis `A` for
-        micro-batches.
-      trained: parameters to differentiate.
-      frozen: all other parameters.
-      batch: one batch, or micro-batches on a leading axis `A`.
-      key: dropout key; None without dropout.
-
-    Returns:
-      the gradient of the trained parameters, summed over micro-batches, and the
-      outputs, with a leading axis for micro-batches.
-    """
-    if batch.tokens.ndim > 2:
-        return _accumulate(
-            graph, outputs, output_gradients, trained, frozen, batch, key
-        )
-    values, pull_back = jax.vjp(
-        lambda trained: outputs(trained | frozen, batch, key, None), trained
-    )
-    (gradient,) = pull_back(_cast_like(output_gradients, values))
-    return gradient, values
-
-
-def _cast_like(values: Outputs, like: Outputs) -> Outputs:
-    """Casts each array to the dtype of its counterpart."""
-    return jax.tree.map(lambda value, other: value.astype(other.dtype), values, like)
-
-
-def _accumulate(
-    graph: nnx.GraphDef,
-    outputs: Callable[[Parameters, Batch, Key[Array, ""] | None, Prefix], Outputs],
-    output_gradients: Outputs,
-    trained: Parameters,
-    frozen: Parameters,
-    batch: Batch,
-    key: Key[Array, ""] | None,
-) -> tuple[Parameters, Outputs]:
-    """Computes `value_and_gradient` of micro-batches, one after another.
-
-    The part of the model that all rows share (its prefix) runs forward once and
-    backward once. In between, the micro-batches sum their gradients with respect to its
-    result.
-    """
-
-    def run_prefix(trained):
-        return merge_model(graph, trained | frozen).prefix(optional_key(key, "prefix"))
-
-    def add(total, xs):
-        # micro_batch [B, T], the gradients at its outputs, and its number
-        micro_batch, micro_gradients, index = xs
-        micro_key = None if key is None else jax.random.fold_in(key, index)
-
-        def run(trained, prefix):
-            return outputs(trained | frozen, micro_batch, micro_key, prefix)
-
-        values, pull_back = jax.vjp(run, trained, prefix)
-        gradient = pull_back(_cast_like(micro_gradients, values))
-        return jax.tree.map(jnp.add, total, gradient), values
-
-    prefix, pull_back = jax.vjp(run_prefix, trained)
-    # Summed in float32 even if the model computes in bfloat16, where a growing sum
-    # soon stops changing.
-    zeros = jax.tree.map(
-        lambda leaf: jnp.zeros_like(leaf, jnp.promote_types(leaf.dtype, jnp.float32)),
-        (trained, prefix),
-    )
-    xs = (batch, output_gradients, jnp.arange(batch.tokens.shape[0]))
-    (direct, prefix_gradient), values = jax.lax.scan(add, zeros, xs)
-    # Trained parameters contribute directly (adapters, the text's tokens) and through
-    # the prefix (prompt vectors).
-    (through_prefix,) = pull_back(_cast_like(prefix_gradient, prefix))
-    return jax.tree.map(jnp.add, direct, through_prefix), values
+Shapes = tuple[tuple[int, ...], ...]
+"""Shapes of the arrays of a batch."""
 
 
 def batch_metrics(
@@ -279,6 +139,43 @@ def _prompts(parameters: Parameters) -> list[Array]:
     return [x for path, x in parameters.items() if path.endswith(PROMPT) and x.ndim]
 
 
+def finish(
+    state: TrainState,
+    frozen: Parameters,
+    gradient: Parameters,
+    batch: Batch,
+    sums: LossSums,
+    *,
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    objective: Objective = NATS_PER_WEIGHT,
+    placement: Placement | None = None,
+    absent: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+) -> tuple[TrainState, Metrics]:
+    """Adds the penalty's gradient, computes the metrics and updates; runs no block.
+
+    Args:
+      state: the state before the step.
+      frozen: frozen parameters.
+      gradient: gradient of the loss without the penalty.
+      batch: batch of the gradient.
+      sums: the objective's sums over the batch.
+      graph: the model's structure.
+      optimizer: optimizer of the trained parameters.
+      objective: the training objective.
+      placement: the parameters' shardings on a mesh; None on one device.
+      absent: shapes of parameters that are not on the device, which only the model's
+        structure needs.
+
+    Returns:
+      the next state, and the metrics of `train_step`.
+    """
+    frozen = frozen | cast(Parameters, absent or {})
+    gradient = add_penalty(graph, state.trained, frozen, gradient)
+    metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
+    return update(state, gradient, metrics, optimizer, placement)
+
+
 def train_step(
     state: TrainState,
     frozen: Parameters,
@@ -329,11 +226,20 @@ def train_step(
     """
     key = step_key(state, dropout)
     layout = None if placement is None else placement.layout
-    gradient, sums = gradients(
+    gradient, sums = objective_gradient(
         graph, state.trained, frozen, batch, key, objective, layout
     )
-    metrics = batch_metrics(graph, state.trained | frozen, batch, sums, objective)
-    return update(state, gradient, metrics, optimizer, placement)
+    return finish(
+        state,
+        frozen,
+        gradient,
+        batch,
+        sums,
+        graph=graph,
+        optimizer=optimizer,
+        objective=objective,
+        placement=placement,
+    )
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
@@ -345,27 +251,110 @@ def compile_step(
     graph: nnx.GraphDef,
     optimizer: optax.GradientTransformation,
     *,
-    dropout: bool,
-    objective: Objective = NATS_PER_WEIGHT,
-    placement: Placement | None = None,
     shapes: int | None = None,
-) -> CompiledStep:
+    **choices: Any,
+) -> "CompiledStep":
     """Compiles `train_step`; the step donates its `state`.
 
     Args:
       graph: the model's structure.
       optimizer: optimizer of the trained parameters.
-      dropout: whether dropout is active.
-      objective: the training objective.
-      placement: the parameters' shardings on a mesh; None on one device.
       shapes: number of shapes of the batches, which is shown; None if unknown.
+      choices: other keywords of `train_step`.
     """
-    step = functools.partial(
-        train_step,
-        graph=graph,
-        optimizer=optimizer,
-        dropout=dropout,
-        objective=objective,
-        placement=placement,
-    )
+    step = functools.partial(train_step, graph=graph, optimizer=optimizer, **choices)
     return CompiledStep(step, shapes)
+
+
+def compile_finish(**choices: Any) -> Finish:
+    """Compiles `finish`, given its keywords; it donates its `state`."""
+    return jax.jit(functools.partial(finish, **choices), donate_argnums=0)
+
+
+def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
+    """Returns `train_step` with a gradient that no single program computes."""
+
+    def step(
+        state: TrainState, frozen: Parameters, batch: Batch
+    ) -> tuple[TrainState, Metrics]:
+        key = step_key(state, dropout)
+        with jax.profiler.TraceAnnotation("gradient"):
+            gradients, sums = gradient(state.trained, frozen, batch, key)
+        return finish(state, frozen, gradients, batch, sums)
+
+    return step
+
+
+class CompiledStep:
+    """A function that is compiled once for each shape of batch.
+
+    Attributes:
+      jitted: the jitted function.
+    """
+
+    def __init__(self, function: Callable[..., Any], shapes: int | None = None):
+        """Wraps a function of (state, frozen, batch); the state is donated.
+
+        Args:
+          function: the function.
+          shapes: number of shapes of the batches, shown while one is compiled; None if
+            unknown.
+        """
+        self.jitted = jax.jit(function, donate_argnums=0)
+        self._shapes = shapes
+        self._compiled: set[Shapes] = set()
+        self._ahead: dict[Shapes, Future[None]] = {}
+
+    def __call__(self, state: Any, frozen: Any, batch: Batch) -> Any:
+        """Runs the step, after compiling it if the batch has a new shape."""
+        shapes = _shapes(batch)
+        if shapes not in self._compiled:
+            with activity(self._describe(batch)):
+                ahead = self._ahead.pop(shapes, None)
+                if ahead is None or ahead.cancelled():
+                    self._compile(state, frozen, batch)
+                else:
+                    ahead.result()
+            self._compiled.add(shapes)
+        return self.jitted(state, frozen, batch)
+
+    def compile_ahead(
+        self, executor: Executor, state: Any, frozen: Any, batch: Batch
+    ) -> None:
+        """Compiles for the shape of a batch in another thread, if it is new.
+
+        Args:
+          executor: runs the compiler.
+          state: shapes of the state, see `abstract`.
+          frozen: shapes of the frozen parameters.
+          batch: a batch of the shape.
+        """
+        shapes = _shapes(batch)
+        if shapes not in self._compiled and shapes not in self._ahead:
+            self._ahead[shapes] = executor.submit(
+                self._compile, state, frozen, abstract(batch)
+            )
+
+    def _compile(self, state: Any, frozen: Any, batch: Batch) -> None:
+        self.lower(state, frozen, batch).compile()
+        return_freed_memory()
+
+    def _describe(self, batch: Batch) -> str:
+        """Names the compilation of the next program."""
+        number = str(self.programs + 1)
+        if self._shapes is not None:
+            number += f" of {max(self._shapes, self.programs + 1)}"
+        return f"compiling shape {number} ({batch.describe()})"
+
+    @property
+    def programs(self) -> int:
+        """Number of compiled programs."""
+        return len(self._compiled)
+
+    def lower(self, state: Any, frozen: Any, batch: Any) -> jax.stages.Lowered:
+        """Returns the lowered program, before it is compiled."""
+        return self.jitted.lower(state, frozen, batch)
+
+
+def _shapes(batch: Batch) -> Shapes:
+    return tuple(leaf.shape for leaf in jax.tree.leaves(batch))

@@ -1,44 +1,35 @@
-"""A training step that streams the frozen weights in, layer by layer."""
+"""A training step that streams the frozen weights in, layer by layer.
 
-import dataclasses
-import functools
-from collections.abc import Mapping
-from typing import Any, cast
+Each micro-batch has its own prefix. On a mesh the prefix always runs apart from the
+rows, because only the rows are divided among the devices.
+"""
+
+import operator
+from collections.abc import Container, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Int, Key
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.parameters import Parameters, optional_key
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.models.language_model import Prefix
+from prompt_tuning.models.scoring import loss_sums, merge_model
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.streaming.traced_program import Leaves
-from prompt_tuning.training.host_optimizer import (
-    HostOptimizer,
-    named_leaves,
-    select_leaves,
-    squared_norm,
-)
-from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import Metrics, batch_metrics, step_key, update
-from prompt_tuning.training.streamed_batches import (
-    divide_batch,
-    prefix_and_key,
-    unpad_others,
-)
+from prompt_tuning.training.host_optimizer import HostFinish, HostOptimizer
+from prompt_tuning.training.step import Finish, Step, compile_finish, join_step
 
 
-class StreamedStep:
-    """`train_step` with one layer's frozen weights on the device at a time.
+class StreamedGradient:
+    """`objective_gradient` with one layer's frozen weights on the device at a time.
 
     The forward and the backward pass each read the streamed weights once, for all
     micro-batches. To allow this, the model's prefix, which micro-batches share, runs
@@ -48,115 +39,46 @@ class StreamedStep:
     def __init__(
         self,
         graph: nnx.GraphDef,
-        optimizer: optax.GradientTransformation,
         streamed: Mapping[str, LayeredWeight],
         *,
-        dropout: bool,
         objective: Objective = NATS_PER_WEIGHT,
         reader: LayerReader | None = None,
-        host: HostOptimizer | None = None,
+        on_host: Mapping[str, bool] | None = None,
         checkpoint_activation: bool = True,
         placement: Placement | None = None,
     ):
-        """Sets up the step; nothing is compiled yet.
+        """Describes the computation; nothing is compiled yet.
 
         Args:
           graph: the model's structure.
-          optimizer: optimizer of the trained parameters that are on the device.
           streamed: frozen parameters that are not in memory, by path.
-          dropout: whether dropout is active.
           objective: the training objective.
           reader: reads layers; None for the default.
+          on_host: trained parameters in host memory; for each, whether it is stacked
+            over layers.
           checkpoint_activation: whether the backward pass recomputes each layer.
-          host: updates the trained parameters in host memory; None if there are none.
           placement: the parameters' shardings on a mesh; None on one device.
         """
-        self._host, self._placement = host, placement
-        self._graph, self._objective, self._dropout = graph, objective, dropout
-        self._streamed = dict(streamed)
+        self._graph, self._objective, self._placement = graph, objective, placement
+        self._streamed, self._on_host = dict(streamed), on_host or {}
         self._sums = StreamedFunction(
             self._batch_sums, reader, checkpoint_activation=checkpoint_activation
         )
-        finish = functools.partial(self._finish, optimizer=optimizer)
-        self._finished = jax.jit(finish, donate_argnums=0, static_argnums=5)
 
     def __call__(
-        self, state: TrainState, frozen: Parameters, batch: Batch
-    ) -> tuple[TrainState, Metrics]:
-        """Computes one step; donates `state`.
-
-        Args:
-          state: the state before the step.
-          frozen: frozen parameters that are in memory.
-          batch: one batch, or micro-batches on a leading axis.
-
-        Returns:
-          the next state, and the metrics of `train_step`.
-        """
-        key = step_key(state, self._dropout)
-        with jax.profiler.TraceAnnotation("gradient"):
-            gradient, sums = self.gradient(state.trained, frozen, batch, key)
-        if self._host is None:
-            return self._finished(state, frozen, gradient, batch, sums)
-        return self._finish_on_host(self._host, state, frozen, gradient, batch, sums)
-
-    def _finish_on_host(
-        self,
-        host: HostOptimizer,
-        state: TrainState,
-        frozen: Parameters,
-        gradient: Mapping[str, Any],
-        batch: Batch,
-        sums: LossSums,
-    ) -> tuple[TrainState, Metrics]:
-        """Updates the parameters on the device, then those in host memory."""
-        there, here = _divided(state.trained, host)
-        there_gradient, here_gradient = _divided(gradient, host)
-        # The device's step donates its state; leaves that both share are copied first.
-        old = jax.tree.map(
-            lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.array(leaf),
-            state.optimizer_state,
-        )
-        device = dataclasses.replace(
-            state,
-            trained=there,
-            optimizer_state=jax.device_put(host.device_state(state.trained, old)),
-        )
-        shapes = tuple((path, leaf.shape) for path, leaf in here.items())
-        device, metrics = self._finished(
-            device, frozen, there_gradient, batch, sums, shapes
-        )
-        with jax.profiler.TraceAnnotation("update in host memory"):
-            shared = host.update(here, here_gradient, old)
-        leaves = named_leaves(old) | shared
-        leaves |= named_leaves(device.optimizer_state)
-        squares = metrics["gradient_norm"] ** 2 + squared_norm(here_gradient)
-        every = {path: {**device.trained, **here}[path] for path in state.trained}
-        optimizer_state = select_leaves(old, leaves)
-        state = dataclasses.replace(
-            device, trained=every, optimizer_state=optimizer_state
-        )
-        return state, metrics | {"gradient_norm": jnp.sqrt(squares)}
-
-    def gradient(
         self,
         trained: Leaves,
         frozen: Parameters,
         batch: Batch,
         key: Key[Array, ""] | None,
     ) -> tuple[dict[str, Any], LossSums]:
-        """Computes the gradient of the batch's loss, without the prompt's penalty.
-
-        Arguments and results are the same as in `training.step.gradients`; the
-        gradients of NumPy arrays are NumPy arrays.
-        """
-        if self._host is not None:
-            trained = {
-                path: LayeredWeight.from_array(path, leaf)
-                if self._host.paths.get(path)
-                else leaf
-                for path, leaf in trained.items()
-            }
+        """Computes the gradient; those of NumPy arrays are NumPy arrays."""
+        trained = {
+            path: LayeredWeight.from_array(path, leaf)
+            if self._on_host.get(path)
+            else leaf
+            for path, leaf in trained.items()
+        }
         # As there: the gradient at the loss sum is 1 / divisor, at the others zero.
         share = jnp.asarray(1 / self._objective.divisor(batch), jnp.float32)
         sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
@@ -184,46 +106,107 @@ class StreamedStep:
         )
         return loss_sums(self._graph, parameters, batch, key, self._objective, prefix)
 
-    def _finish(
-        self,
-        state: TrainState,
-        frozen: Parameters,
-        gradient: Parameters,
-        batch: Batch,
-        sums: LossSums,
-        absent: tuple[tuple[str, tuple[int, ...]], ...] = (),
-        *,
-        optimizer: optax.GradientTransformation,
-    ) -> tuple[TrainState, Metrics]:
-        """Adds the penalty's gradient, computes metrics and updates; runs no block."""
-        # Streamed weights, and trained ones in host memory, are needed for the model's
-        # structure only, as shapes.
-        shapes = {p: jax.ShapeDtypeStruct(shape, jnp.float32) for p, shape in absent}
-        frozen = frozen | cast(Parameters, self._abstract | shapes)
 
-        def penalty(trained: Parameters) -> Array:
-            return self._model(trained | frozen).penalty()
+def streamed_step(
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    streamed: Mapping[str, LayeredWeight],
+    *,
+    dropout: bool,
+    objective: Objective = NATS_PER_WEIGHT,
+    placement: Placement | None = None,
+    host: HostOptimizer | None = None,
+    **reading: Any,
+) -> Step:
+    """Builds a step whose frozen weights are streamed; nothing is compiled yet.
 
-        if self._model(state.trained | frozen).has_penalty:
-            penalty_gradient = jax.grad(penalty)(state.trained)
-            gradient = jax.tree.map(jnp.add, gradient, penalty_gradient)
-        parameters = state.trained | frozen
-        metrics = batch_metrics(self._graph, parameters, batch, sums, self._objective)
-        return update(state, gradient, metrics, optimizer, self._placement)
+    Args:
+      graph: the model's structure.
+      optimizer: optimizer of the trained parameters that are on the device.
+      streamed: frozen parameters that are not in memory, by path.
+      dropout: whether dropout is active.
+      objective: the training objective.
+      placement: the parameters' shardings on a mesh; None on one device.
+      host: updates the trained parameters in host memory; None if there are none.
+      reading: other keywords of `StreamedGradient`.
+    """
+    common: dict[str, Any] = {"objective": objective, "placement": placement}
+    gradient = StreamedGradient(
+        graph,
+        streamed,
+        on_host=None if host is None else host.paths,
+        **common,
+        **reading,
+    )
 
-    @property
-    def _abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes of the parameters that are not on the device."""
-        return {path: leaf.abstract for path, leaf in self._streamed.items()}
+    def compile_with(on_host: Mapping[str, jax.ShapeDtypeStruct]) -> Finish:
+        absent = {path: leaf.abstract for path, leaf in streamed.items()}
+        return compile_finish(
+            graph=graph, optimizer=optimizer, absent={**absent, **on_host}, **common
+        )
 
-    def _model(self, parameters: Parameters) -> LanguageModel:
-        return cast(LanguageModel, merge(self._graph, parameters))
+    finish = compile_with({}) if host is None else HostFinish(host, compile_with)
+    return join_step(gradient, finish, dropout=dropout)
 
 
-def _divided(
-    leaves: Mapping[str, Any], host: HostOptimizer
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divides trained leaves into those on the device and those in host memory."""
-    there = {path: leaf for path, leaf in leaves.items() if path not in host.paths}
-    here = {path: leaf for path, leaf in leaves.items() if path in host.paths}
-    return there, here
+def divide_batch(
+    batch: Batch, key: Key[Array, ""] | None, placement: Placement | None
+) -> list[tuple[Any, ...]]:
+    """Returns tuples of a batch `[B, T]`, the key and the index of the micro-batch.
+
+    Args:
+      batch: one batch, whose index is None, or micro-batches on a leading axis.
+      key: dropout key; None without dropout.
+      placement: the parameters' shardings on a mesh; None on one device.
+    """
+    if batch.tokens.ndim == 2:
+        return [(batch, key, None)]
+    parts = [
+        jax.tree.map(operator.itemgetter(i), batch) for i in range(len(batch.tokens))
+    ]
+    if placement is not None:
+        parts = [placement.put_batch(part) for part in parts]
+    return [(part, key, jnp.int32(i)) for i, part in enumerate(parts)]
+
+
+def unpad_others(
+    parameters: Parameters, streamed: Container[str], placement: Placement | None
+) -> Parameters:
+    """Removes the padding that a mesh adds to parameters; blocks have none.
+
+    Args:
+      parameters: all parameters.
+      streamed: paths of the streamed ones.
+      placement: the parameters' shardings on a mesh; None on one device.
+    """
+    if placement is None:
+        return parameters
+    here = {p: x for p, x in parameters.items() if p not in streamed}
+    return parameters | placement.unpad(here)
+
+
+def prefix_and_key(
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    key: Key[Array, ""] | None,
+    index: Int[Array, ""] | None,
+    placement: Placement | None,
+) -> tuple[Prefix, Key[Array, ""] | None]:
+    """Runs the prefix of a micro-batch; returns it and the key of the rows.
+
+    The keys are those of `training.gradients`: one for the prefix, one per micro-batch.
+
+    Args:
+      graph: the model's structure.
+      parameters: all parameters.
+      key: dropout key of the batch; None without dropout.
+      index: number of the micro-batch; None without micro-batches, where on one device
+        the prefix runs with the rows and is None.
+      placement: the parameters' shardings on a mesh; None on one device.
+    """
+    if index is None and placement is None:
+        return None, key
+    prefix = merge_model(graph, parameters).prefix(optional_key(key, "prefix"))
+    if key is None or index is None:
+        return prefix, key
+    return prefix, jax.random.fold_in(key, index)

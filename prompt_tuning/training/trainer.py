@@ -16,17 +16,15 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.streaming.layered_weights import LayeredWeight
-from prompt_tuning.training.pipelined_step import PipelinedStep
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.transfer import Transfer
 
-Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
+AnyStep = Callable[[Any, Parameters, Batch], tuple[Any, Any]]
 """`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
-
 
 MANY_EPOCHS = 200
 """Epochs from which a note tells how often each example is read."""
@@ -46,35 +44,29 @@ class Trainer:
       model: frozen model with its initialized prompts.
       frozen: frozen parameters by path, without those that are streamed.
       start: state before the first step.
-      step: compiled training step.
+      step: compiled training step. Members that train together have one step, which
+        takes and returns the states and metrics of all of them.
       examples: training examples.
       batch_plan: order of the examples, batch by batch.
       evaluator: measures held-out data; None without any.
       transfer: trained parameters taken from another run; None without any.
+      stages: the plan of its pipeline; None without one.
     """
 
     run: Run
     model: PromptedModel
     frozen: Parameters
     start: TrainState
-    step: Step
+    step: AnyStep
     examples: Examples | ClassExamples
     batch_plan: BatchPlan
     evaluator: Evaluator | None
     transfer: Transfer | None = None
+    stages: PipelinePlan | None = None
 
     def parameters(self, trained: Parameters) -> Parameters:
         """Returns all parameters in memory, the trained ones as given."""
         return trained | self.frozen
-
-    def advance(
-        self, state: TrainState, batch: Batch
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Runs one step; donates `state`."""
-        placement = self.model.placement
-        if placement is not None and self.run.pipeline is None:
-            batch = placement.put_batch(batch)
-        return self.step(state, self.frozen, batch)
 
     @property
     def fingerprint(self) -> str:
@@ -112,8 +104,8 @@ class Trainer:
             size = sum(counts[p] * x.dtype.itemsize for p, x in leaves.items())
             rows.append(f"{name:8} {len(leaves):>8} {count:>16,} {size:>18,}")
         rows.append(f"attention: {self.model.attention}")
-        if isinstance(self.step, PipelinedStep):
-            rows.append(self.step.plan.report())
+        if self.stages is not None:
+            rows.append(self.stages.report())
         if self.model.ends is not None:
             rows.append(self.model.ends)
         if self.evaluator is not None and self.evaluator.loss_meaning is not None:

@@ -39,8 +39,8 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.loop import train
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts.skill_tuning import new_directory
 

@@ -24,8 +24,8 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.loop import train
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import make_reporter
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 CUT = 128

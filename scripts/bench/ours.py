@@ -25,7 +25,6 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
@@ -36,7 +35,7 @@ from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.step import CompiledStep, compile_step
 from scripts.bench.cases import IGNORED, Case, Rows
 from scripts.bench.hlo import products
 from scripts.bench.ideal import time_products

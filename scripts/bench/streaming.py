@@ -34,7 +34,7 @@ from safetensors.numpy import save_file
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import return_freed_memory
+from prompt_tuning.core.compilation import return_freed_memory
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import ParameterGroup, adamw
 from prompt_tuning.core.parameters import describe, split
@@ -51,7 +51,7 @@ from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.streamed_step import streamed_step
 
 MEGABYTE = 1e6
 PROMPT_LENGTH = 20
@@ -243,7 +243,7 @@ def measure_full(options: argparse.Namespace, weights: str) -> dict[str, Any]:
     loaded = anonymous()
     if plan.model.weight_storage.by_layer:
         CompiledOnce.__call__ = watched(CompiledOnce.__call__, watch)
-        step: Any = StreamedStep(
+        step: Any = streamed_step(
             plan.model.graph,
             plan.optimizer_of([]),
             {},
@@ -291,7 +291,7 @@ def make_step(
     """Returns the library's step, sampled at every layer if it streams the weights."""
     if not model.weight_storage.streamed:
         return compile_step(model.graph, optimizer, dropout=False)
-    return StreamedStep(
+    return streamed_step(
         model.graph,
         optimizer,
         model.weight_storage.streamed,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import jax
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.sweep.sweep_step import compile_sweep_step
+from prompt_tuning.training.sweep_step import compile_sweep_step
 from scripts.bench.cases import LLAMA, make_rows
 from scripts.bench.llama import open_prompted, write_llama
 from scripts.bench.ours import Prepared, make_batch, prepare

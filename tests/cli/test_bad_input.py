@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.training import run_plan
+from prompt_tuning.training import opening
 from tests.support.small_runs import LENGTH, tune, write_pairs, write_rows
 
 GOOD = [("ab=", "AB"), ("cd=", "CD")]
@@ -30,7 +30,7 @@ Refused = Callable[..., str]
 def refused(files, tmp_path, capsys, monkeypatch) -> Refused:
     """Trains, expects exit code 2, and returns the message without line breaks."""
     directory = tmp_path / "run"
-    monkeypatch.setattr(run_plan, "compile_step", lambda *_, **__: never_called)
+    monkeypatch.setattr(opening, "compile_step", lambda *_, **__: never_called)
 
     def run(model: Path | None = None, *more: str, **choices) -> str:
         arguments = ["train", *files.arguments(directory, model, **choices), *more]

@@ -211,7 +211,7 @@ def test_data_that_vanish_during_training_do_not_fail_the_run(
 ):
     name = {
         "train": "training.loop.train_held",
-        "sweep": "sweep.sweep_loop.train_sweep",
+        "sweep": "sweep.sweep_run.train_sweep",
     }
     train = pkgutil.resolve_name(f"prompt_tuning.{name[command]}")
 

@@ -14,8 +14,8 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.cli.variations import parse_variations
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep import sweep_run as sweeps
-from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, SWEEP_FILE
+from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, SWEEP_FILE
+from prompt_tuning.training import opening
 from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
 from tests.support.small_runs import logged, write_pairs
 
@@ -80,7 +80,7 @@ def test_arguments_that_cannot_be_parsed(given, message):
 @pytest.fixture
 def refused(files, tmp_path, capsys, monkeypatch) -> Callable[..., str]:
     """Sweeps, and expects an error before anything is compiled or written."""
-    monkeypatch.setattr(sweeps, "compile_sweep_step", None)
+    monkeypatch.setattr(opening, "compile_sweep_step", None)
 
     def run(*vary: str, **choices) -> str:
         words = [word for text in vary for word in ("--vary", text)]

@@ -16,7 +16,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, logical_axes
 from prompt_tuning.core.quantization import channel_scale, quantize, scale_path
 from prompt_tuning.models.build import build_model
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.exhaustive import sample
 

@@ -26,7 +26,7 @@ from prompt_tuning.models import transformer
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.sharding import shard_map
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.training.step import gradients, value_and_gradient
+from prompt_tuning.training.gradients import gradients, value_and_gradient
 from scripts.bench import hlo
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample

@@ -21,10 +21,11 @@ from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.prompts.prompt_settings import Prompting
-from prompt_tuning.sweep.sweep_step import compile_sweep_step
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.streamed_step import StreamedGradient
+from prompt_tuning.training.sweep_step import compile_sweep_step
 from tests.core.test_quantization import int8, quantized
 from tests.models.test_label_states import (
     LABELS,
@@ -189,8 +190,8 @@ def test_weights_that_are_read_layer_by_layer_give_the_same_gradient(family):
     graph, trained, frozen = model_of(family)
     trained, _, blocks, rest = divided(trained | frozen, list(trained))
     layers = Layers(blocks)
-    step = StreamedStep(graph, optax.sgd(0.1), layers.weights, dropout=False)
-    actual = step.gradient(trained, rest, batch_of(family, ALL), None)
+    streamed = StreamedGradient(graph, layers.weights)
+    actual = streamed(trained, rest, batch_of(family, ALL), None)
     assert_same(actual, expected(family))
     assert len(set(layers.reads)) == sum(len(leaf) for leaf in blocks.values())
 

@@ -20,7 +20,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.example_tables import load_for
 from tests.support.exhaustive import sample

@@ -19,7 +19,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from scripts.bench import plain_kernel
 from tests.support import dummies
 from tests.support.exhaustive import sample

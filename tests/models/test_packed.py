@@ -17,7 +17,7 @@ from prompt_tuning.prompts.input_dependent import InstancePrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.exhaustive import sample
 

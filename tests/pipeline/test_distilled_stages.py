@@ -11,7 +11,7 @@ from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.schedules import stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.training.distillation import make_teacher
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 
 # Rows of different length and loss weight.

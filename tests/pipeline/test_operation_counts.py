@@ -11,7 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, Work, count_work
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 
 ROWS = [([3] * 20, [4] * 12)] * 4

@@ -20,7 +20,7 @@ from prompt_tuning.pipeline.stage_worker import StageWorker
 from prompt_tuning.pipeline.staged_model import StagedModel
 from prompt_tuning.pipeline.stages import stage_blocks
 from prompt_tuning.pipeline.transport import Mailbox
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from scripts.bench.hlo import matmul_flops, products_of
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample

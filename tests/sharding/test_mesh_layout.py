@@ -12,7 +12,7 @@ from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.sharding.axis_rules import PRESETS, AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.shard_map import check_row_count
-from prompt_tuning.training.step import gradients
+from prompt_tuning.training.gradients import gradients
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 

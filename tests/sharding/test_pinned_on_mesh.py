@@ -7,7 +7,7 @@ import pytest
 
 from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.opening import open_run
 from tests.support.small_runs import DECODER, logged, write_model
 
 FSDP = ("--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.data=-1")

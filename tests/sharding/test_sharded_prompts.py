@@ -18,7 +18,7 @@ from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.sharding.axis_rules import NAMES, TRAINED_NAMES, AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.opening import open_run
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample
 
@@ -168,7 +168,8 @@ def test_a_device_has_its_shard_of_the_prompt_and_of_the_optimizer_state(
     bindings = [each.removeprefix("--gin.") for each in given[1:]]
     training = open_run(gin_files.read_run(["runs/first_prompt.gin"], bindings))
     batches = stream_batches(training.examples, training.batch_plan, 0, 1, pad_id=0)
-    state, _ = training.advance(training.start, next(iter(batches)))
+    batch = training.model.placement.put_batch(next(iter(batches)))
+    state, _ = training.step(training.start, training.frozen, batch)
     leaves = jax.tree.leaves((state.trained, state.optimizer_state))
     actual = [leaf for leaf in leaves if leaf.shape == (4, 16)]
     # The prompt and Adam's two moments.

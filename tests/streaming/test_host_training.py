@@ -18,7 +18,7 @@ from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.streamed_step import streamed_step
 from tests.support import dummies
 from tests.support.printed import assert_same_printed
 from tests.support.small_runs import DECODER, logged, write_model
@@ -52,7 +52,7 @@ def host_step(graph, parameters: Parameters, optimizer, reader=None):
         p: np.array(x, np.float32) if p in here else x for p, x in parameters.items()
     }
     there = optimizer_of([p for p in parameters if p not in here])
-    step = StreamedStep(graph, there, {}, dropout=False, reader=reader, host=host)
+    step = streamed_step(graph, there, {}, dropout=False, reader=reader, host=host)
     zero = jax.numpy.zeros((), jax.numpy.int32)
     return step, TrainState(trained, host.init(trained), zero, jax.random.key(1))
 

@@ -18,7 +18,7 @@ from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.training.output_gradients import OutputStep
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.streamed_step import streamed_step
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 from tests.support.printed import assert_same_printed
@@ -89,7 +89,7 @@ def measure(config, shape, micro_batches=1, **choices) -> Measured:
         rest = {path: placement.put(path, leaf) for path, leaf in rest.items()}
         batch = placement.put_batch(batch)
     reader, losses = Counted(), []
-    step = StreamedStep(
+    step = streamed_step(
         graph,
         SGD,
         storage.streamed,

@@ -18,10 +18,11 @@ from prompt_tuning.models import host_memory
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.output_gradients import OutputStep, random_normal
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.streamed_step import StreamedGradient, streamed_step
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample
 
@@ -94,8 +95,8 @@ def test_loss_and_gradient_equal_the_usual_steps(family, micro_batches):
     compute = jax.jit(functools.partial(gradients, graph))
     expected = compute(trained, frozen, batch, None)
     layers = Layers(blocks)
-    step = StreamedStep(graph, SGD, layers.weights, dropout=False)
-    actual = step.gradient(trained, rest, batch, None)
+    streamed = StreamedGradient(graph, layers.weights)
+    actual = streamed(trained, rest, batch, None)
     assert_equal(actual, expected, trained)
     # Each layer was read once per direction, however many micro-batches there are.
     assert len(set(layers.reads)) == sum(len(x) for x in blocks.values())
@@ -127,7 +128,7 @@ def test_methods_have_the_same_updates_with_dropout_and_micro_batches(
     moved = []
     for step, given in (
         (compile_step(graph, SGD, dropout=True), frozen),
-        (StreamedStep(graph, SGD, Layers(blocks).weights, dropout=True), rest),
+        (streamed_step(graph, SGD, Layers(blocks).weights, dropout=True), rest),
     ):
         start = jax.tree.map(jnp.copy, trained)
         state = TrainState.create(start, SGD, jax.random.key(1))
@@ -149,10 +150,8 @@ def test_another_objective_has_the_same_losses():
     graph, (trained, frozen, blocks, rest) = prompted(dummies.LLAMA)
     batch = batch_of(dummies.LLAMA, 2)
     compute = jax.jit(functools.partial(gradients, graph, objective=objective))
-    step = StreamedStep(
-        graph, SGD, Layers(blocks).weights, dropout=False, objective=objective
-    )
-    actual = step.gradient(trained, rest, batch, None)
+    streamed = StreamedGradient(graph, Layers(blocks).weights, objective=objective)
+    actual = streamed(trained, rest, batch, None)
     assert_equal(actual, compute(trained, frozen, batch, None), trained)
 
 
@@ -164,8 +163,8 @@ def test_a_teacher_reads_each_layer_together_with_its_student():
     batch = batch_of(config, 2)
     compute = jax.jit(functools.partial(gradients, graph, objective=objective))
     layers = Layers(blocks)
-    step = StreamedStep(graph, SGD, layers.weights, dropout=False, objective=objective)
-    actual = step.gradient(trained, rest, batch, None)
+    streamed = StreamedGradient(graph, layers.weights, objective=objective)
+    actual = streamed(trained, rest, batch, None)
     assert_equal(actual, compute(trained, frozen, batch, None), trained)
     assert len(layers.reads) == 2 * len(set(layers.reads))
 
@@ -173,10 +172,10 @@ def test_a_teacher_reads_each_layer_together_with_its_student():
 def test_one_forward_and_one_backward_program_serve_all_layers_and_micro_batches():
     config = dataclasses.replace(dummies.LLAMA, layers=5)
     graph, (trained, _, blocks, rest) = prompted(config)
-    step = StreamedStep(graph, SGD, Layers(blocks).weights, dropout=False)
+    streamed = StreamedGradient(graph, Layers(blocks).weights)
     for _ in range(2):
-        step.gradient(trained, rest, batch_of(config, 3), None)
-    (program,) = step._sums._programs.values()
+        streamed(trained, rest, batch_of(config, 3), None)
+    (program,) = streamed._sums._programs.values()
     ((_, loop),) = program._stages
     jitted: list[Any] = [loop.forward.jitted, loop.backward.jitted]
     assert [program._cache_size() for program in jitted] == [1, 1]
@@ -196,8 +195,8 @@ def test_two_layers_are_on_the_device_at_a_time():
     reader = LayerReader(
         lambda index: seen.append((index, nbytes(jax.live_arrays()) - before))
     )
-    step = StreamedStep(graph, SGD, layers.weights, dropout=False, reader=reader)
-    step.gradient(trained, rest, batch, None)
+    streamed = StreamedGradient(graph, layers.weights, reader=reader)
+    streamed(trained, rest, batch, None)
     assert [index for index, _ in seen] == [0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0]
     # Some 60 positions of width 16 are a tenth of a layer.
     assert 1.9 * layer < max(size for _, size in seen) < 2.2 * layer
@@ -222,15 +221,10 @@ def test_activations_may_stay_on_the_device_without_the_weights(family):
             saved.append({array.shape for array in jax.live_arrays()})
 
     before = {array.shape for array in jax.live_arrays()}
-    step = StreamedStep(
-        graph,
-        SGD,
-        layers.weights,
-        dropout=False,
-        reader=Watched(),
-        checkpoint_activation=False,
+    streamed = StreamedGradient(
+        graph, layers.weights, reader=Watched(), checkpoint_activation=False
     )
-    actual = step.gradient(trained, rest, batch, None)
+    actual = streamed(trained, rest, batch, None)
     expected = compute(trained, frozen, batch, None)
     assert_equal(actual, expected, trained)
     assert len(layers.reads) == 2 * len(set(layers.reads))
@@ -238,7 +232,7 @@ def test_activations_may_stay_on_the_device_without_the_weights(family):
     assert saved[0] - before
     assert kernels.isdisjoint(saved[0] - before)
     # No layer was computed again.
-    ((_, loop),) = next(iter(step._sums._programs.values()))._stages[-1:]
+    ((_, loop),) = next(iter(streamed._sums._programs.values()))._stages[-1:]
     assert loop.backward_saved._compiled
     assert not loop.backward._compiled
 
@@ -252,8 +246,8 @@ def test_slices_of_several_layers_are_read_at_once():
     )
     layers = Layers(blocks)
     reader = LayerReader(slices=2)
-    step = StreamedStep(graph, SGD, layers.weights, dropout=False, reader=reader)
-    assert_equal(step.gradient(trained, rest, batch, None), expected, trained)
+    streamed = StreamedGradient(graph, layers.weights, reader=reader)
+    assert_equal(streamed(trained, rest, batch, None), expected, trained)
     # Three and two layers forward, then three and two from the end.
     starts = [start for path, start in layers.reads if path == min(blocks)]
     assert starts == [0, 3, 2, 0]
@@ -271,8 +265,8 @@ def test_an_encoder_without_trained_inputs_has_no_backward_pass():
         parameters, parameter_groups.label(parameters, groups)
     )
     layers = Layers(blocks)
-    step = StreamedStep(graph, SGD, layers.weights, dropout=False)
-    step.gradient(trained, rest, batch_of(dummies.T5_GATED), None)
+    streamed = StreamedGradient(graph, layers.weights)
+    streamed(trained, rest, batch_of(dummies.T5_GATED), None)
     for path, index in set(layers.reads):
         passes = 1 if path.startswith("encoder/") else 2
         assert layers.reads.count((path, index)) == passes

@@ -19,9 +19,8 @@ from prompt_tuning.cli import sweep as command
 from prompt_tuning.cli.main import build_parser, main, split_bindings
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sweep.sweep_loop import DIVERGED_FILE, train_sweep
 from prompt_tuning.sweep.sweep_plot import running_mean
-from prompt_tuning.sweep.sweep_run import Sweep
+from prompt_tuning.sweep.sweep_run import DIVERGED_FILE, Sweep, train_sweep
 from prompt_tuning.training import loop
 from prompt_tuning.training.progress import LineReporter
 from tests.support.exhaustive import sample
@@ -149,7 +148,7 @@ def uninterrupted(prepared, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("unkilled") / "sweep"
     sweep = prepared(directory)
     # All batches have one shape, so that only one program is compiled.
-    assert sweep.step.programs == 1
+    assert sweep.members[0].training.step.programs == 1
     return directory
 
 

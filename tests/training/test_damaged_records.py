@@ -7,7 +7,7 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.sweep.best_member import best_member
-from prompt_tuning.sweep.sweep_loop import read_diverged
+from prompt_tuning.sweep.sweep_run import read_diverged
 from prompt_tuning.training.continuation import read_key
 from prompt_tuning.training.early_stopping import Patience
 from prompt_tuning.training.metrics_log import MetricsLog, read_log

@@ -22,11 +22,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.losses.context_distillation import Distillation
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.sweep.sweep_step import compile_sweep_step
 from prompt_tuning.training.distillation import make_teacher
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.run_plan import plan_run
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.sweep_step import compile_sweep_step
 from prompt_tuning.tuned.comparison import open_comparison
 from scripts import skills
 from scripts.bench import hlo

@@ -11,9 +11,9 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.sweep.sweep_run import check_compatible
 from prompt_tuning.training import loop
 from prompt_tuning.training.early_stopping import STOPPED_FILE, Patience
+from prompt_tuning.training.member_checks import check_compatible
 from tests.support.exhaustive import sample
 from tests.support.small_runs import Killed, logged, tune
 

@@ -6,7 +6,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from prompt_tuning.cli.main import main
@@ -19,9 +18,9 @@ from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.pretrained.weight_storage import WeightStorage
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.streaming.layered_weights import LayeredWeight
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.run_plan import plan_run
-from prompt_tuning.training.step import gradients
-from prompt_tuning.training.streamed_step import StreamedStep
+from prompt_tuning.training.streamed_step import StreamedGradient
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 from tests.support.small_runs import DECODER, clean_process, files, logged
@@ -102,15 +101,10 @@ def test_gradients_of_files_are_pulled_back_with_those_of_the_loss(tmp_path, pla
         storage = WeightStorage(blocks)
         if placement is not None:
             storage = storage.on_mesh(placement)
-        step = StreamedStep(
-            graph,
-            optax.sgd(0.1),
-            storage.streamed,
-            dropout=False,
-            objective=objective,
-            placement=placement,
+        streamed = StreamedGradient(
+            graph, storage.streamed, objective=objective, placement=placement
         )
-        actual, sums = step.gradient(trained, frozen, batch, None)
+        actual, sums = streamed(trained, frozen, batch, None)
     else:
         layout = None if placement is None else placement.layout
         compute = functools.partial(

@@ -17,9 +17,10 @@ from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.sweep.sweep_step import compile_sweep_step
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.sweep_step import compile_sweep_step
 from tests.support import dummies
 from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, logged, write_pairs

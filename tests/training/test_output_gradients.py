@@ -18,8 +18,8 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.losses.policy_gradient import PolicyGradient
 from prompt_tuning.training import output_gradients
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.output_gradients import OutputStep
-from prompt_tuning.training.step import gradients
 from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.chunks import chunked

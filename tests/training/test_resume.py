@@ -20,11 +20,11 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.training import loop
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter
-from prompt_tuning.training.run_plan import open_run
+from prompt_tuning.training.step import CompiledStep
 from tests.support.exhaustive import sample
 from tests.support.small_runs import (
     COMPILATION_CACHE,

@@ -21,8 +21,8 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import StorageError
 from prompt_tuning.training import compile_ahead, loop
 from prompt_tuning.training.metrics_log import METRICS_FILE
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter
-from prompt_tuning.training.run_plan import open_run
 from tests.support.crash_states import Tree, read_tree, recorded
 from tests.support.exhaustive import sample
 

@@ -19,9 +19,9 @@ from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import loop
 from prompt_tuning.training.continuation import state_at
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter
 from prompt_tuning.training.run_directory import open_store
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.small_runs import DECODER, logged, write_model
 
@@ -161,10 +161,9 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
 
 def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypatch):
     training = open_run(read(arguments(tmp_path / "run", "orbax")))
-    advance = loop.Trainer.advance
 
-    def breaking(own, state, batch):
-        state, metrics = advance(own, state, batch)
+    def breaking(*arguments):
+        state, metrics = training.step(*arguments)
         if int(state.step) == 3:
             trained = {
                 path: x.at[..., 0].set(jnp.nan) for path, x in state.trained.items()
@@ -173,8 +172,7 @@ def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypa
             metrics = {"loss": jnp.float32(1)}
         return state, metrics
 
-    monkeypatch.setattr(loop.Trainer, "advance", breaking)
     monkeypatch.setattr(loop, "save_due", lambda run, done: done in (2, 3))
     with pytest.raises(NotFiniteError, match="step 2 is kept as the last good one"):
-        train(training)
+        train(dataclasses.replace(training, step=breaking))
     assert open_store(training.run).steps() == [2]

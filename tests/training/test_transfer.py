@@ -30,8 +30,8 @@ from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.loop import train
+from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import LineReporter
-from prompt_tuning.training.run_plan import open_run
 from prompt_tuning.training.trainer import Trainer
 from tests.support.adapters import random_adapter
 from tests.support.small_runs import LENGTH

@@ -21,10 +21,10 @@ from prompt_tuning.pipeline.member_driver import MemberPipeline
 from prompt_tuning.pipeline.member_orders import MemberOrders, check_member_schedule
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
-from prompt_tuning.training.pipelined_step import PipelinedStep
+from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import Metrics
+from prompt_tuning.training.step import Finish, Metrics, step_key
 
 Outcome = tuple[TrainState, Metrics]
 
@@ -52,23 +52,30 @@ class AwaitedSteps(Sequence):
 
 
 class StagedSweepStep:
-    """The step of all members; it returns while the stages still compute.
+    """The step of all members; it returns while the stages still compute."""
 
-    Attributes:
-      plan: blocks and schedule of the stages.
-    """
-
-    def __init__(self, steps: Sequence[PipelinedStep], own_batches: bool):
+    def __init__(
+        self,
+        pipelines: Sequence[PipelinedGradients],
+        finishes: Sequence[Finish],
+        plan: PipelinePlan,
+        *,
+        dropout: bool,
+        own_batches: bool,
+    ):
         """Sets the step up; nothing is compiled yet.
 
         Args:
-          steps: the step of each member, all of the same plan.
+          pipelines: the gradient of each member.
+          finishes: the rest of each member's step.
+          plan: blocks and schedule of the stages.
+          dropout: whether dropout is active.
           own_batches: whether each member reads its own batches.
         """
-        self._steps, self._own_batches = steps, own_batches
-        self.plan = plan = steps[0].plan
+        self._pipelines, self._finishes = pipelines, finishes
+        self._dropout, self._own_batches = dropout, own_batches
         orders = MemberOrders(
-            plan.stages, len(steps), plan.microbatches, plan.two_stage
+            plan.stages, len(finishes), plan.microbatches, plan.two_stage
         )
         self._pipeline = MemberPipeline(orders)
         self._latest: list[Callable[[], Outcome]] = []
@@ -89,13 +96,13 @@ class StagedSweepStep:
           read.
         """
         before, self._latest = self._latest, []
-        count = len(self._steps)
-        for k, step in enumerate(self._steps):
+        count = len(self._finishes)
+        for k in range(count):
             state = before[k]()[0] if isinstance(states, AwaitedSteps) else states[k]
             own = (
                 jax.tree.map(lambda x, k=k: x[k], batch) if self._own_batches else batch
             )
-            self._latest.append(self._start(step, state, frozen, own))
+            self._latest.append(self._start(k, state, frozen, own))
         latest = self._latest
         if batch.tokens.shape not in self._shapes:
             self._shapes.add(batch.tokens.shape)
@@ -110,26 +117,24 @@ class StagedSweepStep:
 
         return AwaitedSteps(read, count, 0), AwaitedSteps(read, count, 1)
 
-    def _own(self, batch: Batch, k: int) -> Batch:
-        """Returns a member's batch."""
-        return jax.tree.map(lambda x: x[k], batch) if self._own_batches else batch
-
     def _start(
-        self, step: PipelinedStep, state: TrainState, frozen: Parameters, batch: Batch
+        self, k: int, state: TrainState, frozen: Parameters, batch: Batch
     ) -> Callable[[], Outcome]:
         """Starts a member's step; returns a function that waits for it once."""
-        begun = step.begin(state, frozen, batch)
+        key, pipeline = step_key(state, self._dropout), self._pipelines[k]
+        begun = pipeline.begin(state.trained, frozen, batch, key)
         member = self._pipeline.submit(begun)
 
         @functools.cache
         def outcome() -> Outcome:
             self._pipeline.wait(member)
-            return step.finish(state, batch, begun)
+            gradient, sums = pipeline.finish(begun)
+            return self._finishes[k](state, frozen, gradient, batch, sums)
 
         return outcome
 
 
-def check_members(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
+def check_stages(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
     """Checks that members can follow each other through the stages of a plan.
 
     Args:
@@ -159,7 +164,7 @@ def check_members(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
 
 
 def staged_sweep_step(
-    opened: Sequence[RunPlan],
+    members: Sequence[RunPlan],
     objective: Objective,
     plan: PipelinePlan,
     *,
@@ -168,7 +173,7 @@ def staged_sweep_step(
     """Builds the step of a sweep whose model is divided into stages.
 
     Args:
-      opened: the members' runs.
+      members: the members' runs.
       objective: the training objective of every member.
       plan: blocks and schedule of the stages.
       own_batches: whether each member reads its own batches.
@@ -178,11 +183,15 @@ def staged_sweep_step(
     """
     placed = FrozenParts()
     # Members with prompts of one length share the stages' programs.
-    pipelines: dict[int, PipelinedGradients] = {}
-    steps = []
-    for run in opened:
-        length = run.model.prompt_length
-        if length not in pipelines:
-            pipelines[length] = run.pipelined_gradients(objective, plan, placed)
-        steps.append(run.step_in_stages(pipelines[length], objective, plan))
-    return StagedSweepStep(steps, own_batches)
+    by_length: dict[int, PipelinedGradients] = {}
+    for member in members:
+        length = member.model.prompt_length
+        if length not in by_length:
+            by_length[length] = pipelined_gradients(member, objective, plan, placed)
+    return StagedSweepStep(
+        [by_length[member.model.prompt_length] for member in members],
+        [pipelined_finish(member, objective) for member in members],
+        plan,
+        dropout=members[0].model.drops,
+        own_batches=own_batches,
+    )

@@ -12,7 +12,8 @@ from jax._src import monitoring
 
 from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import CompiledStep, abstract
+from prompt_tuning.core.compilation import abstract
+from prompt_tuning.training.step import CompiledStep
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

@@ -9,6 +9,7 @@ whole leaf, such as Adafactor's clipping, never mix members.
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +18,17 @@ from flax import nnx
 from jaxtyping import Array, Int
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compiled_step import CompiledStep
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import (
     PROMPT,
+    CompiledStep,
     Metrics,
     batch_metrics,
-    gradients,
     step_key,
     update,
 )
@@ -160,7 +161,7 @@ def _crop(gradient: Array, leaf: Array) -> Array:
     return gradient[: leaf.shape[0]] if leaf.ndim else gradient
 
 
-def prompt_counts(members: Sequence[Mapping[str, Array]]) -> dict[str, Int[Array, "K"]]:
+def prompt_counts(members: Sequence[Mapping[str, Any]]) -> dict[str, Int[Array, "K"]]:
     """The members' real prompt lengths, by path of the parameter that holds them.
 
     Empty if all prompts have the same length, because then none is padded.
@@ -177,22 +178,8 @@ def prompt_counts(members: Sequence[Mapping[str, Array]]) -> dict[str, Int[Array
 def compile_sweep_step(
     graph: nnx.GraphDef,
     optimizers: Sequence[optax.GradientTransformation],
-    *,
-    own_batches: bool,
-    dropout: bool,
-    objective: Objective = NATS_PER_WEIGHT,
-    at_once: int | None = None,
-    placements: Sequence[Placement] = (),
+    **choices: Any,
 ) -> CompiledStep:
-    """Compiles `sweep_step`, with its arguments; the step donates its `states`."""
-    step = functools.partial(
-        sweep_step,
-        graph=graph,
-        optimizers=optimizers,
-        own_batches=own_batches,
-        dropout=dropout,
-        objective=objective,
-        at_once=at_once,
-        placements=placements,
-    )
+    """Compiles `sweep_step`, given its keywords; the step donates its `states`."""
+    step = functools.partial(sweep_step, graph=graph, optimizers=optimizers, **choices)
     return CompiledStep(step)

@@ -1,4 +1,4 @@
-"""The batches of a sweep: one that all members share, or one for each member."""
+"""The batches of members: one that all of them share, or one for each."""
 
 import contextlib
 import dataclasses
@@ -8,18 +8,14 @@ import jax
 import numpy as np
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.examples.class_examples import ClassExamples
-from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.trainer import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
-class SweepBatch:
-    """The batch of one step of a sweep.
+class MemberBatches:
+    """The batches of one step.
 
     Attributes:
       whole: the batch that all members share, or all members' batches on a leading axis
@@ -31,50 +27,9 @@ class SweepBatch:
     members: tuple[Batch, ...]
 
 
-def load_shared_examples(members: Sequence[RunPlan]) -> Examples | ClassExamples:
-    """Loads the training examples, which must be the same for all members.
-
-    Raises:
-      InputError: if the data cannot be used, or some rows fit only with the shorter
-        prompts.
-    """
-    by_length = sorted(members, key=lambda member: member.model.prompt_length)
-    shortest, longest = by_length[0], by_length[-1]
-    examples = longest.examples()
-    if (
-        examples.truncated
-        and shortest.model.maximum_length != longest.model.maximum_length
-    ):
-        raise InputError(
-            f"with {longest.model.prompt_length} prompt vectors {examples.truncated} "
-            "rows are truncated to other lengths than with "
-            f"{shortest.model.prompt_length}, so the members would learn from "
-            "different tokens; shorten those rows, or sweep over one length"
-        )
-    if (
-        examples.skipped
-        and shortest.model.maximum_length != longest.model.maximum_length
-    ):
-        left_out = shortest.examples().skipped
-        if left_out != examples.skipped:
-            raise InputError(
-                f"with {longest.model.prompt_length} prompt vectors "
-                f"{examples.skipped} rows are too long and left out, with "
-                f"{shortest.model.prompt_length} only {left_out}, so the members would "
-                "learn from different rows; remove those rows from the files, or sweep "
-                "over lengths that leave out the same rows"
-            )
-    return examples
-
-
-def reads_own_batches(members: Sequence[RunPlan]) -> bool:
-    """Returns whether the members read the rows in different orders."""
-    return len({member.run.order_seed for member in members}) > 1
-
-
-def stream_sweep(
+def stream_members(
     members: Sequence[Trainer], start: int
-) -> Generator[SweepBatch, None, None]:
+) -> Generator[MemberBatches, None, None]:
     """Yields the batches from step `start` for members with the same model and data.
 
     If the members' orders differ, each step's batches are padded to the same shape.
@@ -92,12 +47,12 @@ def stream_sweep(
             open_readers.enter_context(contextlib.closing(reader))
         for batches in zip(*readers.values(), strict=True):
             if len(readers) == 1:
-                yield SweepBatch(batches[0], batches * len(members))
+                yield MemberBatches(batches[0], batches * len(members))
                 continue
             padded = dict(zip(readers, pad_to_widest(batches, pad_id), strict=True))
             separate = tuple(padded[seed] for seed in seeds)
             stacked = jax.tree.map(lambda *rows: np.stack(rows), *separate)  # [K, ...]
-            yield SweepBatch(stacked, separate)
+            yield MemberBatches(stacked, separate)
 
 
 def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:

@@ -16,15 +16,16 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.build import build_model
 from prompt_tuning.prompts.soft import PaddedPrompt
-from prompt_tuning.sweep.sweep_batches import pad_to_widest
-from prompt_tuning.sweep.sweep_step import (
+from prompt_tuning.training.gradients import gradients
+from prompt_tuning.training.member_batches import pad_to_widest
+from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import compile_step
+from prompt_tuning.training.sweep_step import (
     compile_sweep_step,
     members_at_once,
     prompt_counts,
     stack_members,
 )
-from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step import compile_step, gradients
 from scripts.bench import hlo
 from tests.support import dummies
 from tests.support.exhaustive import sample

@@ -1,0 +1,223 @@
+"""Opens a run, or runs that step together, stage by stage up to the first step."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning import processes
+from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
+from prompt_tuning.config.run import Run
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.activity import activity
+from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.data.batching.batch_plan import BatchPlan
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.losses.objective import Objective
+from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
+from prompt_tuning.pretrained.prompted_model import build_tuned
+from prompt_tuning.pretrained.tuning import PromptPair
+from prompt_tuning.prompts.soft import PaddedPrompt
+from prompt_tuning.training.member_checks import (
+    check_members,
+    check_same_held_out,
+    check_same_rows,
+    reads_own_batches,
+)
+from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gradients
+from prompt_tuning.training.run_plan import RunPlan, plan_run
+from prompt_tuning.training.staged_sweep import check_stages, staged_sweep_step
+from prompt_tuning.training.step import Step, compile_step, join_step
+from prompt_tuning.training.streamed_step import streamed_step
+from prompt_tuning.training.sweep_step import compile_sweep_step, prompt_counts
+from prompt_tuning.training.trainer import AnyStep, Trainer
+
+
+def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
+    """Opens and checks everything that a run needs, then reads the frozen model.
+
+    The first half of `tune`; `train` is the second. Use both where you need the opened
+    model, data and compiled step in between.
+
+    Args:
+      run: configuration of the run.
+      reuse: parameters of the frozen model, if it was read before.
+
+    Returns:
+      a `Trainer`: run, model, frozen parameters, first state, step and data.
+
+    Raises:
+      InputError: if something cannot be used; nothing has been written then.
+
+    Examples:
+      >>> trainer = pt.open_run(run, reuse=model.parameters)  # a `Run`
+      >>> list(trainer.start.trained), trainer.run.steps
+      (['decoder/prompt/prompt'], 2)
+    """
+    (trainer,) = open_members({run.directory: plan_run(run)}, reuse=reuse)
+    return trainer
+
+
+def open_members(
+    plans: Mapping[str, RunPlan],
+    *,
+    at_once: int | None = None,
+    reuse: Mapping[str, Array] | None = None,
+) -> tuple[Trainer, ...]:
+    """Opens runs that step together over one copy of the frozen model.
+
+    Args:
+      plans: the members by name; their checkpoints, tokenizers, prompts and parameter
+        groups are described, but not read.
+      at_once: members whose gradients are computed at once; None for the device's
+        default.
+      reuse: parameters of the frozen model, if it was read before.
+
+    Raises:
+      InputError: if something cannot be used, or members differ in what they must
+        share; nothing has been written then.
+    """
+    members = list(plans.values())
+    if len(members) > 1:
+        check_members(plans)
+    # Data, and what is computed from it.
+    with activity("reading the data"):
+        longest = max(members, key=lambda member: member.model.prompt_length)
+        shortest = min(members, key=lambda member: member.model.prompt_length)
+        examples = longest.examples()
+        check_same_rows(examples, shortest, longest)
+        objective = longest.objective(examples)
+        # All batches are planned for the longest prompt, which leaves the least room.
+        batch_plans = [
+            dataclasses.replace(longest, run=member.run).batch_plan(examples)
+            for member in members
+        ]
+        evaluators = _open_evaluators(members)
+    # Runs with checkpoints resume from them and need no other starting point. If any
+    # member has none yet, all of them start from the beginning.
+    resumes = processes.run_on_first(
+        lambda: all(holds_checkpoints(member.run.directory) for member in members)
+    )
+    transfers = [None if resumes else member.transfer() for member in members]
+    stages = longest.pipeline_plan(batch_plans[members.index(longest)])
+    step = _open_step(members, longest, objective, batch_plans, stages, at_once)
+    # Only now is the frozen model read.
+    parameters = members[0].model.read_parameters(reuse)
+    _, frozen = parameter_groups.partition(parameters, members[0].labels)
+    trainers = []
+    for member, batch_plan, transfer in zip(
+        members, batch_plans, transfers, strict=True
+    ):
+        own = parameters
+        if member is not members[0]:
+            own = parameters | member.model.initialize()
+        trainers.append(
+            Trainer(
+                run=member.run,
+                model=member.model,
+                frozen=frozen,
+                start=member.start(own, transfer),
+                step=step,
+                examples=examples,
+                batch_plan=batch_plan,
+                evaluator=evaluators.get(member.model.graph),
+                transfer=transfer,
+                stages=stages,
+            )
+        )
+    return tuple(trainers)
+
+
+def _open_evaluators(members: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
+    """One evaluator per prompt length: held-out files are read once for each."""
+    evaluators = {}
+    for member in members:
+        if member.model.graph not in evaluators:
+            evaluator = member.evaluator()
+            if evaluator is not None:
+                evaluators[member.model.graph] = evaluator
+    check_same_held_out(evaluators.values(), members)
+    return evaluators
+
+
+def _open_step(
+    members: Sequence[RunPlan],
+    longest: RunPlan,
+    objective: Objective,
+    batch_plans: Sequence[BatchPlan],
+    stages: PipelinePlan | None,
+    at_once: int | None,
+) -> AnyStep:
+    """Builds the step of a run, or of all members as one."""
+    if len(members) == 1:
+        return _open_single_step(longest, objective, batch_plans[0], stages)
+    longest.model.weight_storage.reject_streamed("a sweep steps many members at once")
+    own_batches = reads_own_batches(members)
+    if stages is not None:
+        check_stages(longest.run, stages, at_once)
+        return staged_sweep_step(members, objective, stages, own_batches=own_batches)
+    return compile_sweep_step(
+        _joint_graph(members, longest),
+        [member.optimizer for member in members],
+        own_batches=own_batches,
+        dropout=longest.model.drops,
+        objective=objective,
+        at_once=at_once,
+        placements=[p for m in members if (p := m.model.placement) is not None],
+    )
+
+
+def _open_single_step(
+    plan: RunPlan,
+    objective: Objective,
+    batch_plan: BatchPlan,
+    stages: PipelinePlan | None,
+) -> Step:
+    """Builds the step of a run, which is compiled for each shape of batch."""
+    model, storage = plan.model, plan.model.weight_storage
+    if stages is not None:
+        return join_step(
+            pipelined_gradients(plan, objective, stages),
+            pipelined_finish(plan, objective),
+            dropout=model.drops,
+        )
+    common: dict[str, Any] = {
+        "dropout": model.drops,
+        "objective": objective,
+        "placement": model.placement,
+    }
+    if not storage.by_layer:
+        shapes = len(batch_plan.shapes())
+        return compile_step(model.graph, plan.optimizer, shapes=shapes, **common)
+    on_device = [path for path in plan.labels if path not in storage.trained]
+    return streamed_step(
+        model.graph,
+        plan.optimizer_of(on_device),
+        storage.streamed,
+        host=plan.host_optimizer(),
+        reader=storage.reader(),
+        checkpoint_activation=plan.run.model.checkpoint_activation,
+        **common,
+    )
+
+
+def _joint_graph(members: Sequence[RunPlan], longest: RunPlan) -> nnx.GraphDef:
+    """The structure that fits all members, with a prompt of the maximum length."""
+    model = longest.model
+    trained = [
+        {path: member.model.plan.abstract[path] for path in member.labels}
+        for member in members
+    ]
+    if not prompt_counts(trained):
+        return model.graph
+
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
+        vectors = jnp.zeros((model.prompt_length, model.config.width))
+        modules = PromptPair(PaddedPrompt(vectors, model.prompt_length))
+        return split(build_tuned(key, model.config, modules, longest.run.tuning))
+
+    return describe(build, jax.random.key(0))[0]
