@@ -225,7 +225,7 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 def joint_metrics(lines: Sequence[dict[str, float]]) -> dict[str, float] | None:
     """Summarizes the logged metrics of members: best and median loss, and total speed.
 
-    Those of one member stay as they are; None if nothing was logged.
+    The metrics of one member stay as they are; None if nothing was logged.
     """
     if len(lines) < 2:
         return lines[0] if lines else None

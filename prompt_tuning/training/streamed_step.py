@@ -72,7 +72,7 @@ class StreamedGradient:
         batch: Batch,
         key: Key[Array, ""] | None,
     ) -> tuple[dict[str, Any], LossSums]:
-        """Computes the gradient; those of NumPy arrays are NumPy arrays."""
+        """Computes the gradient; that of a NumPy array is a NumPy array."""
         trained = {
             path: LayeredWeight.from_array(path, leaf)
             if self._on_host.get(path)
