@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROMPT = '''"""Soft prompts in units of another size."""
 
-import jax
 from jaxtyping import Array, Float, Key
 
+from prompt_tuning.core.number_ranges import AnyNumber, AxisLength
 from prompt_tuning.prompts.soft import SoftPrompt
 
 
@@ -25,7 +25,7 @@ class ScaledPrompt(SoftPrompt):
       scale: the constant.
     """
 
-    def __init__(self, key, vocabulary, *, length: int, scale: float = 2.0):
+    def __init__(self, key, vocabulary, *, length: AxisLength, scale: AnyNumber = 2.0):
         """Initializes the vectors from uniform numbers."""
         super().__init__(key, vocabulary, length=length)
         self.scale = scale
@@ -46,6 +46,7 @@ LOSS = '''"""A loss for tests."""
 
 import dataclasses
 
+from prompt_tuning.core.number_ranges import ShareBelowOne
 from prompt_tuning.losses.token_objective import TokenObjective
 
 
@@ -53,7 +54,7 @@ from prompt_tuning.losses.token_objective import TokenObjective
 class SmoothObjective(TokenObjective):
     """Cross-entropy with more smoothing."""
 
-    label_smoothing: float = 0.3
+    label_smoothing: ShareBelowOne = 0.3
 '''
 LOSS_CONFIG = """\
 # Cross-entropy with more smoothing.
