@@ -17,15 +17,14 @@ from typing import Any
 
 from prompt_tuning.losses import FACTORIES as OBJECTIVES
 from prompt_tuning.prompts import FACTORIES as PROMPTS
-
-__version__ = "0.1.0"
+from prompt_tuning.version import __version__ as __version__
 
 MODULES = {
     "load": "api",
     "tune": "api",
     "load_tuned": "api",
     "Model": "model",
-    "TunedModel": "model",
+    "TunedModel": "api",
     "Sampling": "decoding.sampling_settings",
     "BeamSearch": "decoding.beam_search",
     "InputError": "core.errors",

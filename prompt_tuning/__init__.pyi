@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from optax import GradientTransformation, Schedule
 
+from prompt_tuning.api import TunedModel as TunedModel
 from prompt_tuning.api import load as load
 from prompt_tuning.api import load_tuned as load_tuned
 from prompt_tuning.api import tune as tune
@@ -32,7 +33,6 @@ from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradi
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
 from prompt_tuning.model import Model as Model
-from prompt_tuning.model import TunedModel as TunedModel
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.pretrained.source import Pretrained as _Pretrained
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt

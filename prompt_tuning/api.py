@@ -7,9 +7,12 @@ so that either can continue what the other began.
 import contextlib
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
+
+import numpy as np
 
 from prompt_tuning.config.argument_types import (
     LearningRates,
@@ -28,22 +31,106 @@ from prompt_tuning.config.python_runs import (
     remove,
     tune_request,
 )
+from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import operative_config
 from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
-from prompt_tuning.model import Model, TunedModel
+from prompt_tuning.model import Model
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.epochs import steps_of_epochs
-from prompt_tuning.training.loop import train
+from prompt_tuning.training.loop import TrainingResult, train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Callback, python_reporter
+from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
 from prompt_tuning.tuned.trained_files import where_trained
+
+
+class TunedModel(Model):
+    """A frozen model with trained parameters, from `tune` or `load_tuned`.
+
+    Attributes:
+      result: outcome of training; None for a model that was loaded.
+
+    Examples:
+      >>> {path: array.shape for path, array in tuned.trained.items()}
+      {'decoder/prompt/prompt': (5, 128)}
+      >>> sorted(file.name for file in tuned.to_peft("adapter").iterdir())
+      ['adapter_config.json', 'adapter_model.safetensors']
+      >>> tuned.save("prompt.npy")
+      PosixPath('prompt.npy')
+    """
+
+    def __init__(
+        self,
+        settings: Configured,
+        run: Run,
+        prompted: PromptedModel,
+        parameters: Parameters,
+        result: TrainingResult | None = None,
+    ):
+        super().__init__(settings, run, prompted, parameters)
+        self.result, self._temporary = result, False
+
+    def keep_until_collected(self, directory: str) -> None:
+        """Removes the run's temporary directory together with this object."""
+        self._temporary = True
+        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None for an adapter that was loaded from a file."""
+        return Path(self.run.directory) if self.run.directory else None
+
+    @property
+    def trained(self) -> Parameters:
+        """Trained parameters by path."""
+        return self.partition()[0]
+
+    def save(
+        self, target: str | Path, form: str | None = None, *, force: bool = False
+    ) -> Path:
+        """Saves what was trained.
+
+        Args:
+          target: file or folder to write.
+          form: "peft", "npy", "safetensors", "checkpoint", "t5x", or "merged" for the
+            whole model with LoRA or IA3 in its weights; None chooses by the target's
+            suffix, PEFT without one.
+          force: whether to replace an existing target.
+
+        Raises:
+          InputError: if what was trained has no such form.
+        """
+        target = Path(target)
+        source = source_of_model(
+            self._name(), self.prompted, self.parameters, self.run.model.checkpoint
+        )
+        form = form or SUFFIXES.get(target.suffix, "peft")
+        write_adapters(source, target, form, force=force)
+        return target
+
+    def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Saves what was trained as a PEFT adapter; see `save`."""
+        return self.save(folder, "peft", force=force)
+
+    def _details(self) -> str:
+        trained = self.trained
+        count = sum(int(np.prod(leaf.shape)) for leaf in trained.values())
+        parts = [f", {count:,} trained parameters in {len(trained)} arrays"]
+        if self.result is not None:
+            parts.append(f", step {self.result.step}")
+            parts += [f", {n} {x:.4g}" for n, x in self.result.metrics.items()]
+        if self.directory is not None and not self._temporary:
+            parts.append(f", {self.directory}")
+        return "".join(parts)
 
 
 def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:

@@ -1,11 +1,8 @@
-"""Models as Python objects: a frozen model, and one with trained parameters."""
+"""A frozen model as a Python object, which reads data and texts."""
 
 import contextlib
 import dataclasses
-import shutil
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 import jax
@@ -42,10 +39,8 @@ from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.tools.inspection import input_vectors
-from prompt_tuning.text_model import TextModel
+from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.training.distillation import open_evaluator
-from prompt_tuning.training.loop import TrainingResult
-from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
 from prompt_tuning.tuned.prediction import predict_inputs
 
 TRAINED = (".*/prompt/.*", ".*/adapters/.*")
@@ -318,83 +313,3 @@ class Model(TextModel):
     def _details(self) -> str:
         fresh = self.prompted.plan.fresh
         return f", {len(fresh)} fresh parameters" if fresh else ""
-
-
-class TunedModel(Model):
-    """A frozen model with trained parameters, from `tune` or `load_tuned`.
-
-    Attributes:
-      result: outcome of training; None for a model that was loaded.
-
-    Examples:
-      >>> {path: array.shape for path, array in tuned.trained.items()}
-      {'decoder/prompt/prompt': (5, 128)}
-      >>> sorted(file.name for file in tuned.to_peft("adapter").iterdir())
-      ['adapter_config.json', 'adapter_model.safetensors']
-      >>> tuned.save("prompt.npy")
-      PosixPath('prompt.npy')
-    """
-
-    def __init__(
-        self,
-        settings: Configured,
-        run: Run,
-        prompted: PromptedModel,
-        parameters: Parameters,
-        result: TrainingResult | None = None,
-    ):
-        super().__init__(settings, run, prompted, parameters)
-        self.result, self._temporary = result, False
-
-    def keep_until_collected(self, directory: str) -> None:
-        """Removes the run's temporary directory together with this object."""
-        self._temporary = True
-        weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
-
-    @property
-    def directory(self) -> Path | None:
-        """The run directory; None for an adapter that was loaded from a file."""
-        return Path(self.run.directory) if self.run.directory else None
-
-    @property
-    def trained(self) -> Parameters:
-        """Trained parameters by path."""
-        return self.partition()[0]
-
-    def save(
-        self, target: str | Path, form: str | None = None, *, force: bool = False
-    ) -> Path:
-        """Saves what was trained.
-
-        Args:
-          target: file or folder to write.
-          form: "peft", "npy", "safetensors", "checkpoint", "t5x", or "merged" for the
-            whole model with LoRA or IA3 in its weights; None chooses by the target's
-            suffix, PEFT without one.
-          force: whether to replace an existing target.
-
-        Raises:
-          InputError: if what was trained has no such form.
-        """
-        target = Path(target)
-        source = source_of_model(
-            self._name(), self.prompted, self.parameters, self.run.model.checkpoint
-        )
-        form = form or SUFFIXES.get(target.suffix, "peft")
-        write_adapters(source, target, form, force=force)
-        return target
-
-    def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Saves what was trained as a PEFT adapter; see `save`."""
-        return self.save(folder, "peft", force=force)
-
-    def _details(self) -> str:
-        trained = self.trained
-        count = sum(int(np.prod(leaf.shape)) for leaf in trained.values())
-        parts = [f", {count:,} trained parameters in {len(trained)} arrays"]
-        if self.result is not None:
-            parts.append(f", step {self.result.step}")
-            parts += [f", {n} {x:.4g}" for n, x in self.result.metrics.items()]
-        if self.directory is not None and not self._temporary:
-            parts.append(f", {self.directory}")
-        return "".join(parts)

@@ -20,15 +20,13 @@ from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig, t5_config
 from prompt_tuning.core.parameters import split
-from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families.hf_folder import write_folder
-from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
-from scripts import skills
+from scripts import skill_tuning, skills
 
 BATCH_SIZE = 128
 STEPS = {"decoder": 3500, "t5": 5000}
@@ -173,7 +171,7 @@ def measure(folder: Path, *, count: int = 300, seed: int = 1) -> dict[str, float
     matches = {}
     for name in (*skills.TRAINED, *skills.KEPT_OUT):
         given = [skills.prompt_text(name, word) for word in words]
-        answers = continue_texts(model, parameters, given, Sampling(new_tokens=17))
+        answers = skill_tuning.answers(model, parameters, given)
         expected = [skills.apply(name, word) for word in words]
         matches[name] = float(
             np.mean([a == b for a, b in zip(answers, expected, strict=True)])

@@ -13,9 +13,11 @@ from rich.table import Table
 from prompt_tuning.config import gin_files, values_in_use
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.continue_rows import continue_rows
+from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import CallbackReporter, Reporter, make_reporter
@@ -119,13 +121,10 @@ def answers(
     model: PromptedModel, parameters: Parameters, texts: Sequence[str]
 ) -> list[str]:
     """Continues each text greedily."""
-    return continue_texts(
-        model,
-        parameters,
-        texts,
-        Sampling(new_tokens=LONGEST_COMPLETION),
-        batch_size=250,
-    )
+    rows = [encode_given(model, text) for text in texts]
+    sampling = Sampling(new_tokens=LONGEST_COMPLETION)
+    new = continue_rows(model, parameters, rows, sampling, batch_size=250)
+    return decode_continuations(model, rows, new)
 
 
 def exact_match(completions: Sequence[str], expected: Sequence[str]) -> float:

@@ -81,7 +81,7 @@ def test_settings_have_the_factory_s_parameters_without_the_run_s():
 def test_every_command_reads_a_directory_created_by_python(tuned, tmp_path, capsys):
     run = str(tuned.directory)
     assert main(["generate", "--run", run, "world=", "--new_tokens", "4"]) == 0
-    assert tuned.generate("world=", new_tokens=4) in capsys.readouterr().out
+    assert tuned.generate("world=", new_tokens=4)[0].text in capsys.readouterr().out
     assert main(["evaluate", "--run", run]) == 0
     assert main(["inspect", "--run", run]) == 0
     assert main(["convert", run, str(tmp_path / "adapter")]) == 0

@@ -32,13 +32,14 @@ from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.decoding.row_encoding import encode_given, pad_rows
+from prompt_tuning.decoding.batch_decoding import continue_batch
+from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import Tuning, rebuild_tuning
 from prompt_tuning.prompts.adapter_files import (
     read_adapter,
@@ -205,7 +206,7 @@ class Decoder:
         arrays = (parameters, *pad_rows(rows, 0, length), choices, ids)
         shape = (graph, *(leaf.shape for leaf in jax.tree.leaves(arrays)))
         if shape not in self._programs:
-            lowered = continue_rows.lower(
+            lowered = continue_batch.lower(
                 *arrays, graph=graph, new_tokens=NEW, pad_id=0
             )
             self._programs[shape] = lowered.compile()

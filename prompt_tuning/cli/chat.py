@@ -15,7 +15,7 @@ from prompt_tuning.cli.shared_options import (
 from prompt_tuning.core.number_ranges import PositiveInteger
 
 if TYPE_CHECKING:
-    from prompt_tuning.chat_session import AdapterChat
+    from prompt_tuning.texts.session import Session
 
 HELP = "talk with a model, and choose among adapters"
 USES_JAX = True
@@ -24,7 +24,6 @@ PRINTS_STAGES = True
 USAGE = """
   prompt-tuning chat --run DIRECTORY [--adapter NAME=PATH ...] [OPTION ...]
   prompt-tuning chat --model PATH [--adapter NAME=PATH ...] [OPTION ...]"""
-NEW_TOKENS = 256
 LENGTH = 4096
 
 
@@ -42,8 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--new_tokens",
         type=numeric(PositiveInteger),
         metavar="N",
-        help=f"maximum number of new tokens of an answer (default: {NEW_TOKENS}, or "
-        "half of the model's positions)",
+        help="maximum number of new tokens of an answer (default: 256, or half of the "
+        "model's positions)",
     )
     parser.add_argument(
         "--length",
@@ -70,32 +69,35 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _open_session(options: argparse.Namespace) -> "AdapterChat":
+def _open_session(options: argparse.Namespace) -> "Session":
     """Loads the model and its adapters.
 
     Raises:
-      InputError: if they cannot be used, or the model has no chat template.
+      InputError: if they cannot be used, or one has no chat template.
     """
-    from prompt_tuning.chat_session import AdapterChat
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.activity import activity, clear
-    from prompt_tuning.text_model import TextModel
+    from prompt_tuning.texts.session import Session
+    from prompt_tuning.texts.text_settings import TextSettings, default_new_tokens
+    from prompt_tuning.texts.texts import Texts
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     run = read_run(options)
-    model = TextModel(run, *load_tuned(run, options.prompt))
-    model.prompted.needed_tokenizer()
-    encoder = model.texts().open_chat()
-    room = model.prompted.maximum_length or options.length
-    length = min(options.length, room)
-    new_tokens = options.new_tokens or min(NEW_TOKENS, length // 2)
-    sampling = read_sampling(options, new_tokens)
-    engine = model.engine(slots=1, length=length)
-    encoders = {}
+    texts = Texts(run, *load_tuned(run, options.prompt))
+    length = min(options.length, texts.model.maximum_length or options.length)
+    new_tokens = options.new_tokens or default_new_tokens(length, chat=True)
+    settings = TextSettings(
+        sampling=read_sampling(options, new_tokens),
+        new_tokens=new_tokens,
+        chat=True,
+        system=options.system,
+    )
+    session = Session(texts, settings)
     for name, path in named_adapters(options).items():
-        model.load_adapter(name, path)
-        encoders[name] = model.texts(name).open_chat()
+        # A missing chat template is reported before the first message.
+        assert texts.load(name, path).encoding.chat
+    engine = texts.open_engine(slots=1, length=length)
     with activity("compiling"):
-        engine.compile([sampling])
+        engine.compile([settings.sampling])
     clear()
-    return AdapterChat(engine, encoder, sampling, options.system, encoders)
+    return session

@@ -1,25 +1,23 @@
 """`prompt-tuning generate`: continues texts with a tuned prompt."""
 
 import argparse
-import dataclasses
 import datetime
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import named_adapters
 from prompt_tuning.cli.generation_options import (
     add_engine_options,
     add_line_options,
     check_generation,
-    engine_options,
     text_settings,
 )
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
-from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
+from prompt_tuning.cli.sampling_options import add_sampling_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_print_config_option,
@@ -36,9 +34,9 @@ from prompt_tuning.core.number_ranges import (
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
-    from prompt_tuning.generation.generator import Generator
-    from prompt_tuning.generation.text_session import TextSession
-    from prompt_tuning.text_requests import TextRequests
+    from prompt_tuning.decoding.request import Completion
+    from prompt_tuning.texts.text_settings import TextSettings
+    from prompt_tuning.texts.texts import Texts
 
 HELP = "continue texts with a tuned prompt"
 USES_JAX = True
@@ -126,19 +124,8 @@ def run(options: argparse.Namespace) -> int:
         texts = run_on_first(lambda: _read_texts(options))
     run = read_run(options)
     check_processes(options, run)
-    if _has_engine(run):
-        _continue_by_engine(run, options, texts)
-    else:
-        _continue_by_batches(run, options, texts)
+    _continue(run, options, texts)
     return 0
-
-
-def _has_engine(run: "Run") -> bool:
-    """Returns whether the decoding engine can continue texts with a run's model."""
-    from prompt_tuning.pretrained.weight_storage import STREAMED
-    from prompt_tuning.processes.group import count
-
-    return run.mesh is None and count() == 1 and run.model.weights != STREAMED
 
 
 def _read_texts(options: argparse.Namespace) -> list[str] | None:
@@ -167,43 +154,46 @@ def _at_terminal() -> bool:
     return sys.stdout.isatty() and count() == 1
 
 
-def _continue_by_engine(
-    run: "Run", options: argparse.Namespace, texts: list[str] | None
-) -> None:
-    """Continues texts, or the lines of a file, by the decoding engine."""
+def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) -> None:
+    """Continues texts, the lines of a file, or texts that are typed."""
     from prompt_tuning.cli.terminal_session import run_session, show
     from prompt_tuning.decoding.request import separate_equal
-    from prompt_tuning.text_adapters import TextAdapters
-    from prompt_tuning.text_model import TextModel
-    from prompt_tuning.text_requests import TextRequests
+    from prompt_tuning.processes.group import is_first
+    from prompt_tuning.texts.session import Session
+    from prompt_tuning.texts.texts import Texts
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     slots = options.batch_size
-    if texts is not None:
-        slots = min(slots, len(texts) * (options.n or 1))
-    settings = text_settings(options, slots, _day(options))
-    several = settings.beams is not None or settings.sampling.n > 1
-    if options.input is None and texts is None and several:
+    if given is not None:
+        slots = min(slots, len(given) * (options.n or 1))
+    settings = text_settings(options, slots)
+    if options.input is None and given is None and settings.results > 1:
         raise InputError(
             "a text that is typed has one answer, shown while it is generated: leave "
             "out --n and --beams, or give the text as an argument"
         )
-    model = TextModel(run, *load_tuned(run, options.prompt))
-    requests = TextRequests(TextAdapters(model, named_adapters(options)), settings)
+    texts = Texts(run, *load_tuned(run, options.prompt), day=_day(options))
+    for name, path in named_adapters(options).items():
+        texts.load(name, path)
     if options.input is not None:
-        _continue_lines(requests, options)
+        _continue_lines(texts, settings, options)
         return
-    session = _engine_session(requests)
-    if texts is None:
+    session = Session(texts, settings)
+    if given is None:
         run_session(session)
-    elif len(texts) == 1 and not (options.json or several) and _at_terminal():
-        show(session, texts[0])
+    elif len(given) == 1 and settings.results == 1 and _shows_pieces(options):
+        show(session, given[0])
     else:
-        rows = [requests.encode(text) for text in texts]
-        made = separate_equal([requests.request(ids) for ids in rows])
+        requests = separate_equal([texts.request(text, settings) for text in given])
         with activity("generating"):
-            results = list(requests.complete(made))
-        _print(session, options, texts, [requests.fields(each) for each in results])
+            results = list(texts.complete(requests, settings))
+        if is_first():
+            _print(texts, settings, options, given, results)
+
+
+def _shows_pieces(options: argparse.Namespace) -> bool:
+    """Returns whether a text is shown at a terminal while it is generated."""
+    return _at_terminal() and not (options.json or options.logprobs)
 
 
 def _day(options: argparse.Namespace) -> str | None:
@@ -219,13 +209,18 @@ def _day(options: argparse.Namespace) -> str | None:
     return day if isinstance(day, str) else None
 
 
-def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> None:
+def _continue_lines(
+    texts: "Texts", settings: "TextSettings", options: argparse.Namespace
+) -> None:
     """Writes a result for each line of the input."""
     from prompt_tuning.core.resumable_lines import partial_file
-    from prompt_tuning.line_generation import LineGeneration
+    from prompt_tuning.processes.group import count
+    from prompt_tuning.texts.line_file import LineFile
 
+    if count() > 1:
+        raise InputError("the lines of --input are continued by one process")
     with activity("reading the input"):
-        lines = LineGeneration(requests, options.input)
+        lines = LineFile(texts, settings, options.input)
     if options.output is None:
         clear()
         with progress_bar("generating", lines.count, shown=not _at_terminal()) as move:
@@ -244,99 +239,31 @@ def _continue_lines(requests: "TextRequests", options: argparse.Namespace) -> No
     print(f"{lines.count:,} lines{earlier}: {options.output}")
 
 
-def _engine_session(requests: "TextRequests") -> "TextSession":
-    """Returns a session that an engine answers."""
-    from prompt_tuning.generation.text_session import ChatSession, TextSession
-    from prompt_tuning.text_requests import EngineGenerator
-
-    generator = EngineGenerator(requests)
-    if not requests.settings.chat:
-        return TextSession(generator, requests.template())
-    return ChatSession(generator, requests.encoder(), requests.settings.system)
-
-
-def _continue_by_batches(
-    run: "Run", options: argparse.Namespace, texts: list[str] | None
-) -> None:
-    """Continues texts in batches, on a mesh or with streamed weights."""
-    from prompt_tuning.cli.terminal_session import run_session, show
-    from prompt_tuning.processes.group import is_first
-
-    flags = engine_options(options)
-    if flags:
-        raise InputError(
-            f"{' and '.join(flags)} need the decoding engine, which runs on one device "
-            "with all weights in its memory: leave them out, or give "
-            "--gin.Run.mesh=None and --gin.Pretrained.weights=\"'device'\""
-        )
-    generator, session = _batch_session(run, options)
-    if texts is None:
-        run_session(session)
-    elif len(texts) == 1 and not options.json and _at_terminal():
-        show(session, texts[0])
-    else:
-        rows = [session.encode(text) for text in texts]
-        chosen = options.prompt_id
-        prompts = None if chosen is None else [chosen] * len(rows)
-        continuations = generator.continue_rows(rows, prompts)
-        fields = [each._asdict() for each in continuations]
-        if is_first():
-            named = [{"output": each.pop("text"), **each} for each in fields]
-            _print(session, options, texts, named)
-
-
-def _batch_session(
-    run: "Run", options: argparse.Namespace
-) -> "tuple[Generator, TextSession]":
-    """Loads the model and its settings of generation.
-
-    Raises:
-      InputError: if they cannot be used.
-    """
-    from prompt_tuning.generation.generator import Generator
-    from prompt_tuning.generation.text_session import ChatSession, TextSession
-    from prompt_tuning.text_requests import NEW_TOKENS, default_new_tokens
-    from prompt_tuning.tuned.adapter_texts import AdapterTexts
-    from prompt_tuning.tuned.load_tuned import load_tuned
-
-    sampling = read_sampling(options, options.new_tokens or NEW_TOKENS)
-    model, parameters = load_tuned(run, options.prompt)
-    reading = AdapterTexts(model, run.source)
-    new_tokens = options.new_tokens
-    if new_tokens is None:
-        new_tokens = default_new_tokens(model, options.chat)
-    sampling = dataclasses.replace(sampling, new_tokens=new_tokens)
-    if not options.chat:
-        generator = Generator(model, parameters, sampling, options.batch_size)
-        return generator, TextSession(generator, reading.template, options.prompt_id)
-    encoder = reading.open_chat()
-    ends = (*sampling.ends, *encoder.turn_ends())
-    sampling = dataclasses.replace(sampling, ends=ends)
-    generator = Generator(model, parameters, sampling, options.batch_size)
-    session = ChatSession(generator, encoder, options.system, options.prompt_id)
-    return generator, session
-
-
 def _print(
-    session: "TextSession",
+    texts: "Texts",
+    settings: "TextSettings",
     options: argparse.Namespace,
-    texts: Sequence[str],
-    results: Sequence[dict[str, Any]],
+    given: Sequence[str],
+    results: "Sequence[Sequence[Completion]]",
 ) -> None:
     """Prints the results of several texts, or several of one.
 
     A line with its number separates one from others on a terminal. In a pipe, texts
     follow each other as they are; only JSON escapes their line feeds.
     """
+    from prompt_tuning.texts.completion_fields import completion_fields
+    from prompt_tuning.texts.session import opening
+
     if options.json:
-        for text, fields in zip(texts, results, strict=True):
+        single = settings.results == 1
+        for text, completions in zip(given, results, strict=True):
+            fields = completion_fields(completions, texts.tokenizer, single=single)
             print(json.dumps({"input": text, **fields}, ensure_ascii=False))
         return
-    for number, (text, fields) in enumerate(zip(texts, results, strict=True)):
-        outputs = fields.get("outputs", [fields])
-        for sample, each in enumerate(outputs):
-            if len(texts) * len(outputs) > 1 and sys.stdout.isatty():
-                of = f"--- {number + 1} of {len(texts)}"
-                also = f", result {sample + 1} of {len(outputs)}"
-                print(f"{of}{also if len(outputs) > 1 else ''}")
-            print(f"{session.opening(text)}{each['output']}")
+    for number, (text, completions) in enumerate(zip(given, results, strict=True)):
+        for sample, completion in enumerate(completions):
+            if len(given) * len(completions) > 1 and sys.stdout.isatty():
+                of = f"--- {number + 1} of {len(given)}"
+                also = f", result {sample + 1} of {len(completions)}"
+                print(f"{of}{also if len(completions) > 1 else ''}")
+            print(f"{opening(text, texts.model, chat=options.chat)}{completion}")

@@ -17,16 +17,8 @@ from prompt_tuning.core.number_ranges import (
 from prompt_tuning.core.resumable_lines import check_startable
 
 if TYPE_CHECKING:
-    from prompt_tuning.text_requests import TextSettings
+    from prompt_tuning.texts.text_settings import TextSettings
 
-SIMPLE = ("temperature", "top_k", "top_p", "min_p", "seed", "ends")
-"""Settings of sampling without the engine."""
-ENGINE = (
-    *("input", "output", "adapter", "use_adapter", "n", "logprobs", "beams"),
-    *(name for name in VALUES if name not in SIMPLE),
-    *("stop", "ignores_end"),
-)
-"""Options that only the engine has."""
 ROOM = 4096
 """Number of new tokens with which options are checked before the model is known."""
 
@@ -168,26 +160,18 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
     return value is not None and value is not False and value != []
 
 
-def engine_options(options: argparse.Namespace) -> list[str]:
-    """Returns the flags that were given and that only the decoding engine has."""
-    return [f"--{name}" for name in ENGINE if _is_given(options, name)]
-
-
-def text_settings(
-    options: argparse.Namespace, slots: int, day: str | None = None
-) -> "TextSettings":
+def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
     """Returns the settings that the options describe.
 
     Args:
       options: parsed options.
       slots: number of rows that are continued together.
-      day: ISO date for a chat template that uses the current one; None for today.
 
     Raises:
       InputError: if an option cannot be used.
     """
     from prompt_tuning.decoding.beam_search import BeamSearch
-    from prompt_tuning.text_requests import TextSettings
+    from prompt_tuning.texts.text_settings import TextSettings
 
     beams, count = None, options.n
     if options.beams is not None:
@@ -212,7 +196,6 @@ def text_settings(
         adapter=adapter,
         prompt_id=options.prompt_id,
         slots=slots,
-        day=day,
     )
 
 

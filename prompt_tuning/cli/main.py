@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
-from prompt_tuning import __version__
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
 from prompt_tuning.cli.option_types import OptionParser, find_subparsers, state_defaults
 from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
@@ -30,6 +29,7 @@ from prompt_tuning.core.errors import (
     shortened,
 )
 from prompt_tuning.core.interrupts import is_output_closed
+from prompt_tuning.version import __version__
 
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
 DESCRIPTION = "Tunes prompts and adapters in front of frozen language models."

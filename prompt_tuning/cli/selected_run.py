@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from prompt_tuning import __version__, processes
+from prompt_tuning import processes
 from prompt_tuning.cli.run_options import (
     OptionsConfig,
     find_run_directory,
@@ -21,6 +21,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
 from prompt_tuning.tuned.prediction import label_settings
+from prompt_tuning.version import __version__
 
 PROCESS_OPTIONS = (
     *("coordinator", "process", "gin_file", "bindings", "run"),

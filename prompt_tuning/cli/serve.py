@@ -204,19 +204,18 @@ def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
 def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     """Reads the model and the adapters."""
     from prompt_tuning.cli.selected_run import read_run
-    from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+    from prompt_tuning.server.served_models import ServedModels
+    from prompt_tuning.texts.texts import Texts
 
-    model = FrozenTextModel(read_run(options))
-    model.prompted.needed_tokenizer()
-    checkpoint = str(model.run.model.checkpoint)
+    texts = Texts.of_frozen_model(read_run(options))
+    checkpoint = str(texts.run.model.checkpoint)
     name = options.name or Path(checkpoint.rpartition(":")[2]).resolve().name
-    models = ServedModels(model, name, options.allow_loading)
-    room = model.prompted.maximum_length
+    models = ServedModels(texts, name, options.allow_loading)
+    room = texts.model.maximum_length
     length = options.length if room is None else min(options.length, room)
     kept = options.slots // PART_KEPT
-    engine = model.engine(slots=options.slots, length=length, kept=kept)
+    engine = texts.open_engine(options.slots, length, kept)
     for adapter, path in named_adapters(options).items():
         models.check_name(adapter)
-        engine.load_adapter(adapter, path)
-        models.record(adapter, path, engine.find_adapter(adapter).model)
+        texts.load(adapter, path)
     return models, engine

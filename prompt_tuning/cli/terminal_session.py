@@ -2,42 +2,13 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.texts.session import Session
 
 PROMPT_SIGN = "> "
 RESET = "/reset"
 ADAPTER = "/adapter"
-
-
-@runtime_checkable
-class Session(Protocol):
-    """A model that answers texts; see `generation.text_session`."""
-
-    hint: str
-
-    def opening(self, text: str) -> str:
-        """Returns what is shown of a text before its continuation."""
-        ...
-
-    def answer(self, text: str) -> Iterator[str]:
-        """Yields what the model generates for a text, piece by piece."""
-        ...
-
-    def reset(self) -> None:
-        """Forgets the texts before."""
-        ...
-
-
-@runtime_checkable
-class AdapterSession(Protocol):
-    """A session whose answers come from one of several adapters."""
-
-    def choose_adapter(self, name: str) -> str:
-        """Answers with another adapter; returns what to report."""
-        ...
 
 
 def run_session(session: Session) -> None:
@@ -66,7 +37,7 @@ def _follow(session: Session, text: str) -> None:
     word, _, name = text.strip().partition(" ")
     if text.strip() == RESET:
         session.reset()
-    elif word == ADAPTER and isinstance(session, AdapterSession):
+    elif word == ADAPTER and len(session.names) > 1:
         print(session.choose_adapter(name.strip()))
     elif word:
         show(session, text)

@@ -5,7 +5,7 @@ BASE = "base"
 TRAINED = "trained"
 """Name by which it chooses the prompts and adapters of the run."""
 OWN = "(trained)"
-"""Name under which an engine has the prompts and adapters of its own model."""
+"""Name under which an engine has the prompts and adapters of its model."""
 
 
 def shown_name(adapter: str | None) -> str:

@@ -141,7 +141,7 @@ def resumable_lines(
     Args:
       file: path of the file; its folder is created if needed.
       settings: everything that determines the lines, by names for messages; the
-        values are those of JSON.
+        values are of JSON types.
       accepts: whether a complete line can be one of this file; called for each line of
         an earlier command, in order.
       force: whether to start anew and replace an existing file.

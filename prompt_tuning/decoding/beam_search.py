@@ -31,6 +31,7 @@ from prompt_tuning.decoding.row_encoding import (
     decode_continuations,
     pad_rows,
 )
+from prompt_tuning.decoding.sampling_settings import NEW_TOKENS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
@@ -60,7 +61,7 @@ class BeamSearch:
     returned: PositiveInteger = 1
     length_penalty: LengthPenalty = 1.0
     normalization: Literal["length", "wu"] = "length"
-    new_tokens: PositiveInteger = 64
+    new_tokens: PositiveInteger = NEW_TOKENS
     ends: tuple[NonnegativeInteger, ...] = ()
 
     def __post_init__(self):
@@ -161,7 +162,7 @@ def search_beams(
       the continuations of each row, best first.
 
     Raises:
-      InputError: as `continue_all`, and if the model is on a mesh.
+      InputError: as `continue_rows`, and if the model is on a mesh.
     """
     if model.layout is not None:
         raise InputError("beam search runs on one device: leave out the mesh")

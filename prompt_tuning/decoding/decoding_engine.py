@@ -8,7 +8,6 @@ arrays of the same shapes; see `slots` and README.md here.
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,7 +21,7 @@ from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
 from prompt_tuning.decoding.request_checks import check_engine, check_room, read_ids
-from prompt_tuning.decoding.resident_adapters import AdapterReader, ResidentAdapters
+from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
 from prompt_tuning.decoding.row_queue import RowQueue
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -49,7 +48,6 @@ class DecodingEngine:
         text, which saves steps where the text repeats itself; 0 for none.
       kept: number of slots that only short rows take; see `RowQueue`.
       process: changes the logits of all rows before any other option; None for none.
-      read_adapter: reads the files of `load_adapter`.
 
     Raises:
       InputError: if the model is on a mesh or its weights are streamed.
@@ -69,7 +67,6 @@ class DecodingEngine:
         guesses: int = 0,
         kept: int = 0,
         process: token_choice.LogitsProcessor | None = None,
-        read_adapter: AdapterReader | None = None,
     ):
         check_engine(model, slots, length, chunk, page, together)
         self.model, self.count = model, slots
@@ -79,9 +76,7 @@ class DecodingEngine:
                 "out guesses or process"
             )
         self.guesses, self._process = guesses, process
-        self._resident = ResidentAdapters(
-            model, parameters, page, read_adapter, adapted=adapted
-        )
+        self._resident = ResidentAdapters(model, parameters, page, adapted=adapted)
         # The model's own vectors are added to the length.
         own = self._resident.find(None)
         self.limit = length + max(own.joined, own.encoded)
@@ -101,20 +96,6 @@ class DecodingEngine:
         """Names of the loaded adapters."""
         return self._resident.names
 
-    def load_adapter(self, name: str, path: str | Path) -> None:
-        """Reads an adapter, which requests then choose by name.
-
-        Args:
-          name: name of the adapter; one that is loaded is replaced.
-          path: run directory, checkpoint, PEFT folder, or prompt file.
-
-        Raises:
-          InputError: if it cannot be read, belongs to another model, or a row still
-            uses the adapter that it replaces.
-        """
-        self._check_unused(name)
-        self._resident.load(name, Path(path))
-
     def add_adapter(
         self,
         name: str,
@@ -122,7 +103,9 @@ class DecodingEngine:
         parameters: Parameters,
         prefixes: Sequence[PromptPrefixes] | None = None,
     ) -> None:
-        """Adds an adapter that was read before; see `ResidentAdapters.add`.
+        """Adds an adapter, which requests then choose by name.
+
+        A loaded adapter of this name is replaced; see `ResidentAdapters.add`.
 
         Raises:
           InputError: if it belongs to another model, or a row still uses the adapter

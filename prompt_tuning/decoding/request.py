@@ -99,9 +99,9 @@ class TokenLogprob(NamedTuple):
     offset: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
-    """The continuation of one row.
+    """The continuation of one row, which prints as its text.
 
     Attributes:
       text: its text, without what ended it.
@@ -122,6 +122,12 @@ class Completion:
     given_tokens: int
     score: float | None = None
     problem: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return repr(self.text)
 
 
 @dataclasses.dataclass(frozen=True)

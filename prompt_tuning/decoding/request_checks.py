@@ -8,10 +8,10 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_checks import GENERATES
-from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.stop_texts import stop_tokens
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.prompts.placement import TEMPLATE
 
 SHORTEST_SLOT = 64
@@ -79,7 +79,7 @@ def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
     """Checks vectors that are read instead of tokens.
 
     Raises:
-      InputError: if they are not those of the model, or the rows of the adapter are
+      InputError: if they do not fit the model, or the rows of the adapter are
         read whole.
     """
     width = adapter.model.config.width

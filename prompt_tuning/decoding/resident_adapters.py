@@ -1,8 +1,7 @@
 """The adapters that an engine has loaded."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from flax import nnx
 
@@ -19,17 +18,14 @@ from prompt_tuning.decoding.adapter_table import (
     make_resident,
     stack_adapters,
 )
-from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
+from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
-from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.shared_texts import SharedTexts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.prompt_settings import Prompting
-
-AdapterReader = Callable[[Path], tuple[PromptedModel, Parameters]]
-"""Reads an adapter: `path -> (the model with it, all its parameters)`."""
 
 
 class ResidentAdapters:
@@ -46,7 +42,6 @@ class ResidentAdapters:
       model: the model of the engine.
       parameters: all its parameters by path; prompts and adapters are left out.
       page: number of keys of a page.
-      read_adapter: reads the files of `load`; None if none are read.
       adapted: whether the model keeps its prompts and adapters, which all rows use.
     """
 
@@ -55,13 +50,11 @@ class ResidentAdapters:
         model: PromptedModel,
         parameters: Parameters,
         page: int,
-        read_adapter: AdapterReader | None,
         *,
         adapted: bool = False,
     ):
         self.model, self.page, self._adapted = model, page, adapted
         self._frozen = parameters if adapted else frozen_parameters(parameters)
-        self._read_adapter = read_adapter
         self._adapters: dict[str, ResidentAdapter] = {}
         self._shared = SharedTexts(page)
         self._kernels = _block_views(self._frozen, "/kernel")
@@ -100,18 +93,7 @@ class ResidentAdapters:
         """Returns an adapter's entry in the tables."""
         return self._table.entries.get(adapter.name, 0)
 
-    def load(self, name: str, path: Path) -> None:
-        """Reads an adapter; arguments and errors as `DecodingEngine.load_adapter`."""
-        if self._read_adapter is None:
-            raise InputError("this engine was opened without a way to read adapters")
-        try:
-            model, parameters = self._read_adapter(path)
-        except InputError as problem:
-            raise InputError(f"adapter {name}: {problem}") from problem
-        self.check(name, model)
-        self.add(name, model, parameters, prompt_prefixes(model, parameters, path))
-
-    def check(self, name: str, model: PromptedModel) -> None:
+    def _check(self, name: str, model: PromptedModel) -> None:
         """Checks the name and the model of an adapter.
 
         Raises:
@@ -148,7 +130,7 @@ class ResidentAdapters:
         Raises:
           InputError: if it belongs to another model.
         """
-        self.check(name, model)
+        self._check(name, model)
         shared = {p: self._frozen.get(p, leaf) for p, leaf in parameters.items()}
         check_projections(name, model, shared)
         self._adapters[name] = make_resident(name, model, shared, self.page, prefixes)

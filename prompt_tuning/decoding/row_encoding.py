@@ -1,4 +1,4 @@
-"""Rows of token ids that are continued, from texts and back to texts."""
+"""Rows of token ids: padded, cut at their end, and decoded to texts."""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -7,34 +7,11 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.data.text.added_text import added_text, complete_text
-from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import Tokenizer, encode_prompt
+from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 LENGTH_MULTIPLE = 16
 """Lengths are padded to multiples of this, so that few shapes are compiled."""
-
-
-def encode_given(
-    model: PromptedModel, text: str, template: TokenTemplate | None = None
-) -> list[int]:
-    """Encodes an input as in training; see `add_special_ids`."""
-    tokenizer = model.needed_tokenizer()
-    ids = tokenizer.encode(text) if template is None else template.encode_text(text)
-    return add_special_ids(model, ids)
-
-
-def add_special_ids(model: PromptedModel, ids: list[int]) -> list[int]:
-    """Adds BOS before the ids of an input, and EOS after those of an encoder's.
-
-    Whether an encoder has one or both depends on `ModelConfig.encoder_input`.
-    """
-    if model.config.architecture == "decoder_only":
-        return [*encode_prompt(model.needed_tokenizer(), ""), *ids]
-    form, bos, eos = model.config.encoder_input, model.interface.bos_id, model.eos_id
-    begin = [bos] if bos is not None and form.startswith("bos") else []
-    end = [eos] if eos is not None and form.endswith("eos") else []
-    return [*begin, *ids, *end]
 
 
 def pad_rows(

@@ -23,6 +23,9 @@ from prompt_tuning.decoding.text_constraints import (
     schema_text,
 )
 
+NEW_TOKENS = 64
+"""Maximum number of new tokens of a text unless something else is set."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -71,7 +74,7 @@ class Sampling:
     forbidden: tuple[NonnegativeInteger, ...] = ()
     forced: tuple[NonnegativeInteger, ...] = ()
     minimum_new_tokens: NonnegativeInteger = 0
-    new_tokens: PositiveInteger = 64
+    new_tokens: PositiveInteger = NEW_TOKENS
     ends: tuple[NonnegativeInteger, ...] = ()
     ignores_end: bool = False
     stop: tuple[str, ...] = ()

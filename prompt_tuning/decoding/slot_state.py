@@ -138,7 +138,7 @@ class RowStates(NamedTuple):
     """What a program needs to know of each row.
 
     Attributes:
-      written: number of its own keys.
+      written: number of the row's keys.
       first: position of the first of these.
       active: whether the row reads a token.
       entry: its entry in the tables of adapters of projections.

@@ -15,6 +15,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -48,7 +49,6 @@ from prompt_tuning.evaluation.token_outcomes import (
     measure_tokens,
     token_measure,
 )
-from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -330,7 +330,7 @@ class Evaluator:
             check_rows(self._model, self._rows.given, self._evaluation.new_tokens)
 
     def _generate(self, parameters: Parameters) -> Rows:
-        return continue_all(
+        return continue_rows(
             self._model,
             parameters,
             self._rows.given,

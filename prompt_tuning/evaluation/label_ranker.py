@@ -8,12 +8,12 @@ from jaxtyping import Float
 
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.row_checks import check_rows
-from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.ranking import encode_labels, label_nats
 from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import TextEncoding
 
 Rows = Sequence[Sequence[int]]
 
@@ -92,8 +92,8 @@ class LabelRanker:
     def _content_free(self) -> list[list[int]]:
         """Token ids of the inputs without content that calibrate the labels."""
         texts = self._evaluation.calibrate or ()
-        template = self._evaluation.data.token_template(self._model.interface)
-        rows = [encode_given(self._model, text, template) for text in texts]
+        encoding = TextEncoding(self._model, self._evaluation.data)
+        rows = [encoding.encode(text) for text in texts]
         counts = [self._model.interface.begin_length(row) for row in rows]
         return [
             [*row[:count], *self._context_ids, *row[count:]]

@@ -189,13 +189,12 @@ class ServerApplication:
         return json_response(self._entry(name))
 
     def _entry(self, name: str) -> dict[str, Any]:
-        entry = self.models.adapters.get(name)
         return {
             "id": name,
             "object": "model",
-            "created": self.models.created if entry is None else entry.created,
+            "created": self.models.entry(name).created,
             "owned_by": "prompt_tuning",
-            "parent": None if entry is None else self.models.name,
+            "parent": None if name == self.models.name else self.models.name,
             "max_model_len": self.engine.limit,
         }
 

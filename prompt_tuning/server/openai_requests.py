@@ -24,11 +24,10 @@ from prompt_tuning.server.server_limits import (
     MAXIMUM_STOP_TOKENS,
     MAXIMUM_STOPS,
 )
+from prompt_tuning.texts.text_settings import default_new_tokens
 
 COMPLETION_TOKENS = 16
 """Maximum number of new tokens of a completion whose request gives none."""
-CHAT_TOKENS = 256
-"""Maximum number of new tokens of an answer whose request gives none."""
 SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
@@ -229,7 +228,9 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
             )
         values["max_tokens"] = tokens
     body = JsonObject(body.source, values)
-    common = _common(body, min(CHAT_TOKENS, room // 2), (top or 0) if wanted else None)
+    common = _common(
+        body, default_new_tokens(room, chat=True), (top or 0) if wanted else None
+    )
     return ChatBody(messages=_messages(body), **common)
 
 

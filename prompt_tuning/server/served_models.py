@@ -1,24 +1,15 @@
 """The models that a server offers: the frozen one, and one for each adapter."""
 
 import asyncio
-import dataclasses
 import functools
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
-import jax
-
-from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import MAXIMUM_PATH
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes, prompt_prefixes
-from prompt_tuning.decoding.row_encoding import encode_given
-from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.fair_workers import FairWorkers
 from prompt_tuning.server.server_limits import (
@@ -26,8 +17,8 @@ from prompt_tuning.server.server_limits import (
     WAITING_TEXTS,
     RequestError,
 )
-from prompt_tuning.text_model import TextModel
-from prompt_tuning.tuned.adapter_texts import AdapterTexts
+from prompt_tuning.texts.loaded_adapter import LoadedAdapter
+from prompt_tuning.texts.texts import Texts
 
 SHORTEST_LIMIT, LONGEST_LIMIT = 32, 128
 """Numbers of characters that a position may stand for. The longest token of a
@@ -36,55 +27,20 @@ PART = 2**14
 """Number of characters of several texts that are encoded in one turn."""
 
 
-class FrozenTextModel(TextModel):
-    """The frozen model of a run, without what the run trained.
-
-    Args:
-      run: run whose model is opened.
-    """
-
-    def __init__(self, run: Run):
-        bare = dataclasses.replace(
-            run, prompt=None, decoder_prompt=None, adapters=(), directory="", mesh=None
-        )
-        key = jax.random.key(run.seed)
-        super().__init__(bare, open_pretrained(run.model, bare.tuning, key=key))
-
-
-@dataclasses.dataclass(frozen=True)
-class AdapterEntry:
-    """An adapter that is a model name.
-
-    Attributes:
-      path: where it was read from.
-      texts: how its texts are encoded.
-      created: time of loading, in seconds of the epoch.
-    """
-
-    path: str
-    texts: AdapterTexts
-    created: int
-
-
 class ServedModels:
     """Model names, and how their texts are encoded.
 
     Args:
-      model: the frozen model.
-      name: its name.
+      texts: the frozen model and its adapters.
+      name: name of the frozen model.
       loading: directory below which adapters may be loaded; None for none.
     """
 
-    def __init__(self, model: TextModel, name: str, loading: Path | None = None):
-        self.model, self.name = model, name
+    def __init__(self, texts: Texts, name: str, loading: Path | None = None):
+        self.texts, self.name = texts, name
         self.loading = None if loading is None else loading.resolve()
-        # Its run's template has the vectors of a prompt that is not loaded.
-        source = dataclasses.replace(model.run.source, template=None)
-        self._frozen = AdapterTexts(model.prompted, source)
-        self.adapters: dict[str, AdapterEntry] = {}
-        self.created = int(time.time())
         # Texts are encoded one after the other, apart from steps and connections.
-        self._texts = FairWorkers("encoding", 1, WAITING_TEXTS)
+        self._encoding = FairWorkers("encoding", 1, WAITING_TEXTS)
         self._conversations = FairWorkers("the chat template", 1, WAITING_TEXTS)
         self._files = FairWorkers("reading adapters", 1, 1)
         self._loads = asyncio.Lock()
@@ -96,17 +52,17 @@ class ServedModels:
         Raises:
           InputError: if it has none.
         """
-        return self.model.prompted.needed_tokenizer()
+        return self.texts.tokenizer
 
     @property
     def names(self) -> tuple[str, ...]:
         """All model names, the frozen model's first."""
-        return (self.name, *self.adapters)
+        return (self.name, *(name for name in self.texts.adapters if name))
 
     @property
     def busy(self) -> bool:
         """Whether texts are encoded, or files are read."""
-        workers = (self._texts, self._conversations, self._files)
+        workers = (self._encoding, self._conversations, self._files)
         return any(each.busy for each in workers)
 
     def adapter(self, name: str | None) -> str | None:
@@ -117,18 +73,16 @@ class ServedModels:
         """
         if name is None or name == self.name:
             return None
-        if name not in self.adapters:
+        if name not in self.texts.adapters:
             raise RequestError(
                 f"no model is named {shown(name)}; there are: {', '.join(self.names)}",
                 404,
             )
         return name
 
-    def record(self, name: str, path: str | Path, model: PromptedModel) -> None:
-        """Adds the name of an adapter that the engine has loaded."""
-        texts = self.model.read_texts(Path(path), model)
-        created = int(time.time())
-        self.adapters[name] = AdapterEntry(str(path), texts, created)
+    def entry(self, name: str) -> LoadedAdapter:
+        """Returns the model of a name; errors as in `adapter`."""
+        return self.texts.adapters[self.adapter(name)]
 
     def check_name(self, name: str) -> None:
         """Checks the name of a new adapter.
@@ -154,15 +108,14 @@ class ServedModels:
         folder = self._below(path)
         self.check_name(name)
         async with self._loads:
-            if name in self.adapters:
+            if name in self.names:
                 raise InputError(f"adapter {name} is loaded already: unload it first")
-            if len(self.adapters) >= MAXIMUM_ADAPTERS:
+            if len(self.names) > MAXIMUM_ADAPTERS:
                 raise InputError(f"{MAXIMUM_ADAPTERS} adapters are loaded: unload one")
             # Reading files does not delay the rows that generate.
-            reading = functools.partial(self._read, name, folder)
-            read = await self._files.run(None, reading)
-            await thread.call(lambda engine: engine.add_adapter(name, *read))
-            self.record(name, folder, read[0])
+            reading = functools.partial(self.texts.read, name, folder)
+            adapter = await self._files.run(None, reading)
+            await thread.call(lambda _: self.texts.add(adapter))
 
     async def unload(self, thread: EngineThread, name: str) -> None:
         """Removes an adapter.
@@ -174,18 +127,7 @@ class ServedModels:
         self._allowed()
         if self.adapter(name) is None:
             raise InputError(f"{name} is the frozen model, which stays loaded")
-        await thread.call(lambda engine: engine.unload_adapter(name))
-        self.adapters.pop(name, None)
-
-    def _read(
-        self, name: str, folder: Path
-    ) -> tuple[PromptedModel, Parameters, tuple[PromptPrefixes, ...]]:
-        """Reads an adapter and the keys and values of its prompts."""
-        try:
-            model, parameters = self.model.read_adapter(folder)
-            return model, parameters, prompt_prefixes(model, parameters, folder)
-        except InputError as problem:
-            raise InputError(f"adapter {name}: {problem}") from problem
+        await thread.call(lambda _: self.texts.unload(name))
 
     def _allowed(self) -> Path:
         if self.loading is None:
@@ -244,14 +186,14 @@ class ServedModels:
         """
         for text in texts:
             self._check_length("the prompt", len(text), positions)
-        read = self._reading(adapter)
+        encoding = self.texts.adapters[adapter].encoding
         encoded: list[list[int]] = []
         for part in _parts(texts):
 
             def encode(part: Sequence[str] = part) -> list[list[int]]:
-                return [encode_given(read.model, text, read.template) for text in part]
+                return [encoding.encode(text) for text in part]
 
-            encoded += await self._texts.run(client, encode)
+            encoded += await self._encoding.run(client, encode)
         return encoded
 
     async def encode_chat(
@@ -263,15 +205,15 @@ class ServedModels:
     ) -> tuple[list[int], tuple[int, ...]]:
         """Encodes a conversation; returns its ids and the tokens that end an answer.
 
-        Arguments and errors are those of `encode_texts`.
+        Arguments and errors are as in `encode_texts`.
         """
         # A template may write all fields of a message.
         size = sum(len(str(x)) for message in messages for x in message.values())
         self._check_length("the conversation", size, positions)
-        read = self._reading(adapter)
+        encoding = self.texts.adapters[adapter].encoding
 
         def encode() -> tuple[list[int], tuple[int, ...]]:
-            chat = read.chat
+            chat = encoding.chat
             return chat(answers_of(messages), "messages"), tuple(chat.turn_ends())
 
         return await self._conversations.run(client, encode)
@@ -290,10 +232,6 @@ class ServedModels:
         ids = range(self.tokenizer.vocabulary_size)
         longest = max(len(self.tokenizer.token(id)) for id in ids)
         return min(max(longest, SHORTEST_LIMIT), LONGEST_LIMIT)
-
-    def _reading(self, adapter: str | None) -> AdapterTexts:
-        """Returns how texts for an adapter are encoded; None is the frozen model."""
-        return self._frozen if adapter is None else self.adapters[adapter].texts
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:

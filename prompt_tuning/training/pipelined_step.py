@@ -68,7 +68,7 @@ def pipelined_finish(plan: RunPlan, objective: Objective) -> Finish:
     """Compiles `finish` for a run in stages.
 
     The state and the frozen parameters are whole arrays, sharded over the devices of
-    all stages. Each stage has a copy of the frozen parameters of its own blocks, and
+    all stages. Each stage has a copy of the frozen parameters of its blocks, and
     gets the trained ones in each step.
     """
     placement = plan.model.placement

@@ -5,7 +5,6 @@ such as TRL save a tokenizer and its chat template into the folder of a PEFT ada
 """
 
 import dataclasses
-import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +18,14 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.chat_templates import has_own_template
-from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     encode_prompt,
     load_tokenizer,
 )
-from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.prompt_settings import Prompting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
@@ -38,55 +36,9 @@ CONFLICTS = ("template", "chat_template", "joiner")
 """Those of them in which the runs of a model and of an adapter may not differ."""
 
 
-@dataclasses.dataclass(frozen=True)
-class AdapterTexts:
-    """Encodes texts for an adapter.
-
-    Attributes:
-      model: the model with the adapter.
-      source: settings of the data that the adapter was trained with.
-      folder: folder with the adapter's own chat template; None for the tokenizer's.
-    """
-
-    model: PromptedModel
-    source: DataSource
-    folder: Path | None = None
-
-    @functools.cached_property
-    def template(self) -> TokenTemplate | None:
-        """The template of the data, if it has one."""
-        return self.source.token_template(self.model.interface)
-
-    @functools.cached_property
-    def chat(self) -> ChatEncoder:
-        """Encodes conversations; see `open_chat`."""
-        return self.open_chat()
-
-    def open_chat(self, day: str | None = None) -> ChatEncoder:
-        """Opens the chat template.
-
-        Args:
-          day: ISO date for a template that uses the current date, if the data sets
-            none; None for today.
-
-        Raises:
-          InputError: if there is none, or the data has a template.
-        """
-        if self.source.template is not None:
-            raise InputError(
-                "a chat template and DataSource.template both determine the text "
-                "around a message: leave out chat (--chat), and the run's template "
-                "is used"
-            )
-        choice = self.source.format_choice
-        if choice.chat_date is None:
-            choice = dataclasses.replace(choice, chat_date=day)
-        return open_chat_encoder(self.model.needed_tokenizer(), choice, self.folder)
-
-
-def read_adapter_texts(
+def text_encoding_of(
     path: Path, model: PromptedModel, source: DataSource
-) -> AdapterTexts:
+) -> TextEncoding:
     """Returns how texts for an adapter are encoded.
 
     Args:
@@ -99,9 +51,9 @@ def read_adapter_texts(
     """
     folder = run_folder(path)
     if folder is not None:
-        return AdapterTexts(model, read_run_directory(folder).source)
+        return TextEncoding(model, read_run_directory(folder).source)
     own = path if has_own_template(path) else None
-    return AdapterTexts(model, source, own)
+    return TextEncoding(model, source, own)
 
 
 def run_folder(path: Path) -> Path | None:

@@ -21,6 +21,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import (
@@ -32,7 +33,6 @@ from prompt_tuning.evaluation.ranking import (
     gold_label_indices,
     label_nats,
 )
-from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -215,7 +215,7 @@ def _generate(
 ) -> list[Rows]:
     """Generates the answer of each prompt to each row."""
     repeated, prompt_ids = _repeat_for_prompts(model, rows)
-    generated = continue_all(
+    generated = continue_rows(
         model,
         parameters,
         repeated,

@@ -1,6 +1,5 @@
 """Encodes inputs without targets as training encodes the prompts of its data."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,9 +22,8 @@ from prompt_tuning.data.text.conversations import (
 from prompt_tuning.data.text.record_fields import WEIGHTS, refuse_unread
 from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.decoding.row_checks import check_rows
-from prompt_tuning.decoding.row_encoding import add_special_ids, encode_given
-from prompt_tuning.generation.conversation import ChatEncoder, open_chat_encoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import TextEncoding
 
 PROMPT_KEY = "prompt"
 """Key of plain texts for a run whose data has no prompts."""
@@ -111,38 +109,34 @@ class _InputEncoder:
     """Encodes the text or the conversation of a line."""
 
     def __init__(self, model: PromptedModel, source: DataSource):
-        self._model, self._source = model, source
-        self._template = source.token_template(model.interface)
+        self._source, self._encoding = source, TextEncoding(model, source)
         self._key = source.prompt_key or PROMPT_KEY
         self._read = {self._key, source.completion_key, *source.row_keys, *WEIGHTS}
 
     def __call__(self, line: JsonLine) -> tuple[str, list[int], dict[str, Any]]:
         """Returns the text of a line, its ids, and the keys that the text lacks."""
-        if self._template is not None:
-            keys = self._template.template.keys
-            values = {key: line.text(key, "DataSource.template") for key in keys}
-            ids = add_special_ids(self._model, self._template.encode_prompt(values))
-            text = "".join(self._template.template.render(values))
-            return text, ids, dict(line.content)
+        encoding = self._encoding
+        if encoding.template is not None:
+            template = encoding.template.template
+            values = {
+                key: line.text(key, "DataSource.template") for key in template.keys
+            }
+            text = "".join(template.render(values))
+            return text, encoding.encode_keys(values), dict(line.content)
         content, location, read = line.content, line.location, self._read
         in_prompt = has_prompt_messages(content, self._key)
         if in_prompt or (self._key not in content and MESSAGES_KEY in content):
             key = self._key if in_prompt else MESSAGES_KEY
             record = without_answer(read_chat_messages(content, key, location, read))
             text = joined_text(record.messages[-1]) if record.messages else ""
-            return text, self._chat(record, location), dict(content)
+            return text, encoding.chat(record, location), dict(content)
         text = line.text(self._key, "DataSource.prompt_key")
         others = {name: x for name, x in content.items() if name != self._key}
         if self._source.format_choice.renders_pairs:
             record = read_pair(text, "", content, location, read)
-            return text, self._chat(record, location), others
+            return text, encoding.chat(record, location), others
         refuse_unread(content, location, read)
-        return text, encode_given(self._model, text), others
-
-    @functools.cached_property
-    def _chat(self) -> ChatEncoder:
-        choice = self._source.format_choice
-        return open_chat_encoder(self._model.needed_tokenizer(), choice)
+        return text, encoding.encode(text), others
 
 
 def _select_prompt(

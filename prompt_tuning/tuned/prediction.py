@@ -9,11 +9,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
-from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.input_encoding import (
@@ -149,13 +149,13 @@ def generate_outputs(
 ) -> list[str]:
     """Continues each input greedily, read with the settings of the run's data.
 
-    Other arguments are as in `continue_all`.
+    Other arguments are as in `continue_rows`.
 
     Raises:
       InputError: if an input is too long.
     """
     rows = fit_inputs(model, source, inputs, new_tokens)
-    continuations = continue_all(
+    continuations = continue_rows(
         model,
         parameters,
         rows,

@@ -32,8 +32,8 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -108,7 +108,7 @@ def sample(
 ) -> list[list[int]]:
     """Samples continuations of the context from the model, and drops empty ones."""
     given = context_ids(model, arguments.context)
-    continuations = continue_all(
+    continuations = continue_rows(
         model,
         frozen,
         [given] * (arguments.texts + HELD_OUT),

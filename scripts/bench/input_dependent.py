@@ -53,7 +53,8 @@ def tune_and_measure(model: pt.Model, method: Method, seed: int, steps: int) -> 
         model, method, pairs(split.train), steps=steps, batch_size=64, seed=seed
     )
     prompts, expected = zip(*pairs(split.test), strict=True)
-    answers = tuned.generate(list(prompts), new_tokens=LONGEST_COMPLETION)
+    completions = tuned.generate(list(prompts), new_tokens=LONGEST_COMPLETION)
+    answers = [completion.text for completion in completions]
     return exact_match(answers, expected)
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.cli.terminal_session import run_session
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.texts.session import Session
 from tests.support.small_runs import LENGTH
 
 
@@ -40,15 +42,15 @@ def test_json_python_and_the_terminal_agree(files, prompt, capsys, monkeypatch):
     assert main([*command, "--json", "ab=", "cde="]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tuned = pt.load_tuned(prompt, base=files.decoder)
-    texts = tuned.generate(["ab=", "cde="], new_tokens=5)
+    completions = tuned.generate(["ab=", "cde="], new_tokens=5)
+    texts = [completion.text for completion in completions]
     assert [line["output"] for line in lines] == texts
     assert [line["input"] for line in lines] == ["ab=", "cde="]
     # BOS is a token of the input, and a token is a letter.
     assert [line["input_tokens"] for line in lines] == [4, 5]
     assert {line["finish_reason"] for line in lines} <= {"stop", "length"}
-    pieces = []
-    assert tuned.generate("ab=", new_tokens=5, stream=pieces.append) == texts[0]
-    assert "".join(pieces) == texts[0]
+    pieces = list(tuned.stream("ab=", sampling=pt.Sampling(new_tokens=5)))
+    assert len(pieces) > 1 and "".join(pieces) == texts[0]
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     assert main([*command, "ab="]) == 0
@@ -64,7 +66,7 @@ def test_json_python_and_the_terminal_agree(files, prompt, capsys, monkeypatch):
 class Echo:
     """A session that repeats what is typed, except for a text that it refuses."""
 
-    hint = "Type something."
+    hint, names = "Type something.", ("base",)
 
     def __init__(self):
         self.resets = 0
@@ -94,7 +96,7 @@ def test_a_terminal_session_answers_each_line(capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", read)
     session = Echo()
-    run_session(session)
+    run_session(cast(Session, session))
     printed, problems = capsys.readouterr()
     assert printed == "Type something.\none: one\ntwo: two\n\n"
     assert problems == "that is bad\n"

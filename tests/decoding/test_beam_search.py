@@ -65,7 +65,7 @@ def generate(bundled, row, **settings):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("penalty", [1.0, 0.6, 2.0])
 def test_beams_are_those_of_transformers(bundled, penalty):
-    from prompt_tuning.decoding.row_encoding import encode_given
+    from prompt_tuning.pretrained.text_encoding import encode_given
 
     model = bundled[0]
     settings = BeamSearch(beams=4, returned=3, length_penalty=penalty, new_tokens=8)
@@ -85,7 +85,7 @@ def test_beams_are_those_of_transformers(bundled, penalty):
 @pytest.mark.torch
 @pytest.mark.exhaustive
 def test_greedy_tokens_with_a_repetition_penalty_are_those_of_transformers(bundled):
-    from prompt_tuning.decoding.row_encoding import encode_given
+    from prompt_tuning.pretrained.text_encoding import encode_given
 
     model = bundled[0]
     engine = DecodingEngine(model.prompted, model.parameters, slots=2, length=64)

@@ -6,13 +6,13 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.decoding import row_queue
+from prompt_tuning.decoding.batch_decoding import continue_batch
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_encoding import pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.engine import continue_rows
-from prompt_tuning.generation.text_generation import continue_all
 from tests.support.dummies import FAMILIES, GPT2, LLAMA, T5_GATED, LetterTokenizer, V
 from tests.support.engine_models import KINDS, engine_model
 from tests.support.exhaustive import sample
@@ -55,7 +55,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
     continued = []
     for row in rows:
         tokens, lengths = pad_rows([row], 0, 16)
-        generated = continue_rows(
+        generated = continue_batch(
             parameters,
             tokens,
             lengths,
@@ -95,7 +95,7 @@ def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
         expected = one_after_the_other(model, parameters, rows, prompt)
         ids = [list(h.completions[0].ids) for h in engine.run(requests)]
         assert ids == expected, kind
-        together = continue_all(
+        together = continue_rows(
             model,
             parameters,
             rows,

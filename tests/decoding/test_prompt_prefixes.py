@@ -31,10 +31,8 @@ from tests.support.exhaustive import sample
 def ids(config, kind: str, path: Path) -> list[tuple[int, ...]]:
     """Returns the ids of two rows with an adapter that is loaded from a path."""
     bare, adapted = engine_model(config, "none"), engine_model(config, kind)
-    engine = DecodingEngine(
-        *bare, slots=2, length=16, chunk=8, page=4, read_adapter=lambda _: adapted
-    )
-    engine.load_adapter("a", path)
+    engine = DecodingEngine(*bare, slots=2, length=16, chunk=8, page=4)
+    engine.add_adapter("a", *adapted, prompt_prefixes(*adapted, path))
     requests = [
         Request(
             ids=row,

@@ -24,7 +24,7 @@ needs_cpu = pytest.mark.skipif(
 @needs_cpu
 def test_a_step_copies_neither_kernels_nor_keys():
     config = dataclasses.replace(LLAMA, feed_forward_width=48, layers=3)
-    resident = ResidentAdapters(*engine_model(config, "none"), 8, None)
+    resident = ResidentAdapters(*engine_model(config, "none"), 8)
     none = np.zeros(ROWS, np.int32)
     pages = np.zeros((ROWS, 0), np.int32)
     rows = RowStates(none, none, np.ones(ROWS, bool), none, pages)

@@ -15,6 +15,7 @@ from prompt_tuning.config.run import Evaluation, Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.calibration import calibrate_nats
@@ -26,8 +27,8 @@ from prompt_tuning.evaluation.ranking import (
     given_tokens,
     label_nats,
 )
-from prompt_tuning.generation.text_generation import continue_all, continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, Files, write_rows
@@ -137,13 +138,13 @@ def test_no_rows_are_checked_like_others(case):
 
 def test_exact_matches_are_the_completions_that_are_generated(case):
     rows, settings = inputs(case), Sampling(new_tokens=6)
-    endless = continue_all(case.model, case.parameters, rows, settings)
+    endless = continue_rows(case.model, case.parameters, rows, settings)
     # A token that ends some rows and not others.
     counts = collections.Counter(token for row in endless for token in row[1:])
     end = counts.most_common()[-1][0]
     config = dataclasses.replace(case.model.config, stop_ids=(end,))
     model = dataclasses.replace(case.model, config=config)
-    generated = continue_all(model, case.parameters, rows, settings)
+    generated = continue_rows(model, case.parameters, rows, settings)
     assert 1 <= min(map(len, generated)) < max(map(len, generated)) == 6
     other = min(set(range(3, 30)) - set(counts) - {row[0] for row in endless})
     for name, changed in {
@@ -161,7 +162,7 @@ def test_exact_matches_are_the_completions_that_are_generated(case):
 
 def test_exact_match_is_the_same_where_texts_are_generated_too(case, monkeypatch):
     rows, settings = inputs(case), Sampling(new_tokens=6)
-    generated = continue_all(case.model, case.parameters, rows, settings)
+    generated = continue_rows(case.model, case.parameters, rows, settings)
     cut = [row[: 3 + i] for i, row in enumerate(generated)]
     texts = decode_continuations(case.model, rows, cut)
     file = Path(case.run.directory).parent / "generated.jsonl"
@@ -209,10 +210,9 @@ def test_each_category_has_its_own_examples(case):
 
 def test_text_metrics_compare_generated_texts_with_the_references(case):
     options = {"metrics": ["squad", "rouge", "bleu"], "new_tokens": 3}
-    given_texts = [prompt for prompt, _ in PAIRS]
-    continuations = continue_texts(
-        case.model, case.parameters, given_texts, Sampling(new_tokens=3)
-    )
+    rows = [encode_given(case.model, prompt) for prompt, _ in PAIRS]
+    new = continue_rows(case.model, case.parameters, rows, Sampling(new_tokens=3))
+    continuations = decode_continuations(case.model, rows, new)
     wanted = {"squad_f1", "squad_exact_match", "rouge1", "rouge2", "rougeL", "bleu"}
     assert case.measured(**options).keys() == wanted | {"loss", "accuracy"}
     # A line with an empty completion is left out, and so are its references.

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
 from tests.support.exhaustive import sample
@@ -80,7 +80,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(family, kind):
     assert_same_logits(ours, given[f"{kind}.logits"], given)
     expected = given[f"{kind}.greedy_single"]
     ends = [end for end in (config.eos_id, *config.stop_ids) if end is not None]
-    generated = continue_rows(
+    generated = continue_batch(
         parameters,
         batch.tokens,
         batch.lengths,

@@ -9,7 +9,8 @@ import numpy as np
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.server.application import ServerApplication
-from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.texts.texts import Texts
 from tests.fuzz.fuzz_kind import Kind
 from tests.fuzz.mutations import mutate_json
 from tests.support.asgi_client import AsgiClient
@@ -52,11 +53,10 @@ def open_client(folder: Path) -> AsgiClient:
         run = read_run(
             ["models/checkpoint.gin"], [f"MODEL = {str(folder / 'model')!r}"]
         )
-        model = FrozenTextModel(run)
-        engine = model.engine(slots=2, length=32)
-        engine.load_adapter("soft", folder / "soft.npy")
-        models = ServedModels(model, "base", folder)
-        models.record("soft", folder / "soft.npy", engine.find_adapter("soft").model)
+        texts = Texts.of_frozen_model(run)
+        engine = texts.open_engine(slots=2, length=32)
+        texts.load("soft", folder / "soft.npy")
+        models = ServedModels(texts, "base", folder)
         application = ServerApplication(models, engine, queue_length=4, samples=2)
         _clients.append(AsgiClient(application.app()))
     return _clients[0]

@@ -10,10 +10,10 @@ import pytest
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import logical_axes, merge
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
@@ -138,7 +138,7 @@ def generate(family, rows, *, temperature=0, filler=0, length=7, stop_ids=()):
     tokens, lengths = pad_rows(rows, filler, length)
     sampling = Sampling(temperature=temperature, seed=4)
     return np.asarray(
-        continue_rows(
+        continue_batch(
             parameters,
             tokens,
             lengths,

@@ -18,10 +18,10 @@ from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families.hf_folder import find_recipes, read_config
-from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import token_losses
@@ -184,7 +184,7 @@ def ends_of(config):
 
 def continued(config, graph, parameters, batch, tasks=None):
     """Generates the eight tokens that follow each row."""
-    return continue_rows(
+    return continue_batch(
         parameters,
         batch.tokens,
         batch.lengths,
@@ -228,7 +228,7 @@ LLAMA_TIED = PEFT / "llama_tied"
 def generated(folder, new_tokens):
     """Returns the tokens that greedy decoding appends to BOS."""
     config, graph, parameters = restored(folder)
-    tokens = continue_rows(
+    tokens = continue_batch(
         parameters,
         jnp.array([[config.bos_id]]),
         jnp.array([1]),

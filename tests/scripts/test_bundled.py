@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.text_generation import continue_texts
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -22,9 +20,7 @@ def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     parameters = model.read_parameters()
     names = ("reverse", "reverse rot1", "tail", "rot2")
     given = [skills.prompt_text(skill, word) for skill in names for word in WORDS]
-    continuations = continue_texts(
-        model, parameters, given, Sampling(new_tokens=9), batch_size=240
-    )
+    continuations = skill_tuning.answers(model, parameters, given)
     wanted = [skills.apply(skill, word) for skill in names for word in WORDS]
     right = np.array(continuations) == np.array(wanted)
     reverse, composed, tail, rot2 = right.reshape(len(names), -1).mean(axis=1)

@@ -65,7 +65,7 @@ def test_both_answers_stream_and_show_probabilities(address, prompt, tmp_path):
         for column, adapter in enumerate((None, "tuned")):
             element = f"document.getElementById('text{column}')"
             text = browser.evaluate(f"{element}.textContent")
-            expected = model.generate(TEXT, adapters=[adapter], sampling=sampling)
+            (expected,) = model.generate(TEXT, adapters=[adapter], sampling=sampling)
             assert text == expected.text
         tip = browser.evaluate("document.querySelector('#text0 span').dataset.tip")
         assert '%  "c"  <' in tip

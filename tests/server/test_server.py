@@ -23,8 +23,8 @@ from prompt_tuning.cli import serve
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core import interrupts
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
-from prompt_tuning.decoding.row_encoding import encode_given
 from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 pytest.importorskip("starlette", reason="needs the extra serve")
@@ -35,8 +35,10 @@ from prompt_tuning.server import connections, openai_requests
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.http_server import HttpServer, open_socket
 from prompt_tuning.server.running_requests import RunningRequests
-from prompt_tuning.server.served_models import FrozenTextModel, ServedModels
+from prompt_tuning.server.served_models import ServedModels
 from prompt_tuning.server.server_limits import CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
+from prompt_tuning.texts.text_model import TextModel
+from prompt_tuning.texts.texts import Texts
 
 TEXT = "reverse: abc ="
 KEY = "a key"
@@ -49,15 +51,15 @@ class RunningServer:
 
     def __init__(self, folder):
         run = read_run(["models/bundled_decoder.gin"], [])
-        self.model = FrozenTextModel(run)
-        width = self.model.prompted.config.width
+        self.texts = Texts.of_frozen_model(run)
+        # Its engine is another than the server's.
+        self.model = TextModel(run, self.texts.model, self.texts.parameters)
+        width = self.texts.model.config.width
         vectors = np.random.default_rng(1).normal(size=(4, width)).astype("f4")
         np.save(folder / "soft.npy", vectors)
-        self.engine = self.model.engine(slots=4, length=128)
-        self.engine.load_adapter("soft", folder / "soft.npy")
-        models = ServedModels(self.model, "base", folder)
-        adapted = self.engine.find_adapter("soft").model
-        models.record("soft", folder / "soft.npy", adapted)
+        self.engine = self.texts.open_engine(slots=4, length=128)
+        self.texts.load("soft", folder / "soft.npy")
+        models = ServedModels(self.texts, "base", folder)
         self.application = ServerApplication(
             models, self.engine, queue_length=4, samples=8
         )
@@ -157,7 +159,8 @@ def test_answers_are_those_of_generate(server):
     status, answer = server.ask(body)
     expected = server.model.generate([TEXT, "rot1: abc ="], new_tokens=9)
     assert status == 200
-    assert [choice["text"] for choice in answer["choices"]] == expected
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [each.text for each in expected]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     # Samples may all end in one step.
     body = {"prompt": TEXT, "max_tokens": 5, "n": 3, "seed": 5, "temperature": 2}
@@ -177,12 +180,10 @@ def test_answers_are_those_of_generate(server):
 def test_samples_are_those_of_an_engine_in_this_process(server):
     body = {"prompt": TEXT, "max_tokens": 5, "n": 3, "seed": 5, "temperature": 2}
     _, answer = server.ask({**body, "model": "soft"})
-    # The server's engine belongs to its thread.
-    alone = FrozenTextModel(server.model.run)
-    alone.engine(slots=2, length=64)
-    alone.load_adapter("soft", server.application.models.adapters["soft"].path)
+    model = server.model
+    model.load_adapter("soft", server.texts.find("soft").path)
     sampling = Sampling(new_tokens=5, n=3, seed=5, temperature=2)
-    (completions,) = alone.generate([TEXT], adapters=["soft"], sampling=sampling)
+    completions = model.generate([TEXT], adapters=["soft"], sampling=sampling)
     texts = [choice["text"] for choice in answer["choices"]]
     assert texts == [completion.text for completion in completions]
 
@@ -497,7 +498,7 @@ def test_the_openai_client_is_understood(server):
     assert [model.id for model in client.models.list()] == ["base", "soft"]
     settings = {"prompt": TEXT, "max_tokens": 9, "temperature": 0}
     answer = client.completions.create(model="base", logprobs=2, **settings)
-    (expected,) = server.model.generate([TEXT], new_tokens=9)
+    expected = server.model.generate(TEXT, new_tokens=9)[0].text
     (choice,) = answer.choices
     assert choice.text == expected and choice.finish_reason == "stop"
     assert "".join(choice.logprobs.tokens) == expected

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.batch_scores import score_rows
-from prompt_tuning.generation.engine import continue_rows
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.sharding.mesh import MeshShape
@@ -41,7 +41,7 @@ def test_sharded_rows_continue_the_same(family, sampled):
     # Some rows end before others, on different devices.
     choices = first_choices(sampling, (11,), range(len(GIVEN)))
     one, many = (
-        continue_rows(
+        continue_batch(
             parameters,
             tokens,
             lengths,

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.engine import continue_rows
-from prompt_tuning.generation.streamed_engine import continue_rows_streamed
+from prompt_tuning.decoding.streamed_decoding import continue_batch_streamed
 from tests.streaming.test_streamed_step import Layers, divided
 from tests.support import dummies
 from tests.support.exhaustive import sample
@@ -30,9 +30,9 @@ def test_streamed_tokens_equal_the_usual_ones_with_one_pass_for_each(family):
         "new_tokens": NEW,
         "pad_id": config.pad_id,
     }
-    expected = continue_rows(parameters, *given, **settings)
+    expected = continue_batch(parameters, *given, **settings)
     layers = Layers(blocks)
-    actual = continue_rows_streamed(rest | layers.weights, *given, **settings)
+    actual = continue_batch_streamed(rest | layers.weights, *given, **settings)
     np.testing.assert_array_equal(actual, expected)
     assert len({tuple(row) for row in actual.tolist()}) > 1
     # All rows share a pass; an encoder runs once, before the first token.

@@ -12,9 +12,9 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import encode_labels, given_tokens, label_nats
-from prompt_tuning.generation.text_generation import continue_all
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned import ensembles
 from prompt_tuning.tuned.ensembles import (
@@ -97,7 +97,7 @@ def single_prompts(request, files, tmp_path_factory) -> SinglePrompts:
     labels = encode_labels(first, run.evaluation.data, LABELS)
     ranked = [label_nats(*one, rows, labels, add_eos=True) for one in alone]
     continuations = [
-        continue_all(*one, rows, Sampling(new_tokens=NEW_TOKENS)) for one in alone
+        continue_rows(*one, rows, Sampling(new_tokens=NEW_TOKENS)) for one in alone
     ]
     return SinglePrompts(run, prompts, rows, alone, np.stack(ranked), continuations)
 

@@ -39,7 +39,7 @@ FORMAT_KEYS: Mapping[RecordFormatName, tuple[str, ...]] = {
     "sharegpt": (CONVERSATIONS_KEY,),
     "alpaca": (INSTRUCTION_KEY, INPUT_KEY, OUTPUT_KEY),
 }
-"""The keys of each format; those of pairs are chosen by the user."""
+"""The keys of each format; the user chooses the keys of pairs."""
 
 SHAREGPT_ROLES = {
     "human": "user",

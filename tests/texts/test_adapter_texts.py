@@ -14,8 +14,7 @@ from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.server.served_models import ServedModels
-from prompt_tuning.text_adapters import TextAdapters
-from prompt_tuning.text_requests import TextRequests, TextSettings
+from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.tuned import adapter_texts
 from scripts import skills
 from tests.support.small_runs import LENGTH, add_chat_template, write_pairs
@@ -55,18 +54,20 @@ def model(files):
 
 
 def test_a_template_is_that_of_the_adapters_run(files, model, templated):
-    adapters = TextAdapters(model, {"a": templated})
-    requests = TextRequests(adapters, TextSettings(adapter="a"))
-    assert requests.encode("ab") == TEMPLATED
-    assert requests.encode("ab", "base") == [skills.BOS_ID, *skills.encode("ab")]
     model.load_adapter("a", templated)
-    assert model._request("ab", "a", None, pt.Sampling()).ids == TEMPLATED
-    served = ServedModels(model, "base")
-    served.record("a", templated, adapters.prompted("a"))
+    settings = TextSettings(adapter="a", new_tokens=4)
+    assert model.texts.request("ab", settings).ids == TEMPLATED
+    plain = model.texts.request("ab", TextSettings(adapter="base", new_tokens=4))
+    assert plain.ids == [skills.BOS_ID, *skills.encode("ab")]
+    served = ServedModels(model.texts, "frozen")
     assert asyncio.run(served.encode_texts(["ab"], "a", "me", 64)) == [TEMPLATED]
-    assert pt.load_tuned(templated, base=files.decoder).texts().template is not None
+    tuned = pt.load_tuned(templated, base=files.decoder)
+    assert tuned.texts.request("ab", TextSettings(new_tokens=4)).ids == TEMPLATED
+    # The vectors of the template are those of the prompt.
+    bare = tuned.texts.request("ab", TextSettings(adapter="base", new_tokens=4))
+    assert bare.ids == plain.ids
     for chat in (
-        lambda: requests.encoder(),
+        lambda: model.texts.request(TALK, settings),
         lambda: asyncio.run(served.encode_chat(TALK.messages, "a", "me", 64)),
     ):
         with pytest.raises(InputError, match="both determine the text"):
@@ -75,16 +76,15 @@ def test_a_template_is_that_of_the_adapters_run(files, model, templated):
 
 def test_a_chat_template_is_that_of_the_adapters_run(model, conversed):
     expected = skills.encode("abab")
-    adapters = TextAdapters(model, {"a": conversed})
-    requests = TextRequests(adapters, TextSettings(adapter="a", chat=True))
-    assert requests.encode("ab") == expected
-    served = ServedModels(model, "base")
-    served.record("a", conversed, adapters.prompted("a"))
-    ids, _ = asyncio.run(served.encode_chat(TALK.messages, "a", "me", 64))
+    model.load_adapter("c", conversed)
+    settings = TextSettings(adapter="c", chat=True, new_tokens=4)
+    assert model.texts.request("ab", settings).ids == expected
+    served = ServedModels(model.texts, "frozen")
+    ids, _ = asyncio.run(served.encode_chat(TALK.messages, "c", "me", 64))
     assert ids == expected
     # The model itself has no chat template.
     with pytest.raises(InputError, match="has no chat_template"):
-        requests.encoder("base")
+        model.texts.request("ab", TextSettings(adapter="base", chat=True))
 
 
 def test_evaluation_reads_texts_as_the_run_of_its_prompt(
@@ -114,8 +114,8 @@ def test_a_folder_with_a_chat_template_is_used(model, tmp_path):
     skills.save_tokenizer(tmp_path, add_bos=True)
     folder = add_chat_template(tmp_path, DOUBLED)
     source = DataSource(files=())
-    texts = adapter_texts.read_adapter_texts(folder, model.prompted, source)
-    assert texts.open_chat()(TALK, "here") == skills.encode("abab")
+    encoding = adapter_texts.text_encoding_of(folder, model.prompted, source)
+    assert encoding.chat(TALK, "here") == skills.encode("abab")
     settings = adapter_texts.AdapterTextSettings.read(folder)
     run = adapter_texts.with_texts_of(model.run, [settings])
     assert run.model.tokenizer == str(folder)

@@ -2,8 +2,8 @@
 
 A line has `prompt`, a text, or `messages`, a conversation for the chat template; and if
 it differs from the others `adapter`, `prompt_id` and `seed`. A result has the number of
-its line, the input, the fields of `TextRequests.fields`, and as `record` all other
-fields of its line.
+its line, the input, the fields of `completion_fields`, and as `record` all other fields
+of its line.
 """
 
 import dataclasses
@@ -11,13 +11,12 @@ import hashlib
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from prompt_tuning import __version__
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.resumable_lines import resumable_lines
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
@@ -29,11 +28,15 @@ from prompt_tuning.data.text.conversations import (
     without_answer,
 )
 from prompt_tuning.data.text.record_fields import WEIGHTS, refuse_unread
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.row_draws import repetitions
-from prompt_tuning.text_requests import TextRequests
+from prompt_tuning.texts.completion_fields import completion_fields
+from prompt_tuning.texts.text_settings import TextSettings
+from prompt_tuning.texts.texts import Given, Texts
 from prompt_tuning.tuned.input_encoding import PROMPT_KEY
+from prompt_tuning.version import __version__
 
 ADAPTER_KEY, PROMPT_ID_KEY, SEED_KEY = "adapter", "prompt_id", "seed"
 LINE, INPUT, RECORD = "line", "input", "record"
@@ -59,11 +62,12 @@ class _Row:
     request: Request
 
 
-class LineGeneration:
+class LineFile:
     """Continues the lines of one file.
 
     Args:
-      requests: makes the requests.
+      texts: the model and its adapters.
+      settings: how a line is continued that sets nothing else.
       file: the file.
 
     Attributes:
@@ -73,8 +77,8 @@ class LineGeneration:
       InputError: for the first line that cannot be continued.
     """
 
-    def __init__(self, requests: TextRequests, file: Path):
-        self._requests, self._file = requests, file
+    def __init__(self, texts: Texts, settings: TextSettings, file: Path):
+        self._texts, self._settings, self._file = texts, settings, file
         if not file.is_file():
             found = "is not a file" if file.exists() else "does not exist"
             raise InputError(f"{file} {found}, expected a jsonl file")
@@ -111,7 +115,7 @@ class LineGeneration:
           InputError: if the earlier results belong to other settings.
         """
         earlier = _EarlierResults()
-        with resumable_lines(output, self._settings(), earlier, force=force) as writer:
+        with resumable_lines(output, self._identity(), earlier, force=force) as writer:
             done = self.count if writer.complete else writer.done
             advance(done)
             if not writer.complete:
@@ -134,16 +138,19 @@ class LineGeneration:
         waiting: deque[_Row] = deque()
 
         def read() -> Iterator[Request]:
-            count = self._requests.settings.sampling.n
+            count = self._settings.sampling.n
             for number, row in enumerate(self._rows(start, last), start):
                 waiting.append(row)
                 first = int(self._repetitions[number]) * count
                 yield dataclasses.replace(row.request, first_sample=first)
 
-        for completions in self._requests.complete(read()):
+        single = self._settings.results == 1
+        for completions in self._texts.complete(read(), self._settings):
             row = waiting.popleft()
             result = {LINE: row.line.number, INPUT: row.input}
-            result |= self._requests.fields(completions)
+            result |= completion_fields(
+                completions, self._texts.tokenizer, single=single
+            )
             yield as_json(result | ({RECORD: row.record} if row.record else {}))
 
     def _rows(self, start: int = 0, last: int = 0) -> Iterator[_Row]:
@@ -165,46 +172,55 @@ class LineGeneration:
         Raises:
           InputError: if a field has a wrong type, or the line cannot be continued.
         """
-        requests, fields = self._requests, JsonObject(line.location, line.content)
-        chat, used = False, (PROMPT_KEY,)
-        adapter = fields.text(ADAPTER_KEY, None)
-        key = PROMPT_KEY if has_prompt_messages(line.content, PROMPT_KEY) else ""
-        if MESSAGES_KEY in line.content:
-            if PROMPT_KEY in line.content:
-                raise InputError(
-                    "found prompt and messages, expected one of them: leave out one"
-                )
-            key = MESSAGES_KEY
-        if key:
-            chat, used = True, (key,)
-            given, ids = self._read_messages(line, key, adapter)
-        elif PROMPT_KEY not in line.content and (
-            (template := requests.template(adapter)) is not None
-        ):
-            used = template.template.keys
-            texts = {key: line.text(key, "DataSource.template") for key in used}
-            given = "".join(template.template.render(texts))
-            ids = requests.encode_keys(texts, template)
-        else:
-            refuse_unread(line.content, line.location, WEIGHTS)
-            given = fields.text(PROMPT_KEY)
-            ids = requests.encode(given, adapter)
-        request = requests.request(
-            ids,
-            chat=chat or None,
-            adapter=adapter,
-            prompt_id=fields.integer(PROMPT_ID_KEY, None),
-            seed=fields.integer(SEED_KEY, None),
+        fields = JsonObject(line.location, line.content)
+        settings, seed = self._settings, fields.integer(SEED_KEY, None)
+        sampling = settings.sampling
+        settings = dataclasses.replace(
+            settings,
+            adapter=fields.text(ADAPTER_KEY, settings.adapter),
+            prompt_id=fields.integer(PROMPT_ID_KEY, settings.prompt_id),
+            sampling=(
+                sampling if seed is None else dataclasses.replace(sampling, seed=seed)
+            ),
         )
+        given, shown, used = self._read(line, settings.adapter)
+        request = self._texts.request(given, settings, line.location)
         record = {name: x for name, x in line.content.items() if name not in used}
-        return _Row(line, given, record, request)
+        return _Row(line, shown, record, request)
 
-    def _read_messages(
-        self, line: JsonLine, key: str, adapter: str | None
-    ) -> tuple[Any, list[int]]:
-        """Returns the messages of a line, and their ids without a known answer."""
+    def _read(
+        self, line: JsonLine, adapter: str | None
+    ) -> tuple[Given, Any, Sequence[str]]:
+        """Returns what a line continues, its input for the result, and the keys read.
+
+        Raises:
+          InputError: if a field is missing or has a wrong type.
+        """
+        content = line.content
+        if MESSAGES_KEY in content and PROMPT_KEY in content:
+            raise InputError(
+                "found prompt and messages, expected one of them: leave out one"
+            )
+        key = MESSAGES_KEY if MESSAGES_KEY in content else PROMPT_KEY
+        if key == MESSAGES_KEY or has_prompt_messages(content, PROMPT_KEY):
+            record = self._read_messages(line, key)
+            return record, list(record.messages), (key,)
+        if PROMPT_KEY not in content:
+            keyed = self._texts.find(adapter).encoding.template
+            if keyed is not None:
+                template = keyed.template
+                values = {
+                    key: line.text(key, "DataSource.template") for key in template.keys
+                }
+                return values, "".join(template.render(values)), template.keys
+        refuse_unread(content, line.location, WEIGHTS)
+        text = JsonObject(line.location, content).text(PROMPT_KEY)
+        return text, text, (PROMPT_KEY,)
+
+    def _read_messages(self, line: JsonLine, key: str) -> ChatRecord:
+        """Returns the messages of a line without a known answer."""
         record = read_chat_messages(line.content, key, line.location, list(WEIGHTS))
-        if self._requests.settings.system is not None:
+        if self._settings.system is not None:
             raise InputError(
                 "--system is for texts, and the line has messages: put the system "
                 "message among them"
@@ -212,13 +228,11 @@ class LineGeneration:
         record = without_answer(record)
         if not record.messages:
             raise InputError("the only message is an answer, expected one to answer")
-        ids = self._requests.encode_chat(record, line.location, adapter)
-        return list(record.messages), ids
+        return record
 
-    def _settings(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         """Returns everything that determines the results, by names for messages."""
-        requests = self._requests
-        settings = dataclasses.asdict(requests.settings)
+        settings = dataclasses.asdict(self._settings)
         sampling, beams = settings.pop("sampling"), settings.pop("beams") or {}
         settings["batch_size"] = settings.pop("slots")  # as the option is named
         return {
@@ -227,14 +241,15 @@ class LineGeneration:
             "device": jax.devices()[0].device_kind,
             "input": self._content,
             "encoded input": self._encoded,
-            "slot length": slot_length(requests.room),
+            "slot length": slot_length(self._texts.room),
             **{
-                f"weights of {name}": digest
-                for name, digest in requests.adapters.digests().items()
+                f"weights of {adapter.name}": adapter.digest()
+                for adapter in self._texts.adapters.values()
             },
             **sampling,
             **{f"beam search {name}": value for name, value in beams.items()},
             **settings,
+            "day": self._texts.day,
         }
 
     def _digest(self) -> str:
@@ -256,7 +271,7 @@ class LineGeneration:
 
 
 class _EarlierResults:
-    """Accepts lines that `LineGeneration` may have written.
+    """Accepts lines that `LineFile` may have written.
 
     Attributes:
       number: number of the last line of the input that has a result; 0 for none.

@@ -1,6 +1,5 @@
-"""Conversations with a model through the chat template of its tokenizer."""
+"""Conversations as ids, up to the answer that comes next."""
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
@@ -103,46 +102,3 @@ def first_turn(text: str, system: str | None = None) -> list[Message]:
     """Returns the messages of a conversation that begins with a text."""
     before = [] if system is None else [{"role": "system", "content": system}]
     return [*before, {"role": "user", "content": text}]
-
-
-class Conversation:
-    """Messages and answers, of which each answer sees those before it.
-
-    Args:
-      encoder: encodes conversations.
-      system: system message, or None.
-    """
-
-    def __init__(self, encoder: ChatEncoder, system: str | None = None):
-        self.encoder, self.system = encoder, system
-        self._messages: list[Message] = []
-
-    def answer(
-        self, text: str, continue_ids: Callable[[list[int]], Iterator[str]]
-    ) -> Iterator[str]:
-        """Yields the answer to a message that follows those before, piece by piece.
-
-        Args:
-          text: the message.
-          continue_ids: yields the text that continues ids, piece by piece.
-
-        Raises:
-          InputError: if the conversation cannot be continued.
-        """
-        messages = [*self._messages, {"role": "user", "content": text}]
-        if not self._messages:
-            messages = first_turn(text, self.system)
-        ids, answer = self.encoder(answers_of(messages), "the conversation"), ""
-        try:
-            for piece in continue_ids(ids):
-                answer += piece
-                # An answer that is interrupted remains as far as it was shown.
-                self._messages = [*messages, {"role": "assistant", "content": answer}]
-                yield piece
-        except InputError as problem:
-            hint = "; /reset starts a new conversation" if len(messages) > 2 else ""
-            raise InputError(f"{problem}{hint}") from problem
-
-    def reset(self) -> None:
-        """Forgets all messages."""
-        self._messages = []

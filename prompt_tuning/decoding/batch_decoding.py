@@ -28,7 +28,7 @@ GREEDY = Needs()
 @functools.partial(
     jax.jit, static_argnames=("graph", "new_tokens", "needs", "pad_id", "layout")
 )
-def continue_rows(
+def continue_batch(
     parameters: Parameters,
     tokens: Int[Array, "B T"],
     lengths: Int[Array, "B"],
@@ -81,7 +81,7 @@ def _continue_local_rows(
     needs: Needs,
     pad_id: int,
 ) -> Int[Array, "B new"]:
-    """Generates the tokens of one device's rows; arguments as in `continue_rows`."""
+    """Generates the tokens of one device's rows; arguments as in `continue_batch`."""
     tokens, lengths, choices, prompt_ids = inputs
     model = cast(LanguageModel, merge(graph, parameters))
     decoder = TokenDecoder(model, choices, needs, pad_id)
@@ -113,7 +113,7 @@ class Decoding(NamedTuple):
 
 
 class TokenDecoder(NamedTuple):
-    """Generates token after token; attributes as in `continue_rows`."""
+    """Generates token after token; attributes as in `continue_batch`."""
 
     model: LanguageModel
     choices: RowChoices

@@ -11,14 +11,14 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.parameters import merge
+from prompt_tuning.decoding.batch_decoding import GREEDY, Decoding, TokenDecoder
 from prompt_tuning.decoding.token_choice import Needs, RowChoices
-from prompt_tuning.generation.engine import GREEDY, Decoding, TokenDecoder
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.streaming.traced_program import Leaves
 
 
-def continue_rows_streamed(
+def continue_batch_streamed(
     everything: Leaves,
     tokens: Any,
     lengths: Any,
@@ -30,7 +30,7 @@ def continue_rows_streamed(
     needs: Needs = GREEDY,
     pad_id: int,
 ) -> np.ndarray:
-    """Generates the tokens of `continue_rows`, layer by layer.
+    """Generates the tokens of `continue_batch`, layer by layer.
 
     Args:
       everything: all parameters by path; some are a `LayeredWeight`.

@@ -1,4 +1,4 @@
-"""Generation for many rows of different lengths, in batches of few shapes."""
+"""Continues rows of token ids with one model: the choice between slots and batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,25 +10,26 @@ from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
-from prompt_tuning.data.text.templates import TokenTemplate
+from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
 from prompt_tuning.decoding.row_draws import content_number, repetitions
-from prompt_tuning.decoding.row_encoding import (
-    LENGTH_MULTIPLE,
-    decode_continuations,
-    encode_given,
-    pad_rows,
-    strip_end,
-)
+from prompt_tuning.decoding.row_encoding import LENGTH_MULTIPLE, pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.generation.engine import continue_rows
-from prompt_tuning.generation.slot_batches import continue_in_slots
-from prompt_tuning.generation.streamed_engine import continue_rows_streamed
+from prompt_tuning.decoding.slot_batches import continue_in_slots
+from prompt_tuning.decoding.streamed_decoding import continue_batch_streamed
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
-def continue_all(
+def runs_in_slots(model: PromptedModel) -> bool:
+    """Returns whether a decoding engine can continue rows with a model.
+
+    It needs one device that holds all weights.
+    """
+    return model.layout is None and not model.weight_storage.by_layer
+
+
+def continue_rows(
     model: PromptedModel,
     parameters: Parameters,
     rows: Sequence[Sequence[int]],
@@ -69,7 +70,7 @@ def continue_all(
     hashes = [hash((*row, prompt)) for row, prompt in numbered]
     samples = repetitions(hashes).tolist()
     continuations: dict[int, list[int]] = {}
-    if model.layout is None and not model.weight_storage.by_layer:
+    if runs_in_slots(model):
         numbers: dict[int, list[int]] = {}
         for group in batches:
             numbers.setdefault(group.length, []).extend(group.real)
@@ -138,12 +139,12 @@ def _continue_batch(
     if model.weight_storage.by_layer:
         everything = model.by_layer(parameters)
         with activity("generating; each token reads all streamed weights"):
-            generated = continue_rows_streamed(everything, *inputs, **settings)
+            generated = continue_batch_streamed(everything, *inputs, **settings)
     else:
         # Only a shape that is compiled is shown.
         with activity():
             generated = np.asarray(
-                continue_rows(parameters, *inputs, **settings, layout=model.layout)
+                continue_batch(parameters, *inputs, **settings, layout=model.layout)
             )
     return {
         index: strip_end(row, ends)
@@ -167,23 +168,3 @@ def _batches(
         maximum_length=room,
         row_parts=model.interface.rows.parts,
     )
-
-
-def continue_texts(
-    model: PromptedModel,
-    parameters: Parameters,
-    texts: Sequence[str],
-    sampling: Sampling,
-    *,
-    batch_size: int = 64,
-    template: TokenTemplate | None = None,
-) -> list[str]:
-    """Continues every text; arguments and errors as in `continue_all`.
-
-    With a template, which is that of the data, each text replaces its only key.
-    """
-    rows = [encode_given(model, text, template) for text in texts]
-    continuations = continue_all(
-        model, parameters, rows, sampling, batch_size=batch_size
-    )
-    return decode_continuations(model, rows, continuations)

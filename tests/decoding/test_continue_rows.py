@@ -10,11 +10,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 from prompt_tuning.data.text.tokenizers import load_tokenizer
-from prompt_tuning.decoding.row_encoding import continuation_text, encode_given
+from prompt_tuning.decoding.continue_rows import continue_rows
+from prompt_tuning.decoding.row_encoding import continuation_text
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.ranking import label_nats
-from prompt_tuning.generation.text_generation import continue_all, continue_texts
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
@@ -56,11 +57,11 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
 
 def test_rows_are_not_padded_past_the_last_learned_position():
     # 15 positions are left after the prompt; rows would otherwise be padded to 16.
-    expected = continue_all(*model_with(64), [ROW], Sampling(new_tokens=5))
+    expected = continue_rows(*model_with(64), [ROW], Sampling(new_tokens=5))
     short = model_with(P + 15)
-    assert continue_all(*short, [ROW], Sampling(new_tokens=5)) == expected
+    assert continue_rows(*short, [ROW], Sampling(new_tokens=5)) == expected
     with pytest.raises(InputError, match="10 tokens and 6 new ones do not fit"):
-        continue_all(*short, [ROW], Sampling(new_tokens=6))
+        continue_rows(*short, [ROW], Sampling(new_tokens=6))
 
 
 @pytest.mark.exhaustive
@@ -68,11 +69,11 @@ def test_an_encoder_and_a_decoder_each_have_all_positions():
     config = dataclasses.replace(FAMILIES["t5_gated"], maximum_positions=P + 12)
     prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P, initializer=_normal)
     model, parameters = model_of(config, prompt, Prompting(), Letters())
-    (row,) = continue_all(model, parameters, [ROW], Sampling(new_tokens=12))
+    (row,) = continue_rows(model, parameters, [ROW], Sampling(new_tokens=12))
     assert len(row) == 12
     for given, new in ((ROW, 13), ([*ROW, *ROW], 5)):
         with pytest.raises(InputError, match="do not fit: the model has"):
-            continue_all(model, parameters, [given], Sampling(new_tokens=new))
+            continue_rows(model, parameters, [given], Sampling(new_tokens=new))
     assert (
         dataclasses.replace(model, prompts=PromptPair(None, prompt)).maximum_length
         == 12
@@ -81,7 +82,7 @@ def test_an_encoder_and_a_decoder_each_have_all_positions():
 
 def test_an_empty_text_is_refused_without_a_prompt():
     with pytest.raises(InputError, match="row 1 has no token"):
-        continue_all(*model_with(64, prompt=False), [ROW, []], Sampling(new_tokens=5))
+        continue_rows(*model_with(64, prompt=False), [ROW, []], Sampling(new_tokens=5))
 
 
 VOCABULARY = Vocabulary(np.zeros((V, 16), np.float32))
@@ -134,7 +135,7 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     config = FAMILIES[family]
     model, parameters = prompted_three_times(config)
     rows, labels = [ROW, ROW[:4], ROW[:7]], [[3, 4], [5]]
-    continuations = continue_all(
+    continuations = continue_rows(
         model, parameters, rows, Sampling(new_tokens=6), prompt_ids=[2, 0, 1]
     )
     nats = label_nats(
@@ -142,7 +143,7 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
     )
     for index, number in enumerate([2, 0, 1]):
         alone = with_one_prompt(config, model, number)
-        assert [continuations[index]] == continue_all(
+        assert [continuations[index]] == continue_rows(
             *alone, [rows[index]], Sampling(new_tokens=6)
         )
         alone_nats = label_nats(*alone, [rows[index]], labels, add_eos=False)
@@ -155,15 +156,15 @@ def test_each_row_is_continued_and_ranked_after_its_own_prompt(family):
 def test_rows_select_their_prompt():
     model, parameters = prompted_three_times(LLAMA)
     with pytest.raises(InputError, match=r"has 3 prompts, .* 0 to 2"):
-        continue_all(model, parameters, [ROW], Sampling(new_tokens=5))
+        continue_rows(model, parameters, [ROW], Sampling(new_tokens=5))
     with pytest.raises(InputError, match="prompt id is 3, expected 0 to 2"):
-        continue_all(model, parameters, [ROW], Sampling(new_tokens=5), prompt_ids=[3])
+        continue_rows(model, parameters, [ROW], Sampling(new_tokens=5), prompt_ids=[3])
     with pytest.raises(InputError, match="2 prompt ids, expected 1"):
-        continue_all(
+        continue_rows(
             model, parameters, [ROW], Sampling(new_tokens=5), prompt_ids=[0, 1]
         )
     with pytest.raises(InputError, match="one prompt for all rows"):
-        continue_all(*model_with(64), [ROW], Sampling(new_tokens=5), prompt_ids=[0])
+        continue_rows(*model_with(64), [ROW], Sampling(new_tokens=5), prompt_ids=[0])
 
 
 class Letters(LetterTokenizer):
@@ -181,11 +182,11 @@ def test_a_text_is_continued_within_its_training_template():
     # The prompt is at the position of "after_bos".
     behind = model_of(LLAMA, prompt, Prompting(placement="after_bos"), tokenizer)
     texts = ["abc", "", "hello"]
-    continuations = continue_texts(
-        model, parameters, texts, Sampling(new_tokens=6), template=template
-    )
-    assert continuations == continue_texts(*behind, texts, Sampling(new_tokens=6))
-    assert len(set(continuations)) == 3
+    rows = [encode_given(model, text, template) for text in texts]
+    continuations = continue_rows(model, parameters, rows, Sampling(new_tokens=6))
+    plain = [encode_given(behind[0], text) for text in texts]
+    assert continuations == continue_rows(*behind, plain, Sampling(new_tokens=6))
+    assert len(set(map(tuple, continuations))) == 3
 
 
 def test_an_encoder_reads_the_text_within_its_template():
@@ -214,4 +215,4 @@ def test_a_prefix_predicts_no_token():
     prefix = KeyValuePrefix(jax.random.key(0), vocabulary, length=P)
     prefixed = dataclasses.replace(model, prompts=PromptPair(prefix))
     with pytest.raises(InputError, match="row 1 has no token, and without prompt vec"):
-        continue_all(prefixed, parameters, [ROW, []], Sampling(new_tokens=5))
+        continue_rows(prefixed, parameters, [ROW, []], Sampling(new_tokens=5))

@@ -12,9 +12,8 @@ import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.resumable_lines import partial_file, settings_file
 from prompt_tuning.decoding.beam_search import BeamSearch
-from prompt_tuning.line_generation import LineGeneration
-from prompt_tuning.text_adapters import TextAdapters
-from prompt_tuning.text_requests import TextRequests, TextSettings
+from prompt_tuning.texts.line_file import LineFile
+from prompt_tuning.texts.text_settings import TextSettings
 
 ROWS = [
     {"prompt": "upper: hello=", "id": 7},
@@ -36,8 +35,10 @@ def prompt(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapters(prompt) -> TextAdapters:
-    return TextAdapters(pt.load("bundled:skills-decoder"), {"tuned": prompt})
+def model(prompt) -> pt.Model:
+    model = pt.load("bundled:skills-decoder")
+    model.load_adapter("tuned", prompt)
+    return model
 
 
 def write_rows(file: Path, rows: list[Any]) -> Path:
@@ -46,27 +47,23 @@ def write_rows(file: Path, rows: list[Any]) -> Path:
     return file
 
 
-def opened(adapters: TextAdapters, file: Path, **settings) -> LineGeneration:
+def opened(model: pt.Model, file: Path, **settings) -> LineFile:
     settings = {"new_tokens": NEW, "slots": 3, **settings}
-    return LineGeneration(TextRequests(adapters, TextSettings(**settings)), file)
+    return LineFile(model.texts, TextSettings(**settings), file)
 
 
-def generated(adapters: TextAdapters, file: Path, **settings) -> list[dict]:
-    return [json.loads(line) for line in opened(adapters, file, **settings).results()]
+def generated(model: pt.Model, file: Path, **settings) -> list[dict]:
+    return [json.loads(line) for line in opened(model, file, **settings).results()]
 
 
 SAMPLED = pt.Sampling(temperature=1.5, top_k=9, n=2, logprobs=2, seed=1)
 
 
-def test_results_are_those_of_python_in_order(adapters, tmp_path):
+def test_results_are_those_of_python_in_order(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [*ROWS[:2], "", *ROWS[2:]])
-    results = generated(adapters, file)
+    results = generated(model, file)
     names = [None, "tuned", None, None, None]
-    engine = adapters.engine(slots=3, room=1)
-    assert adapters.model.engine() is engine
-    expected = adapters.model.generate(
-        TEXTS, adapters=names, sampling=pt.Sampling(new_tokens=NEW)
-    )
+    expected = model.generate(TEXTS, adapters=names, new_tokens=NEW)
     assert [each["output"] for each in results] == [each.text for each in expected]
     assert results[1]["output"] != results[2]["output"] == results[4]["output"]
     # An empty line has a number and no result.
@@ -85,16 +82,16 @@ def test_results_are_those_of_python_in_order(adapters, tmp_path):
     ]
 
 
-def test_samples_and_their_probabilities_are_those_of_python(adapters, tmp_path):
+def test_samples_and_their_probabilities_are_those_of_python(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [{"prompt": text} for text in TEXTS])
-    results = generated(adapters, file, sampling=SAMPLED)
+    results = generated(model, file, sampling=SAMPLED)
     settings = pt.Sampling(
         temperature=1.5, top_k=9, n=2, logprobs=2, seed=1, new_tokens=NEW
     )
-    expected = adapters.model.generate(TEXTS, sampling=settings)
-    for result, several in zip(results, expected, strict=True):
-        assert "output" not in result
-        for output, completion in zip(result["outputs"], several, strict=True):
+    completions = iter(model.generate(TEXTS, sampling=settings))
+    for result in results:
+        assert "output" not in result and len(result["outputs"]) == 2
+        for output, completion in zip(result["outputs"], completions, strict=False):
             assert output["output"] == completion.text
             ids = [token["id"] for token in output["logprobs"]]
             assert ids == list(completion.ids)
@@ -104,19 +101,19 @@ def test_samples_and_their_probabilities_are_those_of_python(adapters, tmp_path)
     # Equal texts draw differently, but for those with a seed.
     seeded = [{"prompt": "abc=", "seed": 5}] * 2
     one, two = generated(
-        adapters, write_rows(tmp_path / "seeded.jsonl", seeded), sampling=SAMPLED
+        model, write_rows(tmp_path / "seeded.jsonl", seeded), sampling=SAMPLED
     )
     assert one["outputs"] == two["outputs"]
     assert results[1]["outputs"] != results[2]["outputs"]
 
 
-def test_a_result_does_not_depend_on_other_lines(adapters, tmp_path):
+def test_a_result_does_not_depend_on_other_lines(model, tmp_path):
     together = generated(
-        adapters, write_rows(tmp_path / "all.jsonl", ROWS), sampling=SAMPLED
+        model, write_rows(tmp_path / "all.jsonl", ROWS), sampling=SAMPLED
     )
     for row, expected in zip(ROWS, together, strict=True):
         (alone,) = generated(
-            adapters, write_rows(tmp_path / "one.jsonl", [row]), sampling=SAMPLED
+            model, write_rows(tmp_path / "one.jsonl", [row]), sampling=SAMPLED
         )
         assert {**alone, "line": 0} == {**expected, "line": 0}
 
@@ -129,40 +126,38 @@ def test_a_result_does_not_depend_on_other_lines(adapters, tmp_path):
     ],
     ids=["texts", "completions"],
 )
-def test_a_drawn_row_does_not_depend_on_its_number(adapters, settings):
-    model = adapters.model
+def test_a_drawn_row_does_not_depend_on_its_number(model, settings):
     upper, *same, word, again = model.generate(TEXTS, **settings)
     # Equal texts draw differently, in their order.
     assert TEXTS[1] == TEXTS[2] == TEXTS[4]
     assert same[0] != same[1] != again != same[0]
     order = [TEXTS[i] for i in (3, 1, 2, 0)]
     assert model.generate(order, **settings) == [word, *same, upper]
-    assert model.generate(TEXTS[3], **settings) == word
+    assert model.generate(TEXTS[3], **settings) == [word]
 
 
-def test_beams_are_those_of_python(adapters, tmp_path):
+def test_beams_are_those_of_python(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [{"prompt": text} for text in TEXTS[:2]])
     beams = BeamSearch(beams=3, returned=2)
-    results = generated(adapters, file, beams=beams)
-    expected = adapters.model.generate(
+    results = generated(model, file, beams=beams)
+    expected = model.generate(
         TEXTS[:2], sampling=BeamSearch(beams=3, returned=2, new_tokens=NEW)
     )
-    for result, several in zip(results, expected, strict=True):
-        assert [each["output"] for each in result["outputs"]] == [
-            each.text for each in several
-        ]
+    outputs = [each["output"] for result in results for each in result["outputs"]]
+    assert outputs == [each.text for each in expected]
+    for result in results:
         scores = [each["score"] for each in result["outputs"]]
         assert scores == sorted(scores, reverse=True)
 
 
-def write(adapters, file: Path, output: Path, **settings) -> int:
-    generation = opened(adapters, file, **settings)
+def write(model, file: Path, output: Path, **settings) -> int:
+    generation = opened(model, file, **settings)
     return generation.write(output, lambda _: None)
 
 
-def test_a_file_that_is_cut_is_continued_to_the_same_bytes(adapters, tmp_path):
+def test_a_file_that_is_cut_is_continued_to_the_same_bytes(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [*ROWS[:2], "", *ROWS[2:]])
-    lines = opened(adapters, file, sampling=SAMPLED)
+    lines = opened(model, file, sampling=SAMPLED)
     output = tmp_path / "out.jsonl"
     assert lines.write(output, lambda _: None) == 0
     whole = output.read_bytes()
@@ -188,7 +183,7 @@ def test_a_file_that_is_cut_is_continued_to_the_same_bytes(adapters, tmp_path):
         assert sum(moved) == lines.count
 
 
-def test_results_of_others_are_not_continued(adapters, tmp_path):
+def test_results_of_others_are_not_continued(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", ROWS)
     output = tmp_path / "out.jsonl"
 
@@ -197,29 +192,29 @@ def test_results_of_others_are_not_continued(adapters, tmp_path):
             raise KeyboardInterrupt
 
     def begin(**settings):
-        generation = opened(adapters, file, **settings)
+        generation = opened(model, file, **settings)
         with pytest.raises(KeyboardInterrupt):
             generation.write(output, stop)
 
     begin()
     begun = partial_file(output).read_bytes()
     with pytest.raises(InputError, match=r"temperature \(0.0, now 0.5\).*--force"):
-        write(adapters, file, output, sampling=pt.Sampling(temperature=0.5))
+        write(model, file, output, sampling=pt.Sampling(temperature=0.5))
     other = write_rows(tmp_path / "other.jsonl", [*ROWS[:4], {"prompt": "abd="}])
     with pytest.raises(InputError, match="with other settings: input"):
-        write(adapters, other, output)
-    without = TextAdapters(adapters.model)
+        write(model, other, output)
+    without = pt.load("bundled:skills-decoder")
     plain = write_rows(tmp_path / "plain.jsonl", [ROWS[0]])
     with pytest.raises(InputError, match="weights of tuned"):
         write(without, plain, output)
     assert partial_file(output).read_bytes() == begun
-    assert write(adapters, file, output) == 1
+    assert write(model, file, output) == 1
     # Results of other lines, though with these settings.
     output.unlink()
     begin()
     partial_file(output).write_text('{"line": 2}\n')
     with pytest.raises(InputError, match=r"end with line 2 .* expected 1"):
-        write(adapters, file, output)
+        write(model, file, output)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +236,8 @@ def test_results_of_others_are_not_continued(adapters, tmp_path):
         ({"prompt": "\ud800"}, "cannot be encoded"),
     ],
 )
-def test_a_line_that_cannot_be_continued_is_named(row, message, adapters, tmp_path):
+def test_a_line_that_cannot_be_continued_is_named(row, message, model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [ROWS[0], row, ROWS[1]])
     with pytest.raises(InputError, match=r"in\.jsonl, line 2") as found:
-        opened(adapters, file)
+        opened(model, file)
     assert message in str(found.value) and str(found.value).count("in.jsonl") == 1

@@ -1,0 +1,124 @@
+"""Continues requests in the way that their model allows.
+
+A model on one device continues them in the slots of an engine, where each may have
+another adapter and other settings. On a mesh, and with streamed weights, they are
+continued batch after batch with the model as it is.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prompt_tuning.core.activity import activity
+from prompt_tuning.core.adapter_names import OWN
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.adapter_table import bare_graph
+from prompt_tuning.decoding.continue_rows import continue_rows, runs_in_slots
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.request_stream import run_in_order, stream_request
+from prompt_tuning.decoding.row_encoding import decode_continuations
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+BATCHES = 8
+"""Number of batches that are sorted by length together."""
+
+
+def continue_requests(
+    requests: Iterable[Request],
+    model: PromptedModel,
+    parameters: Parameters,
+    engine: Callable[[], DecodingEngine],
+    batch_size: int,
+) -> Iterator[list[Completion]]:
+    """Yields the completions of each request, in order.
+
+    Args:
+      requests: requests with ids; an engine reads them as slots become free.
+      model: the model with its own prompts and adapters.
+      parameters: all its parameters by path.
+      engine: opens an engine with the adapters of all requests.
+      batch_size: number of rows that are continued together without an engine.
+
+    Raises:
+      InputError: if a request cannot be continued, or needs an engine that the model
+        cannot have.
+    """
+    if runs_in_slots(model):
+        yield from run_in_order(engine(), requests)
+        return
+    for sampling, equal in itertools.groupby(requests, lambda each: each.sampling):
+        while part := list(itertools.islice(equal, BATCHES * batch_size)):
+            rows = _own_rows(part, model)
+            completions = _in_batches(rows, model, parameters, sampling, batch_size)
+            yield from ([each] for each in completions)
+
+
+def stream_text(
+    request: Request,
+    model: PromptedModel,
+    parameters: Parameters,
+    engine: Callable[[], DecodingEngine],
+) -> Iterator[str]:
+    """Yields the text of one request: in pieces by an engine, else whole.
+
+    Arguments and errors are as in `continue_requests`.
+    """
+    if not runs_in_slots(model):
+        ((completion,),) = continue_requests([request], model, parameters, engine, 1)
+        yield completion.text
+        return
+    pieces = stream_request(engine(), request)
+    with activity("reading the text"):
+        first = next(pieces)
+    for piece in itertools.chain([first], pieces):
+        if piece.text:
+            yield piece.text
+
+
+def _own_rows(
+    requests: Sequence[Request], model: PromptedModel
+) -> list[tuple[Sequence[int], int | None]]:
+    """Returns the ids and the prompt of each request.
+
+    Raises:
+      InputError: if one chooses something other than the model as it is.
+    """
+    own = OWN if model.graph != bare_graph(model.config) else None
+    for request in requests:
+        if request.adapter != own or request.ids is None or request.shares:
+            raise InputError(
+                "on a mesh and with streamed weights, rows are token ids for the model "
+                "as it was trained: leave out adapters, embeddings and shared texts"
+            )
+    return [(request.ids or (), request.prompt_id) for request in requests]
+
+
+def _in_batches(
+    given: Sequence[tuple[Sequence[int], int | None]],
+    model: PromptedModel,
+    parameters: Parameters,
+    sampling: Sampling,
+    batch_size: int,
+) -> Iterator[Completion]:
+    """Yields the completion of each row, by its ids and its prompt."""
+    rows = [ids for ids, _ in given]
+    prompts = [prompt for _, prompt in given if prompt is not None]
+    new = continue_rows(
+        model,
+        parameters,
+        rows,
+        sampling,
+        batch_size=batch_size,
+        prompt_ids=prompts or None,
+    )
+    texts = decode_continuations(model, rows, new)
+    for row, ids, text in zip(rows, new, texts, strict=True):
+        ended = len(ids) < sampling.new_tokens
+        yield Completion(
+            text=text,
+            ids=tuple(ids),
+            reason="stop" if ended else "length",
+            given_tokens=len(row),
+        )

@@ -1,1 +1,0 @@
-"""Text generation: the decoding loop, sampling, and batching of rows."""

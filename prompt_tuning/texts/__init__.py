@@ -1,0 +1,1 @@
+"""Texts and conversations in, texts out: the room above `decoding`."""

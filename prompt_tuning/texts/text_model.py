@@ -1,0 +1,179 @@
+"""The part of the Python interface that continues texts."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.decoding.beam_search import BeamSearch
+from prompt_tuning.decoding.request import Completion, separate_equal
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.text_settings import TextSettings, slots_for
+from prompt_tuning.texts.texts import Texts
+
+
+class TextModel:
+    """A model that continues texts.
+
+    Attributes:
+      run: configuration that data and texts are read by.
+      prompted: the opened model: structure, restore plan, prompts.
+      loaded: all its parameters by path; None until they are read.
+    """
+
+    def __init__(
+        self, run: Run, prompted: PromptedModel, parameters: Parameters | None = None
+    ):
+        self.run, self.prompted, self.loaded = run, prompted, parameters
+        self._texts: Texts | None = None
+
+    @property
+    def parameters(self) -> Parameters:
+        """All parameters by path, such as `decoder/layers/mlp/up/kernel`; read once."""
+        if self.loaded is None:
+            self.loaded = self.prompted.read_parameters()
+        return self.loaded
+
+    @property
+    def texts(self) -> Texts:
+        """The model and its loaded adapters, as they read and continue texts."""
+        if self._texts is None:
+            self._texts = Texts(self.run, self.prompted, self.parameters)
+        return self._texts
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads an adapter that texts then choose by name; see `generate`.
+
+        Args:
+          name: name of the adapter; a loaded one of this name is replaced.
+          path: run directory, checkpoint, PEFT folder, or prompt file.
+
+        Raises:
+          InputError: if it cannot be read, or belongs to another model.
+        """
+        self.texts.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Removes a loaded adapter."""
+        self.texts.unload(name)
+
+    def generate(
+        self,
+        texts: str | Sequence[str],
+        *,
+        new_tokens: int | None = None,
+        temperature: float | int = 0.0,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        seed: int = 0,
+        sampling: Sampling | BeamSearch | None = None,
+        adapters: Sequence[str | None] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        chat: bool = False,
+        system: str | None = None,
+        batch_size: int = 32,
+    ) -> list[Completion]:
+        """Continues texts; `str(completion)` is the text of a result.
+
+        Each text draws the same alone and among others; equal texts draw differently.
+
+        Args:
+          texts: one text, or a list of them.
+          new_tokens: maximum number of new tokens; None for 64, or 256 of an answer.
+          temperature: sampling temperature; 0 is greedy.
+          top_k: number of most probable tokens to draw from; None for all.
+          top_p: probability of the most probable tokens to draw from; None for all.
+          seed: seed of sampling.
+          sampling: all settings of sampling, or of beam search, in place of the single
+            settings above.
+          adapters: name of the adapter of each text, e.g. of `load_adapter`, or "base"
+            for the model alone; None for the model as it is.
+          prompt_ids: prompt of each text, for a model with several.
+          chat: whether each text is a user's message, put into the chat template.
+          system: system message before it.
+          batch_size: number of texts that are continued together.
+
+        Returns:
+          The completions in the order of the texts. With `n` samples, or several beams
+          returned, the first text's come first.
+
+        Raises:
+          InputError: if a text cannot be continued.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        if sampling is None:
+            sampling = Sampling(
+                temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
+            )
+        elif new_tokens is None:
+            new_tokens = sampling.new_tokens
+        beams = sampling if isinstance(sampling, BeamSearch) else None
+        settings = TextSettings(
+            sampling=Sampling() if isinstance(sampling, BeamSearch) else sampling,
+            beams=beams,
+            new_tokens=new_tokens,
+            chat=chat,
+            system=system,
+            slots=slots_for(len(given), batch_size),
+        )
+        names = _for_each("adapters", adapters, len(given))
+        prompts = _for_each("prompt_ids", prompt_ids, len(given))
+        requests = [
+            self.texts.request(
+                text, dataclasses.replace(settings, adapter=name, prompt_id=prompt)
+            )
+            for text, name, prompt in zip(given, names, prompts, strict=True)
+        ]
+        several = self.texts.complete(separate_equal(requests), settings)
+        return [completion for each in several for completion in each]
+
+    def stream(
+        self,
+        text: str,
+        *,
+        adapter: str | None = None,
+        prompt_id: int | None = None,
+        sampling: Sampling | None = None,
+        chat: bool = False,
+        system: str | None = None,
+    ) -> Iterator[str]:
+        """Yields the continuation of a text, piece by piece.
+
+        Args:
+          text: the text.
+          adapter: name of its adapter; see `generate`.
+          prompt_id: prompt of the text, for an adapter with several.
+          sampling: how tokens are chosen; greedy if None.
+          chat: whether the text is a user's message.
+          system: system message before it.
+        """
+        if sampling is not None and sampling.n > 1:
+            raise InputError("stream yields one continuation: leave out n")
+        settings = TextSettings(
+            sampling=sampling or Sampling(),
+            new_tokens=None if sampling is None else sampling.new_tokens,
+            chat=chat,
+            system=system,
+            adapter=adapter,
+            prompt_id=prompt_id,
+        )
+        yield from self.texts.stream(self.texts.request(text, settings))
+
+
+def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
+    """Returns a value for each text; None for all if there are none.
+
+    Raises:
+      InputError: if there is another number of them.
+    """
+    if values is None:
+        return [None] * count
+    if len(values) != count:
+        raise InputError(
+            f"there are {len(values)} {name}, expected {count}, one for each text"
+        )
+    return values

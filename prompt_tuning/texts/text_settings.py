@@ -1,0 +1,64 @@
+"""Settings with which a command or a call continues its texts."""
+
+import dataclasses
+
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
+from prompt_tuning.decoding.beam_search import BeamSearch
+from prompt_tuning.decoding.sampling_settings import NEW_TOKENS, Sampling
+
+ANSWER_TOKENS = 256
+"""Maximum number of new tokens of an answer in a conversation, if there is room."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """How texts are continued.
+
+    Attributes:
+      sampling: how tokens are chosen; `new_tokens` here replaces its number.
+      beams: settings of beam search, or None to sample.
+      new_tokens: maximum number of new tokens; None for `default_new_tokens`.
+      chat: whether a text is a user's message, put into the chat template.
+      system: system message before it, or None.
+      adapter: name of the adapter; see `Texts.find`.
+      prompt_id: number of the prompt, for an adapter with several.
+      slots: number of rows that are continued together.
+    """
+
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    beams: BeamSearch | None = None
+    new_tokens: PositiveInteger | None = None
+    chat: bool = False
+    system: str | None = None
+    adapter: str | None = None
+    prompt_id: NonnegativeInteger | None = None
+    slots: PositiveInteger = 32
+
+    def __post_init__(self):
+        check_fields(self, prefix="")
+
+    @property
+    def results(self) -> int:
+        """Number of completions of each text."""
+        return self.sampling.n if self.beams is None else self.beams.returned
+
+
+def default_new_tokens(room: int | None, chat: bool) -> int:
+    """Returns the maximum number of new tokens of a text, or of an answer.
+
+    Args:
+      room: number of positions of the model or of a slot; None if there is no limit.
+      chat: whether it is an answer, which may take half of the positions.
+    """
+    if not chat:
+        return NEW_TOKENS
+    return ANSWER_TOKENS if room is None else min(ANSWER_TOKENS, max(room // 2, 1))
+
+
+def slots_for(rows: int, maximum: int) -> int:
+    """Returns a number of slots for so many rows: a power of two up to a maximum.
+
+    Calls with similar numbers of rows share compiled programs.
+    """
+    return min(maximum, 1 << max(rows - 1, 0).bit_length())
