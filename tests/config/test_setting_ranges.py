@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
-from prompt_tuning.text_requests import TextSettings
 
 import prompt_tuning as pt
 from prompt_tuning.config.configured import Configurable, parameter_names
@@ -28,6 +27,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.processes.process_launch import Launch
+from prompt_tuning.texts.text_settings import TextSettings
 from tests.support.outside_values import has_unranged, outside
 
 PACKAGE = Path(pt.__file__).parent

@@ -19,16 +19,16 @@ class AsgiClient:
         self._runner.run(self._start())
 
     async def _start(self) -> None:
-        started = asyncio.Event()
+        started, self._closing = asyncio.Event(), asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if not started.is_set():
                 return {"type": "lifespan.startup"}
-            await asyncio.Event().wait()  # it never ends
-            raise AssertionError
+            await self._closing.wait()
+            return {"type": "lifespan.shutdown"}
 
         async def send(message: Any) -> None:
-            assert message["type"] == "lifespan.startup.complete", message
+            assert message["type"].endswith(".complete"), message
             started.set()
 
         self._lifespan = asyncio.ensure_future(
@@ -59,3 +59,13 @@ class AsgiClient:
         await self._app(scope, messages.get, send)
         start, *parts = answer
         return start["status"], b"".join(part.get("body", b"") for part in parts)
+
+    def close(self) -> None:
+        """Ends the lifespan."""
+
+        async def end() -> None:
+            self._closing.set()
+            await self._lifespan
+
+        self._runner.run(end())
+        self._runner.close()
