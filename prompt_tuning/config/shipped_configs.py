@@ -41,7 +41,8 @@ def read_config(name: str) -> str:
             file[:MAXIMUM_SHOWN], names, n=3, cutoff=0.5
         )
         expected = " or ".join(near) or "a name that `prompt-tuning configs` lists"
-        raise InputError(f"there is no config {shortened(name)}; expected {expected}")
+        asked = shortened(name) or "''"
+        raise InputError(f"there is no config {asked}; expected {expected}")
     return (config_folder() / matches[0]).read_text()
 
 

@@ -247,8 +247,9 @@ def check_model(directory: Path, frozen_model: str) -> None:
     recorded = recorded_model(directory)
     if recorded != frozen_model:
         raise InputError(
-            f"{directory} belongs to a run with another frozen_model: found the "
-            f"fingerprint {shown(recorded)}, and this run's is {frozen_model}"
+            f"{directory} belongs to a run with another frozen_model: its "
+            f"{IDENTITY_FILE} has the fingerprint {shown(recorded)}, and this run's is "
+            f"{frozen_model}"
             f"{_revision_hint(directory)}; choose "
             f"another directory, {how_to_set('Run.directory', 'DIRECTORY')}"
         )

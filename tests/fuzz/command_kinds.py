@@ -89,7 +89,7 @@ def binding_names(folder: Path) -> set[str]:
 def argument_names(folder: Path) -> set[str]:
     """Returns the arguments, as far as messages show long ones, and the files."""
     arguments = json.loads((folder / "arguments.json").read_bytes())
-    given = {argument[:SHOWN] or "." for argument in arguments[1:]}
+    given = {argument[:SHOWN] or "''" for argument in arguments[1:]}
     return given | file_names(folder)
 
 

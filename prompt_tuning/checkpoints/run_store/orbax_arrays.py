@@ -258,7 +258,8 @@ class StoredArray:
             raise
         # TensorStore raises other errors besides ValueError for damaged files.
         except Exception as error:
-            raise InputError(f"{self._label}: {_first_line(error)}{ADVICE}") from error
+            problem = f"{_first_line(error)} (by .zarray)"
+            raise InputError(f"{self._label}: {problem}{ADVICE}") from error
 
     def _check_metadata(self, content: bytes) -> None:
         """Checks the array's metadata, which TensorStore would crash on if it is deep.
