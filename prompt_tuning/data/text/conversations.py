@@ -163,7 +163,8 @@ def read_prompt_messages(
     if roles[0] == "assistant" or roles[1:] != ("assistant",):
         raise InputError(
             f"{location}: {prompt_key!r} ends with a message of the role "
-            f"{roles[0]!r}, and {completion_key!r} has the roles {shown(list(roles[1:]))}: "
+            f"{roles[0]!r}, and {completion_key!r} has the roles "
+            f"{shown(list(roles[1:]))}: "
             "expected a prompt that ends with another role than assistant, and one "
             f"message of the assistant; put other conversations under {MESSAGES_KEY!r}"
         )
