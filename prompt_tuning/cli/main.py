@@ -65,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands = load_commands()
-    parser = build_parser(commands)
+    if arguments:
+        arguments = _resolve_alias(arguments, commands)
+    shell_asks = completion.REQUESTED in os.environ
+    parser = build_parser(commands, None if shell_asks else "".join(arguments[:1]))
     completion.complete(parser)
     if any("\0" in argument for argument in arguments):
         parser.error("an argument has a zero byte, which no name or text can have")
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    plain, bindings = split_bindings(_resolve_alias(arguments, commands))
+    plain, bindings = split_bindings(arguments)
     options, unknown = parser.parse_known_args(plain)
     options.bindings = bindings
     command = commands[options.command]
@@ -180,12 +183,13 @@ def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def build_parser(
-    commands: Mapping[str, Command] | None = None,
+    commands: Mapping[str, Command] | None = None, chosen: str | None = None
 ) -> argparse.ArgumentParser:
     """Builds the parser of all commands; an unknown flag is an error.
 
     Args:
       commands: modules of the commands, by command name; all of them by default.
+      chosen: the only command that gets its options, which takes time; None for all.
     """
     commands = load_commands() if commands is None else commands
     parser = OptionParser(
@@ -208,6 +212,8 @@ def build_parser(
         subparser = subparsers.add_parser(
             name, description=_sentence(command.HELP), allow_abbrev=False
         )
+        if chosen not in (None, name):
+            continue
         command.add_options(subparser)
         if command.SEVERAL_PROCESSES:
             launch.add_options(subparser)

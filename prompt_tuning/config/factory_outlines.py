@@ -36,6 +36,14 @@ class Definition(NamedTuple):
     node: ast.stmt
 
 
+class FieldSource(NamedTuple):
+    """A field of a dataclass, as a module declares it."""
+
+    module: str
+    annotation: ast.expr
+    default: ast.expr | None
+
+
 @functools.cache
 def outline(name: str) -> Callable[..., Any]:
     """Returns a function with a factory's name, parameters, defaults and types.
@@ -57,6 +65,14 @@ def outline(name: str) -> Callable[..., Any]:
     }
     factory.__signature__ = inspect.Signature(parameters)
     return factory
+
+
+def outlined_parameter(factory: str, name: str) -> inspect.Parameter:
+    """Returns one parameter of a class of settings, as its outline has it."""
+    definition = _definition(FACTORIES[factory], factory)
+    assert definition is not None
+    field = _fields(definition)[name]
+    return _parameter(field.module, name, field.annotation, field.default)
 
 
 @functools.cache
@@ -94,7 +110,8 @@ def _parameters(definition: Definition) -> Iterator[inspect.Parameter]:
         yield from _arguments(module, node.args)
     elif isinstance(node, ast.ClassDef):
         if _is_dataclass(node):
-            yield from _fields(definition)
+            for name, (owner, annotation, default) in _fields(definition).items():
+                yield _parameter(owner, name, annotation, default)
             return
         for base in _classes(definition):
             assert isinstance(base.node, ast.ClassDef)
@@ -118,9 +135,9 @@ def _arguments(module: str, arguments: ast.arguments) -> Iterator[inspect.Parame
         yield inspect.Parameter(arguments.kwarg.arg, inspect.Parameter.VAR_KEYWORD)
 
 
-def _fields(definition: Definition) -> Iterator[inspect.Parameter]:
-    """Yields the fields of a dataclass and its bases."""
-    found: dict[str, inspect.Parameter] = {}
+def _fields(definition: Definition) -> dict[str, FieldSource]:
+    """Returns the fields of a dataclass and its bases by name."""
+    found: dict[str, FieldSource] = {}
     for module, node in reversed(list(_classes(definition))):
         assert isinstance(node, ast.ClassDef)
         for field in node.body:
@@ -128,8 +145,8 @@ def _fields(definition: Definition) -> Iterator[inspect.Parameter]:
                 case ast.AnnAssign(annotation=ast.Subscript(ast.Name("ClassVar"))):
                     pass
                 case ast.AnnAssign(ast.Name(name), annotation, value):
-                    found[name] = _parameter(module, name, annotation, value)
-    yield from found.values()
+                    found[name] = FieldSource(module, annotation, value)
+    return found
 
 
 def _classes(definition: Definition) -> Iterator[Definition]:

@@ -2,12 +2,11 @@
 
 import ast
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from types import NoneType
 from typing import Literal, get_args, get_origin
 
-from prompt_tuning.config.factory_outlines import outline
+from prompt_tuning.config.factory_outlines import outlined_parameter
 from prompt_tuning.core import flat_options
 from prompt_tuning.core.flat_option import FlatOption
 
@@ -17,8 +16,7 @@ def _completed(option: FlatOption) -> FlatOption:
     owner, _, name = option.setting.rpartition(".")
     if not owner:
         return option
-    factory = outline(owner.rpartition("/")[2])
-    parameter = inspect.signature(factory).parameters[name]
+    parameter = outlined_parameter(owner.rpartition("/")[2], name)
     default, hint = parameter.default, parameter.annotation
     if NoneType in get_args(hint):
         hint = get_args(hint)[0]
