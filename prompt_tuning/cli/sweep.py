@@ -108,18 +108,18 @@ def _train(options: argparse.Namespace, console: "Console") -> int:
     sweep = prepare(options)
     next_command = NextCommand.of(sweep.run)
     print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
-    outcome = train_sweep(
+    result, diverged = train_sweep(
         sweep,
         record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
         make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
     )
     _report_results(console, sweep, next_command)
-    if len(outcome.diverged) == len(sweep.members):
-        name, why = list(outcome.diverged.items())[-1]
+    if len(diverged) == len(sweep.members):
+        name, why = list(diverged.items())[-1]
         raise NotFiniteError(
             f"all {len(sweep.members)} members diverged; {name}: {why}"
         )
-    return INTERRUPTED if outcome.interrupted else 0
+    return INTERRUPTED if result.interrupted else 0
 
 
 def prepare(options: argparse.Namespace) -> "Sweep":

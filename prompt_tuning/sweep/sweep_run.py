@@ -23,7 +23,7 @@ from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.training.continuation import Member, resumed_message, state_at
-from prompt_tuning.training.loop import loop
+from prompt_tuning.training.loop import TrainingResult, loop
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import (
     check_steps,
@@ -88,29 +88,12 @@ class Sweep:
         return f"{self.members[0].training.report()}\n{rows}"
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepOutcome:
-    """How a sweep ended.
-
-    Attributes:
-      step: number of steps done.
-      finished: False if a signal stopped it early; the same command resumes it.
-      diverged: reason for each dropped member, by the member's name.
-      interrupted: whether Ctrl-C stopped it.
-    """
-
-    step: int
-    finished: bool
-    diverged: Mapping[str, str]
-    interrupted: bool = False
-
-
 def train_sweep(
     sweep: Sweep,
     *,
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter],
-) -> SweepOutcome:
+) -> tuple[TrainingResult, dict[str, str]]:
     """Starts or resumes a sweep, and runs it to the end or until SIGTERM or SIGINT.
 
     The caller holds the directories (see `hold_run`).
@@ -120,6 +103,9 @@ def train_sweep(
       record: JSON that is stored with each config, such as compiler flags.
       make_reporter: returns a progress reporter, given the number of steps already
         done.
+
+    Returns:
+      the first member's result, and the reason for each dropped member, by name.
 
     Raises:
       InputError: if a directory belongs to another run or sweep, or the members have no
@@ -158,15 +144,15 @@ def train_sweep(
             member.directory / DIVERGED_FILE, json.dumps(content, indent=1) + "\n"
         )
 
-    result = loop(
+    results = loop(
         members,
         tuple(states),
         done,
         make_reporter=make_reporter,
         messages=messages,
         drop=drop,
-    )[0]
-    return SweepOutcome(result.step, result.finished, diverged, result.interrupted)
+    )
+    return results[0], diverged
 
 
 def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:

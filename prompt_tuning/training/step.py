@@ -154,21 +154,9 @@ def finish(
 ) -> tuple[TrainState, Metrics]:
     """Adds the penalty's gradient, computes the metrics and updates; runs no block.
 
-    Args:
-      state: the state before the step.
-      frozen: frozen parameters.
-      gradient: gradient of the loss without the penalty.
-      batch: batch of the gradient.
-      sums: the objective's sums over the batch.
-      graph: the model's structure.
-      optimizer: optimizer of the trained parameters.
-      objective: the training objective.
-      placement: the parameters' shardings on a mesh; None on one device.
-      absent: shapes of parameters that are not on the device, which only the model's
-        structure needs.
-
-    Returns:
-      the next state, and the metrics of `train_step`.
+    The arguments are those of `train_step`, the gradient of the loss without the
+    penalty, and the objective's sums over the batch. `absent` has the shapes of
+    parameters that are not on the device, which only the model's structure needs.
     """
     frozen = frozen | cast(Parameters, absent or {})
     gradient = add_penalty(graph, state.trained, frozen, gradient)

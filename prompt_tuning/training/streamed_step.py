@@ -49,15 +49,10 @@ class StreamedGradient:
     ):
         """Describes the computation; nothing is compiled yet.
 
-        Args:
-          graph: the model's structure.
-          streamed: frozen parameters that are not in memory, by path.
-          objective: the training objective.
-          reader: reads layers; None for the default.
-          on_host: trained parameters in host memory; for each, whether it is stacked
-            over layers.
-          checkpoint_activation: whether the backward pass recomputes each layer.
-          placement: the parameters' shardings on a mesh; None on one device.
+        Some arguments are those of `streamed_step`. The `reader` reads layers, None for
+        the default; `on_host` has the trained parameters in host memory, and for each,
+        whether it is stacked over layers; with `checkpoint_activation` the backward
+        pass recomputes each layer.
         """
         self._graph, self._objective, self._placement = graph, objective, placement
         self._streamed, self._on_host = dict(streamed), on_host or {}

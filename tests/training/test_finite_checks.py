@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.streaming.layered_weights import LayeredWeight
-from prompt_tuning.training.finite_checks import find_not_finite
+from prompt_tuning.training.recorder import find_not_finite
 from tests.support.small_runs import tune
 
 
