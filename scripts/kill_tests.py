@@ -125,13 +125,9 @@ def _import_package(folder: Path) -> None:
     import prompt_tuning.sweep.sweep_plot
     import prompt_tuning.sweep.sweep_run
     import prompt_tuning.tuned.adapter_export  # noqa: F401
-    from prompt_tuning.data.preparation import preparation, worker_pool
+    from prompt_tuning.data.preparation import worker_pool
 
-    # Small inputs, but resumed within a task as large ones are.
-    defaults = preparation.prepare.__kwdefaults__
-    assert defaults is not None
-    defaults["checkpoint_seconds"] = 0.05
-    worker_pool.TASK_RECORDS = 200
+    worker_pool.TASK_RECORDS = 200  # many shards of small inputs
 
 
 def fork_writing_inputs(folder: Path) -> None:

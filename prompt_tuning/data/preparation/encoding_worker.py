@@ -4,13 +4,16 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.numpy_files import read_npz
 from prompt_tuning.core.token_weights import PADDING
+from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.input_files import InputFile
 from prompt_tuning.data.preparation.preparation_settings import Preparation
@@ -82,12 +85,10 @@ class EncodingTask:
     Attributes:
       split: 0 train, 1 development, 2 test.
       records: file, first byte, number of bytes and line of each record.
-      position: position after the last record in the order of the split.
     """
 
     split: int
     records: Int64[np.ndarray, "n 4"]
-    position: int
 
     @property
     def bytes(self) -> int:
@@ -115,6 +116,43 @@ class EncodedRecords:
     without_completion: int
     problems: list[str]
     json_lines: bytes
+
+    def save(self, file: Path) -> None:
+        """Writes a shard, in which each column has the narrowest type that fits."""
+        arrays = {f"column_{n}": _narrow(x) for n, x in enumerate(self.tokens)} | {
+            "lengths": self.lengths,
+            "counts": np.array([self.records, self.without_completion]),
+            "problems": np.frombuffer(json.dumps(self.problems).encode(), np.uint8),
+            "json_lines": np.frombuffer(self.json_lines, np.uint8),
+        }
+        temporary = file.with_suffix(".tmp")
+        with temporary.open("wb") as opened:
+            # The stubs of `savez` take no mapping of names to arrays.
+            np.savez(opened, **arrays)  # pyright: ignore
+        temporary.replace(file)
+
+    @classmethod
+    def load(cls, file: Path) -> "EncodedRecords":
+        """Reads a shard.
+
+        Raises:
+          InputError: if it is missing, or damaged, as a power cut may leave it.
+        """
+        arrays = read_npz(file)
+        columns = [x for name, x in arrays.items() if name.startswith("column_")]
+        problems = parse_json(arrays["problems"].tobytes(), str(file))
+        return cls(
+            np.array(columns, np.int32),
+            arrays["lengths"],
+            *arrays["counts"].tolist(),
+            problems,
+            arrays["json_lines"].tobytes(),
+        )
+
+
+def _narrow(column: Int32[np.ndarray, "n"]) -> np.ndarray:
+    ends = (column.min(), column.max()) if len(column) else (0,)
+    return column.astype(np.result_type(*map(np.min_scalar_type, ends)))
 
 
 def columns(preparation: Preparation) -> dict[str, tuple[np.dtype, int | float]]:

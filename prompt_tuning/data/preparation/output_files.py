@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import columns
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.packing_progress import FinishedSplit
 from prompt_tuning.data.preparation.preparation_reporter import PreparationReporter
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import InputSummary
 from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
-from prompt_tuning.data.preparation.sequence_logs import write_hdf5
-from prompt_tuning.data.preparation.split_writer import TEST_RECORDS, file_names
+from prompt_tuning.data.preparation.split_writer import TEST_RECORDS, FinishedSplit
 from prompt_tuning.data.preparation.tokenizer_files import (
     MODEL_CONFIG,
     open_tokenizer,
@@ -55,11 +52,13 @@ def is_output_name(name: str) -> bool:
     return name.endswith(".hdf5") and name.partition("_")[0] in SPLIT_NAMES
 
 
-def skipped_line(problem: str) -> bytes:
-    """Formats the problem of a skipped record as a line of JSON."""
-    text = json.dumps({"problem": problem}, ensure_ascii=False)
-    # UTF-8 cannot encode a lone surrogate; it is written as JSON's escape.
-    return text.encode(errors="backslashreplace") + b"\n"
+def append_skipped(folder: Path, problems: Sequence[str]) -> None:
+    """Appends the problems of skipped files or records, each as a line of JSON."""
+    with (folder / SKIPPED).open("ab") as file:
+        for problem in problems:
+            text = json.dumps({"problem": problem}, ensure_ascii=False)
+            # UTF-8 cannot encode a lone surrogate; it is written as JSON's escape.
+            file.write(text.encode(errors="backslashreplace") + b"\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,28 +77,18 @@ class OutputContents:
     summary: InputSummary
     finished: Sequence[FinishedSplit]
 
-    @property
-    def steps(self) -> int:
-        """Number of steps of writing: one per HDF5 file and one for the rest."""
-        return 1 + sum(len(split.rows) for split in self.finished)
-
 
 def write_output(
-    contents: OutputContents, scratch: Path, folder: Path, reporter: PreparationReporter
+    contents: OutputContents, folder: Path, reporter: PreparationReporter
 ) -> None:
-    """Writes all files of an output into an empty folder.
+    """Writes everything but the sequences into an output.
 
     Args:
       contents: what to write.
-      scratch: directory with the logs of the sequences.
-      folder: the empty folder.
-      reporter: receives the progress, and a line if no plots are written.
+      folder: folder with the files of the sequences.
+      reporter: receives a line if no plots are written.
     """
     preparation = contents.preparation
-    for split in contents.finished:
-        _write_split(preparation, split, scratch, folder, reporter)
-    if preparation.skip_malformed:
-        _write_skipped(contents.summary.problems, scratch / SKIPPED, folder / SKIPPED)
     if preparation.record.categories:
         ids = {name: i for i, name in enumerate(preparation.record.categories)}
         _write_json(folder / CATEGORIES, ids)
@@ -110,35 +99,6 @@ def write_output(
     _write_plots(contents, folder / PLOTS, reporter)
     # Last, as it covers all other files.
     (folder / CHECKSUMS).write_text(_checksums(folder), encoding="utf-8")
-    reporter.advance(1)
-
-
-def _write_split(
-    preparation: Preparation,
-    split: FinishedSplit,
-    scratch: Path,
-    folder: Path,
-    reporter: PreparationReporter,
-) -> None:
-    names = file_names(preparation, split.split)
-    for name, rows in zip(names, split.rows, strict=True):
-        write_hdf5(
-            scratch / f"{name}.log",
-            folder / name,
-            columns(preparation),
-            rows,
-            preparation.length,
-        )
-        reporter.advance(1)
-    if split.split == TEST:
-        shutil.copyfile(scratch / TEST_RECORDS, folder / TEST_RECORDS)
-
-
-def _write_skipped(problems: Sequence[str], log: Path, target: Path) -> None:
-    """Writes the problems of skipped files, then of skipped records."""
-    with target.open("wb") as file, log.open("rb") as records:
-        file.writelines(map(skipped_line, problems))
-        shutil.copyfileobj(records, file)
 
 
 def _metrics(contents: OutputContents) -> dict[str, Any]:

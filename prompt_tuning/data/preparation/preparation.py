@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,11 @@ from prompt_tuning.data.preparation.input_files import (
     place_lines,
 )
 from prompt_tuning.data.preparation.output_files import (
-    SKIPPED,
     OutputContents,
+    append_skipped,
     is_output_name,
-    skipped_line,
     write_output,
 )
-from prompt_tuning.data.preparation.packing_progress import load_progress, save_progress
 from prompt_tuning.data.preparation.preparation_reporter import (
     PreparationReporter,
     SilentReporter,
@@ -49,12 +46,11 @@ from prompt_tuning.data.preparation.record_index import (
 )
 from prompt_tuning.data.preparation.record_order import record_order
 from prompt_tuning.data.preparation.scratch_directory import (
-    INDEX,
     ScratchDirectory,
     open_scratch,
     scratch_path,
 )
-from prompt_tuning.data.preparation.sequence_logs import AppendLog
+from prompt_tuning.data.preparation.split_writer import FinishedSplit, SplitWriter
 from prompt_tuning.data.preparation.tokenizer_files import (
     open_tokenizer,
     tokenizer_files,
@@ -65,12 +61,14 @@ from prompt_tuning.data.preparation.worker_pool import (
     split_tasks,
 )
 
-FORMAT = 2
-"""Version of the scratch directory; a directory of another version is not resumed."""
+FORMAT = 3
+"""Version of the scratch directory; a directory of another version is not resumed.
 
-CHECKPOINT_SECONDS = 10.0
+It changes with the division of the records into tasks, too, which the shards follow.
+"""
+
 MAXIMUM_WORKERS = 16
-_SUMMARY = "found.json"
+_INDEX, _SUMMARY = "index", "found.json"
 
 
 def default_workers() -> int:
@@ -84,7 +82,6 @@ def prepare(
     workers: int | None = None,
     force: bool = False,
     reporter: PreparationReporter | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Path:
     """Writes the output folder, or resumes an interrupted process that was writing it.
 
@@ -97,8 +94,6 @@ def prepare(
       workers: number of processes that read and encode; None for one per core.
       force: whether to replace an output that an earlier preparation wrote.
       reporter: receives the progress.
-      checkpoint_seconds: time between checkpoints, which bounds the work lost by an
-        interruption.
 
     Returns:
       The output folder.
@@ -119,11 +114,10 @@ def prepare(
     worker = EncodingWorker(preparation, files)
     with open_scratch(output) as scratch:
         if worker.uses_date and preparation.text.chat_date is None:
-            previous = scratch.identity() or scratch.published
-            preparation = _with_date(preparation, previous)
+            preparation = _with_date(preparation, scratch.identity)
             worker = EncodingWorker(preparation, files)
         identity = _identity(preparation, file_versions(files))
-        if scratch.was_published(identity):
+        if scratch.identity == identity and scratch.is_published:
             scratch.remove()
             return output
         _check_output(output, force)
@@ -131,7 +125,7 @@ def prepare(
         reporter = reporter or SilentReporter()
         stages = _PreparationStages(preparation, files, scratch, reporter, workers)
         with _removing(scratch):
-            stages.run(identity, worker, checkpoint_seconds)
+            stages.run(identity, worker)
             _check_output(output, force)
             scratch.publish()
     return output
@@ -162,17 +156,18 @@ def _identity(
     }
 
 
-def _with_date(preparation: Preparation, identity: Any) -> Preparation:
+def _with_date(preparation: Preparation, identity: dict[str, Any]) -> Preparation:
     """Sets the date of the chat template: today, or when resuming the original date."""
 
     def with_date(date: str) -> Preparation:
         text = dataclasses.replace(preparation.text, chat_date=date)
         return dataclasses.replace(preparation, text=text)
 
-    date = identity and identity["preparation"]["text"].get("chat_date")
+    previous = identity.get("preparation")
+    date = previous and previous["text"].get("chat_date")
     if date:
         resumed = with_date(date)
-        if _to_json_values(dataclasses.asdict(resumed)) == identity["preparation"]:
+        if _to_json_values(dataclasses.asdict(resumed)) == previous:
             return resumed
     return with_date(datetime.date.today().isoformat())
 
@@ -200,13 +195,19 @@ def _check_output(output: Path, force: bool) -> None:
 def _check_scratch(
     scratch: ScratchDirectory, identity: dict[str, Any], force: bool
 ) -> None:
-    previous = scratch.identity()
-    if previous is not None and previous != identity and not force:
+    previous = scratch.identity
+    if force or not previous or previous == identity:
+        return
+    if previous.get("format") != FORMAT:
         raise InputError(
-            f"{scratch.path} contains an interrupted preparation with other settings "
-            "or with inputs that have changed since: repeat its command to resume it, "
-            "or add --force to discard it"
+            f"{scratch.path} contains an interrupted preparation of another version of "
+            "this package: finish it with that version, or add --force to discard it"
         )
+    raise InputError(
+        f"{scratch.path} contains an interrupted preparation with other settings or "
+        "with inputs that have changed since: repeat its command to resume it, or add "
+        "--force to discard it"
+    )
 
 
 def _check_output_location(
@@ -235,7 +236,7 @@ def _check_output_location(
 
 @dataclasses.dataclass
 class _PreparationStages:
-    """The stages of a preparation: index, encode and pack, write."""
+    """The stages of a preparation: index, encode and pack, and write the rest."""
 
     preparation: Preparation
     files: Sequence[InputFile]
@@ -243,78 +244,68 @@ class _PreparationStages:
     reporter: PreparationReporter
     workers: int
 
-    def run(
-        self,
-        identity: dict[str, Any],
-        worker: EncodingWorker,
-        checkpoint_seconds: float,
-    ) -> None:
+    def run(self, identity: dict[str, Any], worker: EncodingWorker) -> None:
         """Runs all stages up to the rename that publishes the output."""
-        self.index(identity)
-        self.pack(worker, checkpoint_seconds)
+        summary = self.index(identity)
+        folder = self.scratch.create_new()
+        if self.preparation.skip_malformed:
+            append_skipped(folder, summary.problems)
+        finished = self.pack(worker, folder)
         versions = [
             dataclasses.asdict(version) for version in file_versions(self.files)
         ]
         if versions != identity["inputs"]:
             raise InputError("an input was changed while it was read: start again")
-        self.write()
+        contents = OutputContents(self.preparation, self.files, summary, finished)
+        write_output(contents, folder, self.reporter)
 
-    def index(self, identity: dict[str, Any]) -> None:
+    def index(self, identity: dict[str, Any]) -> InputSummary:
         """Finds the records, unless an interrupted process already has."""
-        if self.scratch.identity() == identity:
+        if self.scratch.identity == identity:
             self.reporter.log("resuming the interrupted preparation")
         else:
             self.scratch.begin(identity)
-        index = self.scratch.path / INDEX
-        if index.exists():
-            return
-        total = sum(file.path.stat().st_size for file in self.files)
-        self.reporter.begin("finding records", total)
-        temporary = index.with_name(f"{INDEX}.tmp")
-        skip = self.preparation.skip_malformed
-        summary = write_index(self.files, temporary, self.reporter.advance, skip=skip)
-        replace_file(self.scratch.path / _SUMMARY, json.dumps(summary._asdict()))
-        # The index appears last, so that its existence means that both are complete.
-        sync_path(temporary)
-        temporary.replace(index)
-        sync_path(self.scratch.path)
+        index, found = (self.scratch.path / name for name in (_INDEX, _SUMMARY))
+        if not (index.exists() and found.exists()):
+            total = sum(file.path.stat().st_size for file in self.files)
+            self.reporter.begin("finding records", total)
+            temporary = index.with_name(f"{_INDEX}.tmp")
+            skip = self.preparation.skip_malformed
+            summary = write_index(
+                self.files, temporary, self.reporter.advance, skip=skip
+            )
+            replace_file(found, json.dumps(summary._asdict()))
+            # A file of this name is complete.
+            sync_path(temporary)
+            temporary.replace(index)
+            sync_path(self.scratch.path)
+        return InputSummary(**read_object(found).values)
 
-    def pack(self, worker: EncodingWorker, checkpoint_seconds: float) -> None:
-        """Encodes and packs the records, starting at the last checkpoint."""
-        index = RecordIndex(self.scratch.path / INDEX)
+    def pack(self, worker: EncodingWorker, folder: Path) -> list[FinishedSplit]:
+        """Encodes the records, or takes finished shards, and packs them into files."""
+        index = RecordIndex(self.scratch.path / _INDEX)
         order = record_order(self.preparation.splits, len(index))
         pad_id = open_tokenizer(self.preparation.tokenizer).pad_id
-        progress = load_progress(self.scratch, self.preparation, pad_id)
-        skipped = AppendLog(self.scratch.path / SKIPPED, progress.skipped)
-        tasks = split_tasks(order, index, progress.split, progress.position)
         total = sum(file.contents.stat().st_size for file in self.files)
         self.reporter.begin("encoding", total)
-        self.reporter.advance(progress.bytes_read)
-        saved = time.monotonic()
+        finished: list[FinishedSplit] = []
+        writer: SplitWriter | None = None
         for task, encoded in run_tasks(
-            tasks, worker, self.preparation, self.files, self.workers
+            split_tasks(order, index),
+            worker,
+            self.preparation,
+            self.files,
+            self.workers,
+            self.scratch.shards,
         ):
-            if encoded.problems and not self.preparation.skip_malformed:
-                raise InputError(encoded.problems[0])
-            skipped.append(b"".join(map(skipped_line, encoded.problems)))
-            progress.add(task, encoded)
+            if encoded.problems:
+                if not self.preparation.skip_malformed:
+                    raise InputError(encoded.problems[0])
+                append_skipped(folder, encoded.problems)
+            if writer is None or writer.split != task.split:
+                finished += [] if writer is None else [writer.finish()]
+                writer = SplitWriter(self.preparation, task.split, pad_id, folder)
+            writer.add(encoded)
             self.reporter.advance(task.bytes)
-            if time.monotonic() - saved >= checkpoint_seconds:
-                progress.skipped = skipped.sync()
-                save_progress(self.scratch, progress)
-                saved = time.monotonic()
-        progress.finish_split()
-        progress.skipped = skipped.sync()
-        save_progress(self.scratch, progress)
-
-    def write(self) -> None:
-        """Writes the output's files from the packed sequences."""
-        progress = load_progress(self.scratch, self.preparation, 0)
-        summary = InputSummary(**read_object(self.scratch.path / _SUMMARY).values)
-        contents = OutputContents(
-            self.preparation, self.files, summary, progress.finished
-        )
-        self.reporter.begin("writing", contents.steps)
-        write_output(
-            contents, self.scratch.path, self.scratch.create_new(), self.reporter
-        )
+        assert writer is not None  # there is a record to train on
+        return [*finished, writer.finish()]

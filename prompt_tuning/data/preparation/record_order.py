@@ -113,10 +113,8 @@ class RecordOrder:
             return stop - start
         return self.records if self.span(split)[0] < self.span(split)[1] else 0
 
-    def block(
-        self, split: int, first: int
-    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"], int]:
-        """Returns the records of up to `BLOCK` positions, the positions, and the next.
+    def block(self, split: int, first: int) -> tuple[Int64[np.ndarray, "n"], int]:
+        """Returns the records of up to `BLOCK` positions, and the next position.
 
         Args:
           split: 0 train, 1 development, 2 test.
@@ -127,14 +125,13 @@ class RecordOrder:
         start, end = self.span(split)
         permutation = Permutation(self.records, self.seed)
         if self.shuffle:
-            return permutation.forward(positions + start), positions, stop
+            return permutation.forward(positions + start), stop
         if self.records == end - start:
-            return positions, positions, stop
+            return positions, stop
         # In file order a record's position is its number; its rank in the permutation
         # decides whether it belongs to the split.
         ranks = permutation.backward(positions)
-        records = positions[(start <= ranks) & (ranks < end)]
-        return records, records, stop
+        return positions[(start <= ranks) & (ranks < end)], stop
 
 
 def record_order(splits: Splits, records: int) -> RecordOrder:

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,10 +10,12 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.encoding_worker import (
     EncodedRecords,
     EncodingTask,
@@ -41,24 +44,21 @@ def available_cores() -> int:
 
 
 class WorkerLostError(RuntimeError):
-    """A worker process was killed; the work before the last checkpoint is kept."""
+    """A worker process was killed; its finished work is kept."""
 
 
-def split_tasks(
-    order: RecordOrder, index: RecordIndex, split: int, position: int
-) -> Iterator[EncodingTask]:
-    """Yields the tasks of all splits, starting at a position of one of them.
+def split_tasks(order: RecordOrder, index: RecordIndex) -> Iterator[EncodingTask]:
+    """Yields the tasks of all splits.
 
     The division of the records into tasks does not affect the output.
     """
-    for number in range(split, len(SPLIT_NAMES)):
-        first = position if number == split else 0
-        while first < order.positions(number):
-            records, positions, first = order.block(number, first)
+    for split in range(len(SPLIT_NAMES)):
+        first = 0
+        while first < order.positions(split):
+            records, first = order.block(split, first)
             entries = index.read(records)
             for start, stop in _task_bounds(entries[:, 2]):
-                after = int(positions[stop - 1]) + 1
-                yield EncodingTask(number, entries[start:stop], after)
+                yield EncodingTask(split, entries[start:stop])
 
 
 def _task_bounds(sizes: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, int]]:
@@ -78,6 +78,7 @@ def run_tasks(
     preparation: Preparation,
     files: Sequence[InputFile],
     workers: int,
+    shards: Path,
 ) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
     """Runs tasks in this process if there is one worker, else in other processes.
 
@@ -87,6 +88,7 @@ def run_tasks(
       preparation: settings from which other processes create a worker.
       files: inputs from which other processes create a worker.
       workers: number of processes.
+      shards: folder for the results, of which those that are there are kept.
 
     Yields:
       Each task with its result, in the order of the tasks.
@@ -94,9 +96,10 @@ def run_tasks(
     Raises:
       WorkerLostError: if a process was killed, for example for lack of memory.
     """
+    named = ((task, shards / f"{number}.npz") for number, task in enumerate(tasks))
     if workers == 1:
-        for task in tasks:
-            yield task, worker(task)
+        for task, shard in named:
+            yield task, _load_or_encode(task, shard, worker)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
         workers,
@@ -105,7 +108,8 @@ def run_tasks(
         initargs=(preparation, tuple(files)),
     )
     try:
-        yield from _run_in_order(pool, tasks, TASKS_PER_WORKER * workers)
+        for task, shard in _run_in_order(pool, named, TASKS_PER_WORKER * workers):
+            yield task, _load_or_encode(task, shard, worker)
     except BrokenProcessPool as error:
         raise WorkerLostError(
             "a worker process was killed, perhaps for lack of memory: reduce "
@@ -116,19 +120,31 @@ def run_tasks(
 
 
 def _run_in_order(
-    pool: concurrent.futures.Executor, tasks: Iterable[EncodingTask], ahead: int
-) -> Iterator[tuple[EncodingTask, EncodedRecords]]:
-    pending: collections.deque[
-        tuple[EncodingTask, concurrent.futures.Future[EncodedRecords]]
-    ]
-    pending = collections.deque()
-    for task in tasks:
-        pending.append((task, pool.submit(_run_task, task)))
+    pool: concurrent.futures.Executor,
+    tasks: Iterable[tuple[EncodingTask, Path]],
+    ahead: int,
+) -> Iterator[tuple[EncodingTask, Path]]:
+    pending: collections.deque = collections.deque()
+    for task, shard in tasks:
+        pending.append((task, shard, pool.submit(_run_task, task, shard)))
         if len(pending) > ahead:
-            first, future = pending.popleft()
-            yield first, future.result()
-    for first, future in pending:
-        yield first, future.result()
+            first, file, future = pending.popleft()
+            future.result()
+            yield first, file
+    for first, file, future in pending:
+        future.result()
+        yield first, file
+
+
+def _load_or_encode(
+    task: EncodingTask, shard: Path, worker: EncodingWorker
+) -> EncodedRecords:
+    if shard.exists():
+        with contextlib.suppress(InputError):  # damaged by a power cut
+            return EncodedRecords.load(shard)
+    encoded = worker(task)
+    encoded.save(shard)
+    return encoded
 
 
 def _start_worker(preparation: Preparation, files: Sequence[InputFile]) -> None:
@@ -149,6 +165,7 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _run_task(task: EncodingTask) -> EncodedRecords:
+def _run_task(task: EncodingTask, shard: Path) -> None:
     assert _worker is not None
-    return _worker(task)
+    if not shard.exists():
+        _worker(task).save(shard)

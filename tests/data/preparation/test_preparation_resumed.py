@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.preparation import packing_progress as progress_module
 from prompt_tuning.data.preparation import preparation as module
 from prompt_tuning.data.preparation import worker_pool
+from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -82,6 +82,10 @@ class Killed(BaseException):
     """Simulates a kill: nothing catches it."""
 
 
+def stop(*_):
+    raise Killed
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("after", sample(2, [1, 4, 11]))
 def test_the_bytes_are_the_same_after_any_interruption(
@@ -98,7 +102,7 @@ def test_the_bytes_are_the_same_after_any_interruption(
     with monkeypatch.context() as patch:
         patch.setattr(module, "run_tasks", stopped)
         with pytest.raises(Killed):
-            prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+            prepare(preparation(inputs, output), workers=1)
     assert not output.exists() and scratch_path(output).exists()
     resumed = 0
 
@@ -109,32 +113,51 @@ def test_the_bytes_are_the_same_after_any_interruption(
             yield answer
 
     monkeypatch.setattr(module, "run_tasks", counted)
-    prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+    prepare(preparation(inputs, output), workers=1)
     assert snapshot(output) == whole
     assert list(tmp_path.iterdir()) == [output]
     assert resumed > 0
 
 
-def test_output_after_the_checkpoint_is_rewritten(inputs, whole, tmp_path, monkeypatch):
+def test_a_shard_that_a_power_cut_has_damaged_is_encoded_again(
+    inputs, whole, tmp_path, monkeypatch
+):
     output = tmp_path / "out"
-    saves = 0
-
-    def save(*arguments):
-        nonlocal saves
-        saves += 1
-        if saves == 3:
-            for log in scratch_path(output).glob("*.log"):
-                with log.open("ab") as file:
-                    file.write(b"torn")
-            raise Killed
-        progress_module.save_progress(*arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "save_progress", save)
+        patch.setattr(module, "write_output", stop)
         with pytest.raises(Killed):
-            prepare(preparation(inputs, output), workers=1, checkpoint_seconds=0.0)
+            prepare(preparation(inputs, output), workers=1)
+    shards = sorted((scratch_path(output) / "shards").iterdir())
+    assert len(shards) > 5
+    shards[1].write_bytes(b"")
+    shards[2].write_bytes(shards[2].read_bytes()[:-100])
+    content = bytearray(shards[3].read_bytes())
+    content[200] ^= 1
+    shards[3].write_bytes(content)
+    (shards[4].with_suffix(".tmp")).write_bytes(b"torn")
     prepare(preparation(inputs, output), workers=1)
     assert snapshot(output) == whole
+
+
+def test_finished_shards_are_not_encoded_again(inputs, whole, tmp_path, monkeypatch):
+    output = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_output", stop)
+        with pytest.raises(Killed):
+            prepare(preparation(inputs, output), workers=1)
+    monkeypatch.setattr(EncodingWorker, "__call__", stop)
+    assert snapshot(prepare(preparation(inputs, output), workers=1)) == whole
+
+
+def test_a_preparation_of_an_older_version_is_refused(inputs, tmp_path):
+    folder = scratch_path(tmp_path / "out")
+    folder.mkdir()
+    (folder / "identity.json").write_text('{"format": 2}')
+    request = preparation(inputs, tmp_path / "out")
+    with pytest.raises(InputError, match="of another version of this package: finish"):
+        prepare(request, workers=1)
+    prepare(request, workers=1, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_another_preparation_is_not_overwritten_without_force(
@@ -142,12 +165,8 @@ def test_another_preparation_is_not_overwritten_without_force(
 ):
     output = tmp_path / "out"
 
-    def stopped(*_):
-        raise Killed
-        yield
-
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", stopped)
+        patch.setattr(module, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(preparation(inputs, output), workers=1)
     longer = preparation(inputs, output, length=128)
@@ -156,11 +175,6 @@ def test_another_preparation_is_not_overwritten_without_force(
     assert scratch_path(output).exists()
     prepare(longer, workers=1, force=True)
     assert list(tmp_path.iterdir()) == [output]
-
-
-def _stopped(*_):
-    raise Killed
-    yield
 
 
 @pytest.mark.exhaustive
@@ -172,7 +186,7 @@ def test_preparation_resumes_with_its_own_tokenizer_next_to_the_output(
     choice = TokenizerChoice(str(folder))
     request = preparation(inputs, folder / "out", tokenizer=choice)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", _stopped)
+        patch.setattr(module, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(request, workers=1)
     (folder / "notes.txt").write_text("mine")
@@ -198,7 +212,7 @@ def test_a_template_sees_the_day_on_which_the_work_began(inputs, tmp_path, monke
     assert first["train_1_of_3.hdf5"] != second["train_1_of_3.hdf5"]
     at(monday)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", _stopped)
+        patch.setattr(module, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(asked("out", None), workers=1)
     at(tuesday)
@@ -220,7 +234,7 @@ def test_a_changed_template_or_sibling_file_restarts_preparation(
         text=TextFormat(chat=True, chat_template=str(template)),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_tasks", _stopped)
+        patch.setattr(module, "run_tasks", stop)
         with pytest.raises(Killed):
             prepare(request, workers=1)
     file = folder / changed
@@ -233,7 +247,7 @@ def test_one_output_is_prepared_by_one_process(inputs, tmp_path):
     output = tmp_path / "out"
     with (
         open_scratch(output),
-        pytest.raises(InputError, match="being prepared by another process"),
+        pytest.raises(InputError, match=r"output .* is being written by"),
     ):
         prepare(preparation(inputs, output), workers=1)
 

@@ -50,7 +50,7 @@ def test_a_preparation_ends_with_the_same_bits(replaces, tmp_path, monkeypatch):
             length=64,
             splits=splits,
         )
-        prepare(settings, workers=1, force=replaces, checkpoint_seconds=0.0)
+        prepare(settings, workers=1, force=replaces)
 
     if replaces:
         run(seed=4)
@@ -64,5 +64,6 @@ def test_a_preparation_ends_with_the_same_bits(replaces, tmp_path, monkeypatch):
             run()
         except InputError as refused:  # completed before
             assert "already; --force replaces" in str(refused)
-            assert state == expected
+            left = {x for x in state if not x.startswith(".out.preparing")}
+            assert {name: state[name] for name in left} == expected
         assert read_tree(place) == expected

@@ -54,7 +54,7 @@ def run(kill_at):
                 TokenizerChoice(str(folder / "tokenizer")), length=32,
                 splits=Splits(test=Share(count=10), train_files=2, shuffle=True),
             ),
-            workers=1, checkpoint_seconds=0.0,
+            workers=1,
         )
         code = 0
     except InputError as problem:
@@ -76,8 +76,9 @@ for number in range(0, 10000, step):
         break
     assert code == 137, (number, code)
     points += 1
-    code = run(-1)
-    assert code == 0, (number, code)
+    before, code = snapshot(), run(-1)
+    # An output that was complete before, but for a lock, is not replaced.
+    assert code == 0 or code == 2 and before == whole, (number, code)
     assert snapshot() == whole, number
     assert [path.name for path in output.parent.iterdir()] == ["out"], number
 print("points", points)

@@ -8,7 +8,7 @@ import yaml
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation import worker_pool
-from prompt_tuning.data.preparation.output_files import skipped_line
+from prompt_tuning.data.preparation.output_files import append_skipped
 from prompt_tuning.data.preparation.preparation import prepare
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -161,8 +161,9 @@ def test_problems_are_listed_in_order_for_any_split_of_the_work(
     )
 
 
-def test_a_problem_is_listed_whatever_it_quotes():
-    line = skipped_line("half \ud800 é")
+def test_a_problem_is_listed_whatever_it_quotes(tmp_path):
+    append_skipped(tmp_path, ["half \ud800 é"])
+    line = (tmp_path / "skipped.jsonl").read_text()
     assert json.loads(line) == {"problem": "half \ud800 é"}
 
 

@@ -20,7 +20,7 @@ from prompt_tuning.data.preparation.record_order import (
 def all_records(order, split):
     actual, first = [], 0
     while first < order.positions(split):
-        records, _, first = order.block(split, first)
+        records, first = order.block(split, first)
         actual += records.tolist()
     return actual
 
