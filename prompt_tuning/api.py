@@ -33,11 +33,11 @@ from prompt_tuning.config.python_runs import (
 )
 from prompt_tuning.config.run import Run
 from prompt_tuning.config.values_in_use import operative_config
-from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.progress_display import shown_activity
 from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model

@@ -15,7 +15,6 @@ from prompt_tuning.cli.generation_options import (
     text_settings,
 )
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.sampling_options import add_sampling_options
 from prompt_tuning.cli.shared_options import (
@@ -31,6 +30,7 @@ from prompt_tuning.core.number_ranges import (
     PositiveInteger,
     RowCount,
 )
+from prompt_tuning.core.progress_display import progress_bar
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run

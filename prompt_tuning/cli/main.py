@@ -21,7 +21,6 @@ from typing import Protocol, cast, runtime_checkable
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
 from prompt_tuning.cli.option_types import OptionParser, find_subparsers, state_defaults
 from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
-from prompt_tuning.core.activity_display import shown_activity
 from prompt_tuning.core.errors import (
     InputError,
     NotFiniteError,
@@ -29,6 +28,7 @@ from prompt_tuning.core.errors import (
     shortened,
 )
 from prompt_tuning.core.interrupts import is_output_closed
+from prompt_tuning.core.progress_display import shown_activity
 from prompt_tuning.version import __version__
 
 USAGE = "prompt-tuning COMMAND [OPTION ...]"

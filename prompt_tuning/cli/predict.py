@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.progress_bar import progress_bar
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -24,6 +23,7 @@ from prompt_tuning.core.number_ranges import (
     PositiveInteger,
     RowCount,
 )
+from prompt_tuning.core.progress_display import progress_bar
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -183,6 +183,7 @@ def _predict(
     run: "Run", options: argparse.Namespace, lines: "Sequence[JsonLine]"
 ) -> list[dict[str, Any]]:
     """Returns what is written for each line: the input, its answer, and other keys."""
+    from prompt_tuning.processes.group import is_first
     from prompt_tuning.tuned.input_encoding import encode_inputs
     from prompt_tuning.tuned.load_tuned import load_tuned
     from prompt_tuning.tuned.prediction import (
@@ -197,7 +198,7 @@ def _predict(
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:
         new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens
-        with progress_bar(PREDICTING, len(lines)) as advance:
+        with progress_bar(PREDICTING, len(lines), shown=is_first()) as advance:
             outputs = generate_outputs(
                 model,
                 parameters,
@@ -210,7 +211,7 @@ def _predict(
         answers = [{"output": output} for output in outputs]
     else:
         count = len(lines) * len(evaluation.labels or ())
-        with progress_bar(PREDICTING, count) as advance:
+        with progress_bar(PREDICTING, count, shown=is_first()) as advance:
             predictions = predict_labels(model, parameters, evaluation, inputs, advance)
         answers = [prediction._asdict() for prediction in predictions]
     written = zip(inputs.texts, answers, inputs.records, strict=True)

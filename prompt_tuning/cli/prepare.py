@@ -249,20 +249,19 @@ def run(options: argparse.Namespace) -> int:
     """Writes the files and prints their metrics."""
     from rich.console import Console
 
-    from prompt_tuning.cli.prepare_progress import metrics_table, show_progress
+    from prompt_tuning.cli.prepare_metrics import metrics_table
     from prompt_tuning.data.preparation.preparation import prepare
     from prompt_tuning.data.preparation.worker_pool import WorkerLostError
 
     refuse_bindings(options)
     console = Console()
     try:
-        with show_progress(console) as reporter:
-            output = prepare(
-                preparation_from_options(options),
-                workers=options.workers,
-                force=options.force,
-                reporter=reporter,
-            )
+        output = prepare(
+            preparation_from_options(options),
+            workers=options.workers,
+            force=options.force,
+            progress=True,
+        )
     except WorkerLostError as problem:
         print(f"prompt-tuning prepare: {problem}", file=sys.stderr)
         return 1

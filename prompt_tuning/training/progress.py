@@ -5,21 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from prompt_tuning.core.progress_display import ProgressDisplay
 from prompt_tuning.training.metrics_log import EVALUATION
 
 TRAINING = "training"
-REFRESHES = 2
-"""Refreshes of a bar in each second; each takes milliseconds of a processor."""
 COMPILING = "compiling"
 """Beginning of the names of stages that compile."""
 
@@ -48,47 +38,31 @@ class Reporter:
 
 
 class LiveReporter(Reporter):
-    """A rich progress bar with the newest metrics next to it."""
+    """A bar on a terminal with the newest metrics next to it."""
 
     def __init__(self, console: Console, steps: int, done: int):
-        self._newest = ""
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[newest]}"),
-            console=console,
-            refresh_per_second=REFRESHES,
-        )
-        self._task = self._progress.add_task(
-            TRAINING, total=steps, completed=done, newest=""
+        self._display = ProgressDisplay(
+            TRAINING, steps, done=done, console=console, stays=True
         )
 
     def __enter__(self) -> "LiveReporter":
-        self._progress.start()
+        self._display.__enter__()
         return self
 
     def __exit__(self, *exception) -> None:
-        self._progress.stop()
+        self._display.__exit__(*exception)
 
     def say(self, text: str) -> None:
         """Prints above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._display.say(text)
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Moves the bar."""
-        self._progress.update(self._task, completed=step)
-        if metrics is not None:
-            self._newest = brief(metrics)
-            self._progress.update(self._task, newest=self._newest)
+        self._display.reach(step, None if metrics is None else brief(metrics))
 
     def doing(self, name: str | None) -> None:
         """Shows the stage before the bar; there is no space for metrics then."""
-        newest = "" if name else self._newest
-        self._progress.update(self._task, description=name or TRAINING, newest=newest)
+        self._display.show(name)
 
 
 class LineReporter(Reporter):

@@ -140,12 +140,13 @@ class EncodedRecords:
         """
         arrays = read_npz(file)
         columns = [x for name, x in arrays.items() if name.startswith("column_")]
-        problems = parse_json(arrays["problems"].tobytes(), str(file))
+        records, without_completion = arrays["counts"].tolist()
         return cls(
             np.array(columns, np.int32),
             arrays["lengths"],
-            *arrays["counts"].tolist(),
-            problems,
+            records,
+            without_completion,
+            parse_json(arrays["problems"].tobytes(), str(file)),
             arrays["json_lines"].tobytes(),
         )
 

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import columns
 from prompt_tuning.data.preparation.input_files import InputFile
-from prompt_tuning.data.preparation.preparation_reporter import PreparationReporter
 from prompt_tuning.data.preparation.preparation_settings import Preparation
 from prompt_tuning.data.preparation.record_index import InputSummary
 from prompt_tuning.data.preparation.record_order import DEV, SPLIT_NAMES, TEST, TRAIN
@@ -79,14 +78,14 @@ class OutputContents:
 
 
 def write_output(
-    contents: OutputContents, folder: Path, reporter: PreparationReporter
+    contents: OutputContents, folder: Path, say: Callable[[str], None]
 ) -> None:
     """Writes everything but the sequences into an output.
 
     Args:
       contents: what to write.
       folder: folder with the files of the sequences.
-      reporter: receives a line if no plots are written.
+      say: prints a line if no plots are written.
     """
     preparation = contents.preparation
     if preparation.record.categories:
@@ -96,7 +95,7 @@ def write_output(
     _write_json(folder / METRICS, _metrics(contents))
     metadata = yaml.safe_dump(_metadata(contents), sort_keys=False, allow_unicode=True)
     (folder / METADATA).write_text(metadata, encoding="utf-8")
-    _write_plots(contents, folder / PLOTS, reporter)
+    _write_plots(contents, folder / PLOTS, say)
     # Last, as it covers all other files.
     (folder / CHECKSUMS).write_text(_checksums(folder), encoding="utf-8")
 
@@ -169,10 +168,10 @@ def _model_type(preparation: Preparation) -> str:
 
 
 def _write_plots(
-    contents: OutputContents, file: Path, reporter: PreparationReporter
+    contents: OutputContents, file: Path, say: Callable[[str], None]
 ) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        reporter.log(
+        say(
             f"{file.name} was not written because matplotlib is not installed: "
             "pip install matplotlib"
         )

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from prompt_tuning.core.atomic_files import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.progress_display import progress_bar
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.preparation.encoding_worker import EncodingWorker
 from prompt_tuning.data.preparation.input_files import (
@@ -30,10 +31,6 @@ from prompt_tuning.data.preparation.output_files import (
     append_skipped,
     is_output_name,
     write_output,
-)
-from prompt_tuning.data.preparation.preparation_reporter import (
-    PreparationReporter,
-    SilentReporter,
 )
 from prompt_tuning.data.preparation.preparation_settings import (
     Preparation,
@@ -68,6 +65,7 @@ It changes with the division of the records into tasks, too, which the shards fo
 """
 
 MAXIMUM_WORKERS = 16
+Progress = contextlib.AbstractContextManager[Callable[[int], None]]
 _INDEX, _SUMMARY = "index", "found.json"
 
 
@@ -81,7 +79,7 @@ def prepare(
     *,
     workers: int | None = None,
     force: bool = False,
-    reporter: PreparationReporter | None = None,
+    progress: bool = False,
 ) -> Path:
     """Writes the output folder, or resumes an interrupted process that was writing it.
 
@@ -93,7 +91,7 @@ def prepare(
       preparation: settings of the preparation.
       workers: number of processes that read and encode; None for one per core.
       force: whether to replace an output that an earlier preparation wrote.
-      reporter: receives the progress.
+      progress: whether the progress is shown on a terminal, and remarks are printed.
 
     Returns:
       The output folder.
@@ -122,8 +120,7 @@ def prepare(
             return output
         _check_output(output, force)
         _check_scratch(scratch, identity, force)
-        reporter = reporter or SilentReporter()
-        stages = _PreparationStages(preparation, files, scratch, reporter, workers)
+        stages = _PreparationStages(preparation, files, scratch, progress, workers)
         with _removing(scratch):
             stages.run(identity, worker)
             _check_output(output, force)
@@ -241,7 +238,7 @@ class _PreparationStages:
     preparation: Preparation
     files: Sequence[InputFile]
     scratch: ScratchDirectory
-    reporter: PreparationReporter
+    progress: bool
     workers: int
 
     def run(self, identity: dict[str, Any], worker: EncodingWorker) -> None:
@@ -257,23 +254,30 @@ class _PreparationStages:
         if versions != identity["inputs"]:
             raise InputError("an input was changed while it was read: start again")
         contents = OutputContents(self.preparation, self.files, summary, finished)
-        write_output(contents, folder, self.reporter)
+        write_output(contents, folder, self.say)
+
+    def say(self, text: str) -> None:
+        """Prints a remark."""
+        if self.progress:
+            print(text)
+
+    def bar(self, stage: str, total: int) -> Progress:
+        """Shows the progress of a stage in bytes."""
+        return progress_bar(stage, total, shown=self.progress, in_bytes=True)
 
     def index(self, identity: dict[str, Any]) -> InputSummary:
         """Finds the records, unless an interrupted process already has."""
         if self.scratch.identity == identity:
-            self.reporter.log("resuming the interrupted preparation")
+            self.say("resuming the interrupted preparation")
         else:
             self.scratch.begin(identity)
         index, found = (self.scratch.path / name for name in (_INDEX, _SUMMARY))
         if not (index.exists() and found.exists()):
             total = sum(file.path.stat().st_size for file in self.files)
-            self.reporter.begin("finding records", total)
             temporary = index.with_name(f"{_INDEX}.tmp")
             skip = self.preparation.skip_malformed
-            summary = write_index(
-                self.files, temporary, self.reporter.advance, skip=skip
-            )
+            with self.bar("finding records", total) as advance:
+                summary = write_index(self.files, temporary, advance, skip=skip)
             replace_file(found, json.dumps(summary._asdict()))
             # A file of this name is complete.
             sync_path(temporary)
@@ -287,25 +291,26 @@ class _PreparationStages:
         order = record_order(self.preparation.splits, len(index))
         pad_id = open_tokenizer(self.preparation.tokenizer).pad_id
         total = sum(file.contents.stat().st_size for file in self.files)
-        self.reporter.begin("encoding", total)
         finished: list[FinishedSplit] = []
         writer: SplitWriter | None = None
-        for task, encoded in run_tasks(
+        results = run_tasks(
             split_tasks(order, index),
             worker,
             self.preparation,
             self.files,
             self.workers,
             self.scratch.shards,
-        ):
-            if encoded.problems:
-                if not self.preparation.skip_malformed:
-                    raise InputError(encoded.problems[0])
-                append_skipped(folder, encoded.problems)
-            if writer is None or writer.split != task.split:
-                finished += [] if writer is None else [writer.finish()]
-                writer = SplitWriter(self.preparation, task.split, pad_id, folder)
-            writer.add(encoded)
-            self.reporter.advance(task.bytes)
+        )
+        with self.bar("encoding", total) as advance:
+            for task, encoded in results:
+                if encoded.problems:
+                    if not self.preparation.skip_malformed:
+                        raise InputError(encoded.problems[0])
+                    append_skipped(folder, encoded.problems)
+                if writer is None or writer.split != task.split:
+                    finished += [] if writer is None else [writer.finish()]
+                    writer = SplitWriter(self.preparation, task.split, pad_id, folder)
+                writer.add(encoded)
+                advance(task.bytes)
         assert writer is not None  # there is a record to train on
         return [*finished, writer.finish()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -82,6 +83,6 @@ class SequenceFile:
         first, self._written = self._written, self._written + sequences.shape[1]
         with open_for_writing(self._path, "r+", libver="earliest") as file:
             for name, cells in zip(self._columns, sequences, strict=True):
-                dataset = file[name]
+                dataset: Any = file[name]
                 dataset.resize(self._written, axis=0)
                 dataset[first:] = cells.view(dataset.dtype)

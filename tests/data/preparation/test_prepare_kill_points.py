@@ -87,7 +87,7 @@ print("points", points)
 
 @pytest.mark.exhaustive
 def test_every_kill_point_ends_with_the_same_bytes(tmp_path):
-    """The process is ended instead of each fifth call that changes a file."""
+    """The process is ended instead of each third call that changes a file."""
     write_tokenizer(tmp_path / "tokenizer")
     lines = (
         json.dumps({"prompt": f"the {i}", "completion": "a the " * (i % 9 + 1)})
@@ -95,7 +95,7 @@ def test_every_kill_point_ends_with_the_same_bytes(tmp_path):
     )
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))
     result = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), "5"],
+        [sys.executable, "-c", DRIVER, str(tmp_path), "3"],
         cwd=ROOT,
         text=True,
         capture_output=True,

@@ -1,0 +1,157 @@
+"""The line of a terminal that shows what a command is doing, and how far it is.
+
+The names of stages come from `core.activity`.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from prompt_tuning.core.activity import displayed_by
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STARTING = "starting"
+REFRESHES = 2
+"""Refreshes in each second; each takes milliseconds of a processor."""
+
+
+class ProgressDisplay:
+    """A spinner, the name of the stage, a bar if the work is measured, and times.
+
+    Args:
+      name: what the command does; the names of stages replace it while they last.
+      total: units of work; None if they are unknown.
+      done: units that are done already.
+      console: console to show it on; None for standard error.
+      stays: whether the line stays when it ends.
+      in_bytes: whether the units are bytes.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        total: int | None = None,
+        *,
+        done: int = 0,
+        console: "Console | None" = None,
+        stays: bool = False,
+        in_bytes: bool = False,
+    ):
+        from rich import progress
+        from rich.console import Console
+
+        text = progress.TextColumn("{task.description}", markup=False)
+        columns = [progress.SpinnerColumn(), text, progress.TimeElapsedColumn()]
+        if total is not None:
+            bar = progress.BarColumn(bar_width=20)
+            count = progress.DownloadColumn if in_bytes else progress.MofNCompleteColumn
+            columns[2:2] = [bar, count()]
+            columns.append(progress.TimeRemainingColumn())
+            columns.append(progress.TextColumn("{task.fields[note]}", markup=False))
+        self._progress = progress.Progress(
+            *columns,
+            console=console or Console(stderr=True),
+            refresh_per_second=REFRESHES,
+            transient=not stays,
+            # What a file or another program reads must not go to the terminal.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._name, self._note = name, ""
+        self._task = self._progress.add_task(name, total=total, completed=done, note="")
+
+    def __enter__(self) -> "ProgressDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._progress.stop()
+
+    def show(self, stage: str | None) -> None:
+        """Shows the name of a stage, then without a note; None if it has ended."""
+        note = "" if stage else self._note
+        self._progress.update(self._task, description=stage or self._name, note=note)
+
+    def advance(self, count: int) -> None:
+        """Adds to the units that are done."""
+        self._progress.advance(self._task, count)
+
+    def reach(self, done: int, note: str | None = None) -> None:
+        """Sets the units that are done, and the text after the bar if it is given."""
+        self._progress.update(self._task, completed=done)
+        if note is not None:
+            self._note = note
+            self._progress.update(self._task, note=note)
+
+    def say(self, text: str) -> None:
+        """Prints a line above."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def shown_activity(*, lines: bool = False) -> Iterator[None]:
+    """Shows long stages on standard error while they last, if it is a terminal.
+
+    The first one, which any other ends, consists of the imports and the start of JAX.
+
+    Args:
+      lines: whether to print the name of each stage where it is not a terminal.
+    """
+    if not sys.stderr.isatty() and not lines:
+        yield
+        return
+    show = _show_spinner() if sys.stderr.isatty() else _print_once()
+    try:
+        show(STARTING)
+        with displayed_by(show):
+            yield
+    finally:
+        show(None)
+
+
+def _show_spinner() -> Callable[[str | None], None]:
+    """Returns a function that shows a name, or removes the line for None."""
+    display = ProgressDisplay()
+
+    def show(stage: str | None) -> None:
+        if stage is None:
+            display.__exit__()
+        else:
+            display.show(stage)
+            display.__enter__()
+
+    return show
+
+
+def _print_once() -> Callable[[str | None], None]:
+    """Returns a function that prints each name once."""
+    printed: set[str | None] = {None}
+
+    def show(stage: str | None) -> None:
+        if stage not in printed:
+            printed.add(stage)
+            print(stage, file=sys.stderr, flush=True)
+
+    return show
+
+
+@contextlib.contextmanager
+def progress_bar(
+    name: str, total: int, *, shown: bool = True, in_bytes: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Shows a bar on a terminal's standard error; yields the function that moves it.
+
+    Args:
+      name: what the command does; the names of stages replace it while they last.
+      total: number of units of work.
+      shown: whether to show it at all.
+      in_bytes: whether the units are bytes.
+    """
+    if not (shown and sys.stderr.isatty()):
+        yield lambda count: None
+        return
+    display = ProgressDisplay(name, total, in_bytes=in_bytes)
+    with display, displayed_by(display.show):
+        yield display.advance
