@@ -152,9 +152,12 @@ def check_options(
             f"--run {directory} continues that run in its directory; to start another "
             f"run from its config, give --gin_file {config} --out DIRECTORY instead"
         )
+    # Several processes report a mistake in files together, and modules may need JAX.
+    left = options.allow_gin_imports or launch.is_one_of_several(options)
+    if left and directory is not None:
+        return
     config = given_config(options, varied_lines, trains=trains)
-    # Several processes report a mistake together, and modules may need JAX.
-    if options.allow_gin_imports or launch.is_one_of_several(options):
+    if left:
         return
     from prompt_tuning.config.early_checks import check_config, check_paths
 
