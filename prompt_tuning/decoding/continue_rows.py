@@ -55,12 +55,14 @@ def continue_rows(
       The new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, several samples are requested, the
-        settings need more than a temperature on a mesh or with streamed weights, and as
-        `check_rows` and `check_prompt_ids`.
+      InputError: if the batch size is not positive, the settings need more than a
+        temperature on a mesh or with streamed weights, and as `check_rows` and
+        `check_prompt_ids`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
+    if not runs_in_slots(model):
+        _check_options(sampling)
     if sampling.n > 1:
         raise InputError(f"n is {sampling.n}, expected 1 continuation of each row")
     check_rows(model, rows, sampling.new_tokens)
@@ -88,7 +90,6 @@ def continue_rows(
                 on_ended=on_batch,
             )
     else:
-        _check_options(sampling)
         for group in batches:
             continuations |= _continue_batch(
                 model, parameters, rows, group, sampling, samples, prompt_ids
@@ -102,10 +103,11 @@ def _check_options(sampling: Sampling) -> None:
     """Checks that rows can be drawn without what the engine has for each row."""
     needs = sampling_needs(sampling)
     unused = (needs.penalized, needs.constrained, needs.logprobs, needs.masked)
-    if any(unused) or sampling.stop:
+    if any(unused) or sampling.stop or sampling.n > 1:
         raise InputError(
-            "on a mesh and with streamed weights, rows are drawn with temperature, "
-            "top_k, top_p and min_p alone: leave out the other settings"
+            "on a mesh and with streamed weights, a row has one continuation, drawn "
+            "with temperature, top_k, top_p and min_p alone: leave out the other "
+            "settings, or set Run.mesh = None and Pretrained.weights = 'device'"
         )
 
 

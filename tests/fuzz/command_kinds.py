@@ -81,9 +81,10 @@ def mutate_values(rng, data: bytes) -> bytes:
 
 
 def binding_names(folder: Path) -> set[str]:
-    """Returns the names of the bindings, and the prefix of their option."""
+    """Returns the names of the bindings, and of the settings that macros are for."""
     bindings = json.loads((folder / "bindings.json").read_bytes())
-    return {name[:SHOWN] for name in bindings if name} | {"--gin."}
+    settings = {"--gin.", "Pretrained.checkpoint", "Run.directory"}
+    return {name[:SHOWN] for name in bindings if name} | settings
 
 
 def argument_names(folder: Path) -> set[str]:
