@@ -180,19 +180,21 @@ class ServerApplication:
 
     async def _list_models(self, request: HttpRequest) -> Response:
         del request
-        names = self.models.names
-        return json_response({"object": "list", "data": [*map(self._entry, names)]})
+        entries = self.models.entries().items()
+        data = [self._entry(name, entry.created) for name, entry in entries]
+        return json_response({"object": "list", "data": data})
 
     async def _one_model(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         self.models.adapter(name)
-        return json_response(self._entry(name))
+        created = self.models.entries()[name].created
+        return json_response(self._entry(name, created))
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str, created: int) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
-            "created": self.models.entry(name).created,
+            "created": created,
             "owned_by": "prompt_tuning",
             "parent": None if name == self.models.name else self.models.name,
             "max_model_len": self.engine.limit,

@@ -57,7 +57,7 @@ class ServedModels:
     @property
     def names(self) -> tuple[str, ...]:
         """All model names, the frozen model's first."""
-        return (self.name, *(name for name in self.texts.adapters if name))
+        return tuple(self.entries())
 
     @property
     def busy(self) -> bool:
@@ -80,9 +80,13 @@ class ServedModels:
             )
         return name
 
-    def entry(self, name: str) -> LoadedAdapter:
-        """Returns the model of a name; errors as in `adapter`."""
-        return self.texts.adapters[self.adapter(name)]
+    def entries(self) -> dict[str, LoadedAdapter]:
+        """Returns the models by name, the frozen one first.
+
+        The engine's thread may add and remove adapters meanwhile.
+        """
+        adapters = self.texts.adapters.copy()
+        return {self.name if key is None else key: adapters[key] for key in adapters}
 
     def check_name(self, name: str) -> None:
         """Checks the name of a new adapter.
@@ -186,7 +190,7 @@ class ServedModels:
         """
         for text in texts:
             self._check_length("the prompt", len(text), positions)
-        encoding = self.texts.adapters[adapter].encoding
+        encoding = self.texts.find(adapter).encoding
         encoded: list[list[int]] = []
         for part in _parts(texts):
 
@@ -210,7 +214,7 @@ class ServedModels:
         # A template may write all fields of a message.
         size = sum(len(str(x)) for message in messages for x in message.values())
         self._check_length("the conversation", size, positions)
-        encoding = self.texts.adapters[adapter].encoding
+        encoding = self.texts.find(adapter).encoding
 
         def encode() -> tuple[list[int], tuple[int, ...]]:
             chat = encoding.chat
