@@ -209,7 +209,7 @@ def test_vectors_are_continued_as_their_tokens_are(server):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["base", "soft"])
 def test_beams_are_those_of_a_search_in_this_process(name, server):
-    adapter = server.application.models.adapters.get(name)
+    adapter = server.application.models.entries().get(name)
     file = None if adapter is None else Path(adapter.path)
     model, parameters = load_tuned(server.model.run, file)
     settings = BeamSearch(beams=4, returned=2, length_penalty=0.6, new_tokens=6)
@@ -388,7 +388,7 @@ def test_an_open_address_without_a_key_warns(monkeypatch):
 
 def test_adapters_are_loaded_from_below_the_directory_only(server, tmp_path):
     load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-    shutil.copy(server.application.models.adapters["soft"].path, tmp_path / "a.npy")
+    shutil.copy(server.application.models.entries()["soft"].path, tmp_path / "a.npy")
     for path in (str(tmp_path / "a.npy"), "../a.npy", "/etc/passwd"):
         assert server.ask({"lora_name": "a", "lora_path": path}, load)[0] == 403
     (server.application.models.loading / "loop").symlink_to("loop")
