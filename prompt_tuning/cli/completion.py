@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from prompt_tuning.cli.option_types import find_subparsers
 from prompt_tuning.config.config_table import choices_of
 from prompt_tuning.config.shipped_configs import list_configs
+from prompt_tuning.core.private_parts import options_of
 
 REQUESTED = "_ARGCOMPLETE"
 """Variable that the shell sets while it asks for completions."""
@@ -32,10 +33,10 @@ def _add_completers(command: str, parser: argparse.ArgumentParser) -> None:
     names: dict[str, Callable[[str], Iterable[str]]] = {"gin_file": _configs_and_files}
     if command == "configs":
         names["name"] = lambda _: list_configs()
-    if "run_options" in parser._defaults:
+    if parser.get_default("run_options") is not None:
         names["method"] = lambda _: choices_of("method")
         names["loss"] = lambda _: choices_of("loss")
-    for action in parser._actions:
+    for action in options_of(parser):
         if action.dest in names:
             # argcomplete reads this attribute, and passes more by name.
             setattr(action, "completer", _completer(names[action.dest]))  # noqa: B010

@@ -15,6 +15,7 @@ from prompt_tuning.core.number_ranges import (
     Penalty,
     range_of,
 )
+from prompt_tuning.core.private_parts import options_of
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
 
 MAXIMUM_MESSAGE = 1000
@@ -105,15 +106,15 @@ def find_subparsers(
     parser: argparse.ArgumentParser,
 ) -> Mapping[str, argparse.ArgumentParser]:
     """Returns the parsers of a program's commands, by command name."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+    for action in options_of(parser):
+        if action.nargs == argparse.PARSER:
             return action.choices
     return {}
 
 
 def state_defaults(parser: argparse.ArgumentParser) -> None:
     """Adds to the help of options the defaults that are numbers or texts."""
-    for action in parser._actions:
+    for action in options_of(parser):
         default, text = action.default, action.help or ""
         plain = isinstance(default, int | float | str) and not isinstance(default, bool)
         if plain and default not in ("", argparse.SUPPRESS):

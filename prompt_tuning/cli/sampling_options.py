@@ -79,7 +79,7 @@ VALUES = {
 
 
 def add_values(
-    group: argparse._ArgumentGroup,
+    group: Any,
     values: Mapping[str, tuple[Any, str, str]],
 ) -> None:
     """Adds options that have a value.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import shortened
 from prompt_tuning.core.flat_options import TABLE
+from prompt_tuning.core.private_parts import options_of
 
 GIN_PREFIX = "--gin."
 SYNONYMS = {
@@ -68,7 +69,11 @@ def _literal(value: str) -> str:
 
 
 def _has(parser: argparse.ArgumentParser, flag: str) -> bool:
-    return flag in parser._option_string_actions
+    return flag in _flags(parser)
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for option in options_of(parser) for flag in option.option_strings]
 
 
 def _nearest(flag: str, parser: argparse.ArgumentParser) -> list[str]:
@@ -77,5 +82,5 @@ def _nearest(flag: str, parser: argparse.ArgumentParser) -> list[str]:
     for candidate in (name, SYNONYMS.get(name, "")):
         if _has(parser, f"--{candidate}"):
             return [f"--{candidate}"]
-    known = [option for option in parser._option_string_actions if option[:2] == "--"]
+    known = [flag for flag in _flags(parser) if flag[:2] == "--"]
     return difflib.get_close_matches(f"--{name[:100]}", known, n=3)

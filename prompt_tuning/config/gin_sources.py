@@ -22,7 +22,9 @@ from gin import config as gin_config
 from gin import config_parser
 
 from prompt_tuning.config.shipped_configs import list_configs
+from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, shortened, shown
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, read_limited
 
 MAXIMUM_BYTES = 2**20
@@ -249,7 +251,7 @@ class ConfigSources:
 
         setattr(gin_config.config_parser, "ConfigParser", Parser)  # noqa: B010
         readers: list[Any] = [(self._open, self._texts.__contains__)]
-        gin_config._FILE_READERS[:] = readers
+        private_part("gin.config._FILE_READERS")[:] = readers
 
     def _open(self, path: str) -> "_NamedText":
         return _NamedText(self._texts[path], path)
@@ -363,7 +365,9 @@ def _find(name: str, origin: str) -> str:
     Raises:
       InputError: if there is no such file.
     """
-    folders = [""] if Path(name).is_absolute() else gin_config._LOCATION_PREFIXES
+    folders = [""]
+    if not Path(name).is_absolute():
+        folders += map(str, filter(Path.is_dir, CONFIG_FOLDERS))
     # `Path` would write the name in another way than gin looks it up.
     paths = [os.path.join(folder, name) for folder in folders]  # noqa: PTH118
     for path in paths:

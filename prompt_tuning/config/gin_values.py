@@ -8,6 +8,7 @@ from gin import config as gin_config
 from prompt_tuning.config.parameter_checks import check_parameter
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.field_checks import PLAIN
+from prompt_tuning.core.private_parts import private_part
 
 MAXIMUM_VALUES = 500_000
 """Maximum number of values of a config once its macros are replaced."""
@@ -30,7 +31,7 @@ def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
     Raises:
       InputError: for the first value that cannot be used.
     """
-    bindings: Bindings = gin_config._CONFIG
+    bindings: Bindings = private_part("gin.config._CONFIG")
     expansion = _Expansion(bindings)
     for (scope, selector), parameters in bindings.items():
         factory = factories.get(selector.rpartition(".")[2])
@@ -141,7 +142,7 @@ def _has_unknown(value: Any) -> bool:
 
 def known_value(value: Any, scope: str) -> Any:
     """Returns a bound value with its macros replaced; None if a factory makes it."""
-    expanded = _Expansion(gin_config._CONFIG).value(value, scope, 0)
+    expanded = _Expansion(private_part("gin.config._CONFIG")).value(value, scope, 0)
     return None if _has_unknown(expanded) else expanded
 
 

@@ -26,6 +26,7 @@ from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 from prompt_tuning.core.flat_options import TABLE
+from prompt_tuning.core.private_parts import private_part, replace_private_part
 
 MODULE = "prompt_tuning"
 """Module of the factories in gin's operative config."""
@@ -173,12 +174,13 @@ def _override_scopes(bindings: Sequence[str]) -> None:
     without a scope.
     """
     names = [binding.partition("=")[0].strip() for binding in bindings]
+    config = private_part("gin.config._CONFIG")
     for name in names:
         if "." not in name or "/" in name:
             continue
         key = gin_config.ParsedBindingKey.parse(name)
-        value = gin_config._CONFIG["", key.complete_selector][key.arg_name]
-        for (scope, selector), values in gin_config._CONFIG.items():
+        value = config["", key.complete_selector][key.arg_name]
+        for (scope, selector), values in config.items():
             if selector == key.complete_selector and f"{scope}/{name}" not in names:
                 values.update({key.arg_name: value} if key.arg_name in values else {})
 
@@ -192,18 +194,18 @@ def register(factories: Factories) -> None:
 @contextlib.contextmanager
 def registered(factories: Factories) -> Iterator[None]:
     """Registers factories with gin while the context is active, and no others."""
-    registry = gin_config._REGISTRY
+    registry = private_part("gin.config._REGISTRY")
     only = selector_map.SelectorMap()
     for selector, configurable in registry.items():
         if selector.startswith("gin."):  # macros and constants
             only[selector] = configurable
-    gin_config._REGISTRY = only
+    replace_private_part("gin.config._REGISTRY", only)
     try:
         register(factories)
         yield
     finally:
         gin.clear_config()
-        gin_config._REGISTRY = registry
+        replace_private_part("gin.config._REGISTRY", registry)
 
 
 def _option(binding: str) -> str:
@@ -291,7 +293,7 @@ def _callee(problem: Exception) -> str:
 
 def _parameters(name: str) -> list[str]:
     """Returns the parameters of a factory that a config may set."""
-    configurable: Any = gin_config._REGISTRY.get_match(name)
+    configurable: Any = private_part("gin.config._REGISTRY").get_match(name)
     names = factory_signature(configurable.wrapped).parameters
     return [name for name in names if name not in GIVEN_BY_THE_RUN]
 

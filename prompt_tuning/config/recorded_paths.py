@@ -23,6 +23,7 @@ from prompt_tuning.config.config_values import (
     resolved,
 )
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES, is_text
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.core.typed_json import parse_json, read_limited
 
 HEADER = "# Relative paths start at "
@@ -160,7 +161,8 @@ def locate_in_gin(file: str) -> None:
 def _path_holders() -> list[tuple[str, dict[str, Any], str]]:
     """Returns the name of each path setting, and where gin keeps its value."""
     holders = []
-    for (_, selector), parameters in gin_config._CONFIG.items():
+    values = private_part("gin.config._CONFIG")
+    for (_, selector), parameters in values.items():
         for key, value in parameters.items():
             name = f"{selector.rpartition('.')[2]}.{key}"
             if not is_path(name) and name != DIRECTORY:
@@ -168,7 +170,7 @@ def _path_holders() -> list[tuple[str, dict[str, Any], str]]:
             owner = parameters
             if isinstance(value, gin_config.ConfigurableReference):
                 # A macro: the setting may still be overridden by its name.
-                owner, key = gin_config._CONFIG.get(value.config_key, {}), "value"
+                owner, key = values.get(value.config_key, {}), "value"
             # The names of categories are a list, or a file that contains them.
             single = isinstance(owner.get(key), str)
             if single or (key in owner and name in SEVERAL):

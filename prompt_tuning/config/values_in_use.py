@@ -10,6 +10,7 @@ import gin
 from gin import config as gin_config
 
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.private_parts import private_part
 
 RUN = ("", "prompt_tuning.Run")
 Values = dict[tuple[str, str], dict[str, Any]]
@@ -33,7 +34,7 @@ def complete_config() -> str:
     initializers are called once the model is open, so this adds every factory that the
     config refers to, with its bindings and defaults.
     """
-    return gin_config._config_str(complete_values())
+    return private_part("gin.config._config_str")(complete_values())
 
 
 def complete_values(omitted: Collection[str] = ()) -> Values:
@@ -65,7 +66,7 @@ def complete_values(omitted: Collection[str] = ()) -> Values:
 
 
 def _operative() -> Values:
-    return gin_config._OPERATIVE_CONFIG
+    return private_part("gin.config._OPERATIVE_CONFIG")
 
 
 def _references(scope: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -75,8 +76,9 @@ def _references(scope: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _parameters_in_use(scope: str, selector: str, configurable: Any) -> dict[str, Any]:
     """Returns the defaults of a factory, overridden by its bindings in a scope."""
+    get_defaults = private_part("gin.config._get_default_configurable_parameter_values")
     values = dict(
-        gin_config._get_default_configurable_parameter_values(
+        get_defaults(
             configurable.wrapped, configurable.allowlist, configurable.denylist
         )
     )
@@ -84,7 +86,7 @@ def _parameters_in_use(scope: str, selector: str, configurable: Any) -> dict[str
     parts = scope.split("/") if scope else []
     for depth in range(len(parts) + 1):
         outer = "/".join(parts[:depth])
-        values |= gin_config._CONFIG.get((outer, selector), {})
+        values |= private_part("gin.config._CONFIG").get((outer, selector), {})
     return values
 
 

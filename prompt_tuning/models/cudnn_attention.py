@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo
 
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.models.fused_kernel import (
     FusedKernel,
     Keys,
@@ -25,7 +25,10 @@ from prompt_tuning.models.fused_kernel import (
 )
 
 # Typed loosely: the functions are private, and decorators hide their parameters.
-cudnn: Any = fused_attention_stablehlo
+cudnn: Any = private_part("jax._src.cudnn.fused_attention_stablehlo")
+
+FORWARD = "_dot_product_attention_fwd_impl"
+BACKWARD = "_dot_product_attention_bwd_impl"
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 WIDEST, WIDEST_BEFORE_HOPPER = 256, 128
@@ -51,7 +54,7 @@ def forward(
 ) -> tuple[Query, LogSumExp]:
     """Computes the output and the log-sum-exp; see `FusedKernel`."""
     assert segments is None  # the kernel does not pack
-    output, log_sum_exp = cudnn._dot_product_attention_fwd_impl(
+    output, log_sum_exp = getattr(cudnn, FORWARD)(
         query,
         keys[:, None],
         values[:, None],
@@ -75,7 +78,7 @@ def backward(
 ) -> tuple[Query, Keys, Keys]:
     """Computes the gradients of query, keys and values; see `FusedKernel`."""
     assert segments is None  # the kernel does not pack
-    d_query, d_keys, d_values = cudnn._dot_product_attention_bwd_impl(
+    d_query, d_keys, d_values = getattr(cudnn, BACKWARD)(
         query,
         keys[:, None],
         values[:, None],
@@ -145,10 +148,7 @@ def width_obstacle(width: int, most: int) -> Obstacle | None:
 
 def _changed() -> str | None:
     """Returns the name of a function of JAX whose parameters are unexpected."""
-    for name, expected in (
-        ("_dot_product_attention_fwd_impl", _FORWARD),
-        ("_dot_product_attention_bwd_impl", _BACKWARD),
-    ):
+    for name, expected in ((FORWARD, _FORWARD), (BACKWARD, _BACKWARD)):
         function = getattr(cudnn, name, None)
         parameters = inspect.signature(function).parameters if function else ()
         if tuple(parameters) != expected:

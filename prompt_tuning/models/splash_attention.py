@@ -16,6 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jaxtyping import Array, Int, Shaped
 
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.models.fused_kernel import (
     FusedKernel,
     Keys,
@@ -92,7 +93,8 @@ def _row_backward(kernel, query, keys, values, segments, output, d_output, sums)
     residuals = (query, keys, values, segments, None, output, sums)
     residuals += (kernel.dq_mask_info, kernel.dkv_mask_info)
     settings = kernel.kwargs | {"save_residuals": False}
-    gradients = splash._splash_attention_bwd(**settings, res=residuals, do=d_output)
+    backward_pass = private_part(f"{splash.__name__}._splash_attention_bwd")
+    gradients = backward_pass(**settings, res=residuals, do=d_output)
     return gradients[3:6]
 
 

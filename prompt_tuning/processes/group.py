@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from prompt_tuning.core.errors import InputError, differences
 from prompt_tuning.core.interrupts import INTERRUPTED
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.processes.heartbeat import (
     ANOTHER_STOPPED,
@@ -260,7 +261,6 @@ def _join(launch: Launch, advice: str) -> tuple[ProcessGroup, CrashReporter]:
       InputError: if the processes do not find each other.
     """
     import jax
-    from jax._src import distributed
 
     reporter = _start_early_reporter(launch, advice)
     try:
@@ -283,7 +283,7 @@ def _join(launch: Launch, advice: str) -> tuple[ProcessGroup, CrashReporter]:
             "reach process 0 at HOST:PORT"
         ) from problem
     # JAX's own libraries use this store too, but it has no public name yet.
-    state = distributed.global_state
+    state = private_part("jax._src.distributed.global_state")
     rank, count, address = (
         state.process_id,
         state.num_processes,

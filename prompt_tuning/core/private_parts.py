@@ -1,0 +1,57 @@
+"""The private parts of other packages that this one uses, as no public way exists.
+
+A release may change them without notice: a test finds them, and finds no others.
+"""
+
+import importlib
+import pkgutil
+from typing import Any
+
+PRIVATE_PARTS = {
+    # The options of a parser, for their completion, defaults and nearest names.
+    "argparse.ArgumentParser._actions": "Python 3.11",
+    # All values as files and bindings set them: gin tells one by its name.
+    "gin.config._CONFIG": "gin-config 0.5.0",
+    # The registered factories: gin cannot forget one.
+    "gin.config._REGISTRY": "gin-config 0.5.0",
+    # The values in use, and the text of values: gin tells the text of those in use.
+    "gin.config._OPERATIVE_CONFIG": "gin-config 0.5.0",
+    "gin.config._config_str": "gin-config 0.5.0",
+    "gin.config._get_default_configurable_parameter_values": "gin-config 0.5.0",
+    # Readers of files: gin adds readers, but keeps the one that reads any file.
+    "gin.config._FILE_READERS": "gin-config 0.5.0",
+    # The methods that parse imports and literals, which `DataParser` overrides.
+    "gin.config_parser.ConfigParser._parse_import": "gin-config 0.5.0",
+    "gin.config_parser.ConfigParser._maybe_parse_basic_type": "gin-config 0.5.0",
+    # The key-value store of JAX's processes.
+    "jax._src.distributed.global_state": "JAX 0.10.2",
+    # Backward passes with the sums of all sources, not of one.
+    "jax._src.cudnn.fused_attention_stablehlo": "JAX 0.10.2 to 0.11.2",
+    "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel"
+    "._splash_attention_bwd": "JAX 0.10.2",
+}
+"""The version with which each part was checked."""
+
+
+def private_part(name: str) -> Any:
+    """Returns one of the private parts, e.g. `gin.config._CONFIG`.
+
+    Raises:
+      KeyError: if it is not listed.
+    """
+    if name not in PRIVATE_PARTS:
+        raise KeyError(name)
+    return pkgutil.resolve_name(name)
+
+
+def replace_private_part(name: str, value: Any) -> None:
+    """Replaces a listed part of a module."""
+    assert name in PRIVATE_PARTS
+    module, _, attribute = name.rpartition(".")
+    setattr(importlib.import_module(module), attribute, value)
+
+
+def options_of(parser: Any) -> list[Any]:
+    """Returns the options of an `argparse.ArgumentParser`, in their order."""
+    # `argparse.ArgumentParser._actions`, which each parser has for itself.
+    return parser._actions
