@@ -104,6 +104,11 @@ class Model(TextModel):
         Args:
           methods: prompts and adapters.
           seed: seed of their initial values.
+
+        Examples:
+          >>> both = model.attach(pt.SoftPrompt(length=5), pt.LoRA(rank=4), seed=1)
+          >>> len(both.partition()[0])
+          5
         """
         attached = Model.open(self.settings, methods, seed)
         if self.loaded is not None:
@@ -115,6 +120,14 @@ class Model(TextModel):
 
         Args:
           parameters: values by path, such as the trained ones of a training loop.
+
+        Examples:
+          >>> attached = model.attach(pt.SoftPrompt(length=5))
+          >>> trained, _ = attached.partition()
+          >>> zeros = {path: 0 * array for path, array in trained.items()}
+          >>> vectors = attached.with_parameters(zeros).prompt_vectors()
+          >>> vectors["decoder/prompt"].max().item()
+          0.0
         """
         values = {path: parameters.get(path, x) for path, x in self.parameters.items()}
         return Model(self.settings, self.run, self.prompted, values)
@@ -151,6 +164,11 @@ class Model(TextModel):
 
         Args:
           regexes: expressions that match whole paths; prompts and adapters by default.
+
+        Examples:
+          >>> trained, frozen = model.attach(pt.SoftPrompt(length=5)).partition()
+          >>> {path: array.shape for path, array in trained.items()}
+          {'decoder/prompt/prompt': (5, 128)}
         """
         matches = match_any(regexes)
         trained = {p: x for p, x in self.parameters.items() if matches(p)}
@@ -193,6 +211,10 @@ class Model(TextModel):
 
         Raises:
           InputError: if a number is out of range, or the data cannot be used.
+
+        Examples:
+          >>> len(list(model.batches(pairs, batch_size=4)))
+          2
         """
         check_value("steps", steps, PositiveInteger | None)
         check_value("seed", seed, NonnegativeInteger)
@@ -291,6 +313,10 @@ class Model(TextModel):
 
         Raises:
           InputError: if what is tuned has no vectors among the input.
+
+        Examples:
+          >>> tuned.prompt_vectors()["decoder/prompt"].shape
+          (5, 128)
         """
         model = merge_model(self.graph, self.parameters)
         return input_vectors(model.prompts())

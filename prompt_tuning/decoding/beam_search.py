@@ -44,7 +44,10 @@ IMPOSSIBLE = -1e9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamSearch:
-    """Settings of beam search.
+    """Settings of beam search, which finds the most probable continuations.
+
+    Prefer it to `Sampling` for short answers with one right form, e.g. translations. A
+    token costs `beams` times as much.
 
     Attributes:
       beams: number of continuations that are extended together.
@@ -55,6 +58,11 @@ class BeamSearch:
         is 4 beams and `a` 0.6.
       new_tokens: maximum number of new tokens.
       ends: ids of which each ends a continuation, next to the model's own.
+
+    Examples:
+      >>> two = pt.BeamSearch(beams=2, new_tokens=4)
+      >>> model.generate("upper: abc=", sampling=two)
+      ['ABC']
     """
 
     beams: BeamCount = 4

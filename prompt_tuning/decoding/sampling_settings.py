@@ -51,14 +51,19 @@ class Sampling:
       stop: texts of which each ends the row; they are not part of its text.
       n: number of samples of the row.
       seed: seed of sampling; sample `i` of the row draws with its own key.
-      logprobs: number of most probable tokens whose log-probabilities are returned
-        with that of the chosen one; None for none.
-      regex: regular expression that the whole new text matches, in the syntax of
-        Rust's `regex` without look-around; None for none. Needs the extra `guided`, as
-        does `json_schema`.
+      logprobs: number of most probable tokens whose log-probabilities are returned with
+        that of the chosen one; None for none.
+      regex: regular expression that the whole new text matches, in the syntax of Rust's
+        `regex` without look-around; None for none. Needs the extra `guided`, as does
+        `json_schema`.
       json_schema: JSON schema of the new text, as a dict or as text, which is kept;
         None for none.
       constraint: what both make of the text, set from them; None for any text.
+
+    Examples:
+      >>> two = pt.Sampling(temperature=0.7, top_p=0.9, n=2, seed=1, new_tokens=4)
+      >>> len(model.generate("upper: abc=", sampling=two))
+      2
     """
 
     temperature: Temperature = 0.0

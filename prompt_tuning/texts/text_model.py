@@ -54,6 +54,11 @@ class TextModel:
 
         Raises:
           InputError: if it cannot be read, or belongs to another model.
+
+        Examples:
+          >>> model.load_adapter("tail", tuned.save("prompt.npy"))
+          >>> completions = model.generate("abc=", adapters=["tail"], new_tokens=4)
+          >>> model.unload_adapter("tail")
         """
         self.texts.load(name, path)
 
@@ -103,6 +108,10 @@ class TextModel:
 
         Raises:
           InputError: if a text cannot be continued.
+
+        Examples:
+          >>> model.generate(["upper: abc=", "reverse: abc="], new_tokens=8)
+          ['ABC', 'cba']
         """
         given = [texts] if isinstance(texts, str) else list(texts)
         if sampling is None:
@@ -150,6 +159,10 @@ class TextModel:
           sampling: how tokens are chosen; greedy if None.
           chat: whether the text is a user's message.
           system: system message before it.
+
+        Examples:
+          >>> "".join(model.stream("upper: abc="))
+          'ABC'
         """
         if sampling is not None and sampling.n > 1:
             raise InputError("stream yields one continuation: leave out n")
