@@ -98,7 +98,6 @@ class CompiledStages:
         }
 
     def _build(self) -> None:
-        """Traces and cuts the stages in order; each states what it sends on."""
         model, programs, prefix_programs = self.model, [], []
         self._own_shapes = [self._stage_shapes(s) for s in range(len(self._stages))]
         carried: list[Any] = []
@@ -264,7 +263,6 @@ class CompiledStages:
         return workers
 
     def _mailboxes(self, links: StepLinks | None) -> list[Any]:
-        """Returns the mailboxes of all stages for one step."""
         messages = [self._messages(stage) for stage in range(len(self._stages))]
         return mailboxes(self._stages, messages, links)
 

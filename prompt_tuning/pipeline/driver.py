@@ -205,7 +205,6 @@ class PipelinedGradients:
     def _stages_for(
         self, trained: Mapping[str, Any], frozen: Mapping[str, Any], others: tuple
     ) -> CompiledStages:
-        """Returns the stages for the shape of a micro-batch."""
         shapes = tuple(x.shape for x in jax.tree.leaves(others))
         if shapes not in self._compiled:
             whole = self._abstract or jax.eval_shape(lambda: {**trained, **frozen})
@@ -277,7 +276,6 @@ class StepInStages:
 
 
 def _micro_batches(batch: Batch) -> tuple[list[Batch], list[Any]]:
-    """Returns the micro-batches and their numbers."""
     if batch.tokens.ndim == 2:
         # A batch without micro-batches draws its dropout masks from the step's key.
         return [batch], [None]

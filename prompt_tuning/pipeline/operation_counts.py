@@ -185,7 +185,6 @@ def _is_matrix(path: str, names: Sequence[str]) -> bool:
 def _used_size(
     config: ModelConfig, names: Sequence[str], shape: Sequence[int]
 ) -> Count:
-    """Returns the number of weights of one block that process a token."""
     sizes = {n: s for n, s in zip(names, shape, strict=True) if n != LAYERS}
     size = math.prod(sizes.values())
     several = EXPERTS in sizes and len(sizes) > FACTORS

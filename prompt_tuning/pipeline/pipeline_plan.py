@@ -214,7 +214,6 @@ def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
 def _stage_costs(
     blocks: Sequence[Work], layers: Sequence[int], stages: int
 ) -> tuple[StageCosts, ...]:
-    """Returns the operations of each chunk as shares of one stage's average."""
     total = sum(block.total for block in blocks) / stages
     costs, start = [], 0
     for count in layers:

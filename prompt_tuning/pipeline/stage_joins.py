@@ -59,7 +59,6 @@ class GradientJoin:
         return gradient[None]
 
     def _rows(self, path: str) -> list[int]:
-        """Returns the number of rows of a parameter that each stage has."""
         stack = self._model.sliced[path]
         return [len(blocks.get(stack, ())) for blocks in self._model.blocks]
 

@@ -185,7 +185,6 @@ class StageWorker:
         return sizes[kind]
 
     def _gradients(self, index: int, name: str = "gradient") -> Tree:
-        """Returns the gradients at the outputs of a micro-batch."""
         if self._after is None:
             return {"carried": [], "outputs": self.work.loss_gradients}
         return {"carried": self._own.receive((name, index)), "outputs": {}}
@@ -210,7 +209,6 @@ class StageWorker:
             )
 
     def _run_joined_gradient(self, _index: int) -> None:
-        """Computes p2 of all micro-batches that wait for it."""
         assert self.joined_gradient is not None
         work, waiting = self.work, sorted(self._held)
         held, handed = zip(*(self._resume(i) for i in waiting), strict=True)

@@ -281,7 +281,6 @@ class StagedProgram:
         )
 
     def _outputs(self, stage: int) -> dict[int, Any]:
-        """Returns the outputs of the program that a stage computes."""
         outputs = {}
         for i, var in enumerate(self._closed.jaxpr.outvars):
             computed = variables([var])

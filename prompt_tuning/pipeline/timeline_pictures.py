@@ -94,7 +94,6 @@ def chunk_letter(chunk: int) -> str:
 
 
 def _drawn(timeline: Timeline, stage: int) -> list[TimedOperation]:
-    """Returns the operations of a stage that take time."""
     return [
         timed
         for timed in timeline.spans
@@ -103,7 +102,6 @@ def _drawn(timeline: Timeline, stage: int) -> list[TimedOperation]:
 
 
 def _drawn_kinds(timeline: Timeline) -> set[str]:
-    """Returns the kinds of operations that take time."""
     stages = range(timeline.stages)
     return {timed.operation.kind for s in stages for timed in _drawn(timeline, s)}
 
@@ -139,7 +137,6 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def _bar(left: float, top: int, width: float, color: str, label: str) -> str:
-    """Draws a bar with a label in its middle."""
     bar = (
         f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{BAR}" '
         f'fill="{color}" stroke="white"/>'
@@ -151,7 +148,6 @@ def _bar(left: float, top: int, width: float, color: str, label: str) -> str:
 
 
 def _legend(timeline: Timeline, bottom: int) -> list[str]:
-    """Draws the color and the meaning of each kind of operation."""
     kinds = _drawn_kinds(timeline)
     shown = [(COLORS[kind], MEANINGS[kind]) for kind in MEANINGS if kind in kinds]
     parts, left = [], LEFT

@@ -87,7 +87,6 @@ def run_loop_forward(
 def _constants(
     compiled: CompiledLoop, micro_batches: Sequence[VariableValues]
 ) -> list[tuple[Values, Values]]:
-    """Returns the shared and the stacked inputs of each micro-batch."""
     loop = compiled.loop
     return [
         (select(values, loop.shared), select(values, loop.stacked))

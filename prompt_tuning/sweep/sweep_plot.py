@@ -93,7 +93,6 @@ def _draw(
 
 
 def _finish(ax: Axes, metric: str, curves: Sequence[np.ndarray]) -> None:
-    """Sets the scale, labels and grid of a panel."""
     training, name = not metric.startswith(EVALUATION), metric.removeprefix(EVALUATION)
     every = np.concatenate(curves) if curves else np.ones(1)
     if name == "loss" and every.min() > 0 and every.max() > 8 * every.min():

@@ -158,7 +158,6 @@ def value_and_gradient(
 
 
 def _cast_like(values: Outputs, like: Outputs) -> Outputs:
-    """Casts each array to the dtype of its counterpart."""
     return jax.tree.map(lambda value, other: value.astype(other.dtype), values, like)
 
 

@@ -222,7 +222,6 @@ class HostFinish:
 
 
 def _named_leaves(state: Any) -> StateLeaves:
-    """Returns the leaves of an optimizer's state by their key path."""
     pairs = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): leaf for path, leaf in pairs}
 

@@ -241,7 +241,6 @@ def _placed(leaf: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
 
 
 def _bytes(leaf: Any) -> int:
-    """Bytes of one device's shard."""
     shape = leaf.shape
     if leaf.sharding is not None:
         shape = leaf.sharding.shard_shape(shape)

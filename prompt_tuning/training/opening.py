@@ -152,7 +152,6 @@ def _open_step(
     stages: PipelinePlan | None,
     at_once: int | None,
 ) -> AnyStep:
-    """Builds the step of a run, or of all members as one."""
     if len(members) == 1:
         return _open_single_step(longest, objective, batch_plans[0], stages)
     longest.model.weight_storage.reject_streamed("a sweep steps many members at once")

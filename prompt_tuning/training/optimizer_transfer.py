@@ -106,7 +106,6 @@ def carry_over(
 
 
 def _parameter_leaves(leaves: StateLeaves, path: str) -> list[_ParameterLeaf]:
-    """A parameter's leaves, in their order."""
     key = f"[{path!r}]"
     matches = []
     for key_path in leaves:
@@ -119,7 +118,6 @@ def _parameter_leaves(leaves: StateLeaves, path: str) -> list[_ParameterLeaf]:
 
 
 def _parameters_in(leaves: StateLeaves, node: str) -> set[str]:
-    """The parameters that have leaves in a node."""
     leaf = re.compile(re.escape(node) + r"\.\w+\['([^']+)'\].*")
     return {match[1] for match in map(leaf.fullmatch, leaves) if match is not None}
 

@@ -144,7 +144,6 @@ class Recorder:
     def _extra(
         self, done: int, state: TrainState, measured: Mapping[str, float]
     ) -> dict[str, Any]:
-        """Returns the JSON values of a checkpoint."""
         extra = {
             "key": np.asarray(jax.random.key_data(state.key)).tolist(),
             "examples": self._training.batch_plan.examples_before(done),

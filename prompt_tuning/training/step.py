@@ -328,7 +328,6 @@ class CompiledStep:
         return_freed_memory()
 
     def _describe(self, batch: Batch) -> str:
-        """Names the compilation of the next program."""
         number = str(self.programs + 1)
         if self._shapes is not None:
             number += f" of {max(self._shapes, self.programs + 1)}"

@@ -94,7 +94,6 @@ class StreamedGradient:
         key: Key[Array, ""] | None,
         index: Int[Array, ""] | None,
     ) -> LossSums:
-        """The objective's sums over a batch, or over the micro-batch with an index."""
         parameters = unpad_others(trained | frozen, self._streamed, self._placement)
         prefix, key = prefix_and_key(
             self._graph, parameters, key, index, self._placement
