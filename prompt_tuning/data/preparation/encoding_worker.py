@@ -56,25 +56,9 @@ class ParsedRecord(NamedTuple):
     json_line: bytes
 
 
-class RenderedRecord(NamedTuple):
-    """A record that is rendered but not yet encoded.
-
-    Attributes:
-      number: see `ParsedRecord`.
-      location: see `ParsedRecord`.
-      record: see `ParsedRecord`.
-      json_line: see `ParsedRecord`.
-      texts: its rendered texts.
-    """
-
-    number: int
-    location: str
-    record: Record
-    json_line: bytes
-    texts: list[RenderedText]
-
-
-Examples = Sequence[tuple[RenderedRecord, list[TypedTokens]]]
+Rendered = tuple[ParsedRecord, list[RenderedText]]
+"""A record that is rendered but not yet encoded."""
+Examples = Sequence[tuple[ParsedRecord, list[TypedTokens]]]
 """Records with their examples."""
 
 
@@ -204,7 +188,7 @@ class EncodingWorker:
         problems: dict[int, str] = {}
         parsed = self._parse(task, problems)
         without_completion = 0
-        rendered: list[RenderedRecord] = []
+        rendered: list[Rendered] = []
         texts = self._encoder.render_many([(r.record, r.location) for r in parsed])
         for record, parts in zip(parsed, texts, strict=True):
             if isinstance(parts, InputError):
@@ -212,7 +196,7 @@ class EncodingWorker:
             elif not parts:
                 without_completion += 1
             else:
-                rendered.append(RenderedRecord(*record, parts))
+                rendered.append((record, parts))
         examples = self._encode(rendered, problems)
         return EncodedRecords(
             *self._build_columns(examples),
@@ -254,20 +238,20 @@ class EncodingWorker:
                     yield file, opened.fileno(), span, file.location(span.line)
 
     def _encode(
-        self, records: Sequence[RenderedRecord], problems: dict[int, str]
+        self, records: Sequence[Rendered], problems: dict[int, str]
     ) -> Examples:
         """Encodes records; adds those that cannot be encoded to `problems`."""
         try:
-            examples = self._encoder.encode([record.texts for record in records])
+            examples = self._encoder.encode([texts for _, texts in records])
         except InputError:
             pass
         else:
-            return list(zip(records, examples, strict=True))
+            return [(x, y) for (x, _), y in zip(records, examples, strict=True)]
         # One of the texts cannot be encoded: find it by encoding them one by one.
-        encoded: list[tuple[RenderedRecord, list[TypedTokens]]] = []
-        for record in records:
+        encoded: list[tuple[ParsedRecord, list[TypedTokens]]] = []
+        for record, texts in records:
             try:
-                encoded.append((record, self._encoder.encode([record.texts])[0]))
+                encoded.append((record, self._encoder.encode([texts])[0]))
             except InputError as problem:
                 problems[record.number] = f"{record.location}: {problem}"
         return encoded
