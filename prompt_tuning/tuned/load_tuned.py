@@ -76,10 +76,11 @@ def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     bare = not any(map(_is_added, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
         return {}
-    source = read_source(best_checkpoint(run), model.config)
+    checkpoint = best_checkpoint(run)
+    source = read_source(checkpoint, model.config)
     if bare and any(map(_is_added, source.leaves)):
         return {}
-    _check_leaves(run.directory, source.leaves, model)
+    _check_leaves(str(checkpoint), source.leaves, model)
     source.check_scalings(run.tuning.loras(model.plan.abstract))
     return dict(source.leaves)
 

@@ -152,14 +152,13 @@ ARGUMENTS = {
     "predict": {"batch_size": 0},
     "batches": {"batch_size": 0, "steps": 0, "seed": -1},
     "evaluate": {"new_tokens": 0, "resamples": 0, "batch_size": 0},
-    "engine": {"slots": 0, "length": 0},
 }
 
 
 @pytest.mark.parametrize("method", ARGUMENTS)
 def test_an_argument_of_a_model(method):
     model = pt.load("bundled:skills-decoder")
-    given = {"generate": [["a"]], "predict": [["a"]], "engine": []}
+    given = {"generate": [["a"]], "predict": [["a"]]}
     for name, value in ARGUMENTS[method].items():
         with pytest.raises(pt.InputError, match=f"{name} is {value}, expected"):
             made = getattr(model, method)(*given.get(method, [PAIRS]), **{name: value})

@@ -118,7 +118,8 @@ def read_orbax(changes_metadata: bool, folder: Path) -> None:
 
 
 def _kind(name: str, file: str, mutation, read) -> Kind:
-    return Kind(name, write_run, {file: mutation}, read)
+    names = functools.partial(file_names_and, f"{FOLDER}/checkpoint_")
+    return Kind(name, write_run, {file: mutation}, read, names=names)
 
 
 KINDS = [
@@ -135,7 +136,7 @@ KINDS = [
         {"metadata.json": mutate_json},
         functools.partial(read_orbax, True),
         replaceable=False,
-        names=functools.partial(file_names_and, ".zarray"),
+        names=functools.partial(file_names_and, f"{FOLDER}/checkpoint_"),
     ),
     _kind("run-config", "config.gin", mutate_text, read_config),
     _kind("run-state", f"{CHECKPOINT}/state.json", mutate_sealed, convert),
