@@ -19,6 +19,7 @@ import prompt_tuning as pt
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
+CONFIG = ROOT / "scripts" / "site" / "mkdocs.yml"
 DOCUMENTS = ("*.md", ".github/*.md", "prompt_tuning/**/*.md", "scripts/**/*.md")
 NOTEBOOKS = "scripts/examples/*.ipynb"
 
@@ -136,7 +137,7 @@ def main() -> None:
     copy_documents()
     write_notebooks()
     write_interface()
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # a notice about its successor
     ended = subprocess.run(command, cwd=ROOT, env=quiet)
     if ended.returncode:

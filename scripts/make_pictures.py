@@ -24,7 +24,7 @@ from scripts import skills
 from tests.support.headless_browser import HeadlessBrowser, find_browser
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ROOT / "docs" / "pictures"
+PICTURES = ROOT / "scripts" / "site" / "pictures"
 MODEL = "bundled:skills-decoder"
 WORDS = skills.splits(0, train=2000, dev=50, test=0)
 

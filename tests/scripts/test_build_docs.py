@@ -10,7 +10,7 @@ def test_each_public_name_is_on_one_page():
 
 
 def test_the_menu_has_every_page_about_names_and_every_notebook():
-    menu = (build_docs.ROOT / "mkdocs.yml").read_text()
+    menu = build_docs.CONFIG.read_text()
     pages = set(re.findall(r"\S+\.md$", menu, re.MULTILINE))
     notebooks = build_docs.ROOT.glob(build_docs.NOTEBOOKS)
     expected = {f"api/{page}.md" for page in build_docs.API}
