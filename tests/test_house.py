@@ -66,6 +66,16 @@ def test_folders_import_downwards_only(depth):
         pytest.fail(f"folders import each other: {' -> '.join(problem.args[1])}")
 
 
+def test_files_do_not_import_each_other():
+    graph = {
+        module: imported_modules(file) - {module} for module, file in MODULES.items()
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as problem:
+        pytest.fail(f"files import each other: {' -> '.join(problem.args[1])}")
+
+
 def test_file_names_are_unique():
     names = Counter(file.name for file in FILES if file.name != "__init__.py")
     assert [name for name, count in names.items() if count > 1] == []

@@ -2,15 +2,15 @@
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.byte_sizes import format_size, parse_size
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.activity import activity
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
     from prompt_tuning.core.rematerialization import Rematerialization
@@ -37,11 +37,6 @@ OFFLOAD = "+offload"
 KINDS = ("none", "dots", "attention", "nothing")
 POLICIES = (*KINDS, *(f"{kind}{OFFLOAD}" for kind in KINDS))
 SHOWN = (*KINDS, f"nothing{OFFLOAD}")
-UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{binary}B": (1024 if binary else 1000) ** power
-    for power, prefix in enumerate("KMGT", 1)
-    for binary in ("", "i")
-}
 COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
 """Stands for the run directory, which is neither read nor written."""
@@ -220,31 +215,6 @@ def cells(needed: "StepBytes", limit: int | None) -> list[str]:
         format_size(needed.total),
         fits,
     ]
-
-
-def format_size(count: int) -> str:
-    """Formats a number of bytes in the largest unit that it reaches."""
-    for unit, power in (("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
-        if count >= 1000**power:
-            return f"{count / 1000**power:,.2f} {unit}"
-    return f"{count} B"
-
-
-def parse_size(text: str) -> int:
-    """Parses a size such as 80GB (powers of 1000) or 16GiB (powers of 1024) to bytes.
-
-    Raises:
-      InputError: with the units.
-    """
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", text.strip())
-    units = {name.lower(): factor for name, factor in UNITS.items()}
-    unit = match and units.get(match[2].lower())
-    if not match or not unit or not float(match[1]):
-        raise InputError(
-            f"--limit is {shown(text)}, expected a number above 0 with one of the "
-            f"units {', '.join(filter(None, UNITS))}, such as 80GB; at most 15 digits"
-        )
-    return int(float(match[1]) * unit)
 
 
 def device_limit(devices: int) -> int | None:

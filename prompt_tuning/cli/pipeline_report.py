@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from prompt_tuning.cli.byte_sizes import format_size
 from prompt_tuning.cli.console import print_lines
-from prompt_tuning.cli.memory import format_size
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.pipeline.timeline_pictures import (

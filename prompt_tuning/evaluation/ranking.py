@@ -15,7 +15,7 @@ from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_part
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
-from prompt_tuning.data.text.anchors import SPACE_MARKS
+from prompt_tuning.data.text.tokenizers import SPACE_MARKS
 from prompt_tuning.decoding.row_checks import check_prompt_ids
 from prompt_tuning.decoding.row_encoding import (
     decode_continuations,

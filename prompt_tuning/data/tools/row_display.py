@@ -15,8 +15,7 @@ from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
 from prompt_tuning.data.rows.row_sources import RowSource
 from prompt_tuning.data.text.added_text import added_text
-from prompt_tuning.data.text.anchors import SPACE_MARKS
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
 
 MAXIMUM_IDS = 16
 """Maximum number of tokens of one character, whose UTF-8 bytes may be split."""

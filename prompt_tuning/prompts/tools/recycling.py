@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import fan_in, named_key
-from prompt_tuning.data.text.anchors import SPACE_MARKS
-from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
 from prompt_tuning.prompts.initializers import Vocabulary
 
 SKIP_FIRST = 1000
