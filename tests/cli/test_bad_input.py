@@ -405,7 +405,7 @@ def test_a_completion_that_is_not_a_label(run, capsys):
     ("options", "problem"),
     [
         (["--new_tokens=99"], "99 new ones do not fit: the model has 64 positions"),
-        (["--new_tokens=4", "h\u00e9="], "the text 'h\u00e9=' cannot be encoded"),
+        (["h\u00e9=", "--new_tokens=4"], "the text 'h\u00e9=' cannot be encoded"),
     ],
 )
 def test_generation_with_invalid_options(run, options, problem, capsys):

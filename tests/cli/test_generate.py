@@ -2,7 +2,6 @@
 
 import io
 import json
-from typing import cast
 
 import numpy as np
 import pytest
@@ -63,13 +62,19 @@ def test_json_python_and_the_terminal_agree(files, prompt, capsys, monkeypatch):
     )
 
 
-class Echo:
+class Echo(Session):
     """A session that repeats what is typed, except for a text that it refuses."""
-
-    hint, names = "Type something.", ("base",)
 
     def __init__(self):
         self.resets = 0
+
+    @property
+    def hint(self) -> str:
+        return "Type something."
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("base",)
 
     def opening(self, text):
         return f"{text}: "
@@ -96,7 +101,7 @@ def test_a_terminal_session_answers_each_line(capsys, monkeypatch):
 
     monkeypatch.setattr("builtins.input", read)
     session = Echo()
-    run_session(cast(Session, session))
+    run_session(session)
     printed, problems = capsys.readouterr()
     assert printed == "Type something.\none: one\ntwo: two\n\n"
     assert problems == "that is bad\n"

@@ -242,8 +242,8 @@ def verify(directory: Path) -> dict[str, Any]:
         path = directory / name
         if not path.is_file():
             raise InputError(
-                f"{path} is missing, which {STATE_FILE} lists with {expected['bytes']} "
-                "bytes"
+                f"{path} is missing, expected a file of {expected['bytes']} bytes by "
+                f"{STATE_FILE}"
             )
         actual = measured(path)
         if actual != expected:
