@@ -47,6 +47,9 @@ TEXT_OPTIONS = (
 )
 """Options of files of text."""
 
+ROW_ENDS = 1000
+"""Number of tokens of a long row that a table has, at its begin and at its end."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
@@ -230,7 +233,10 @@ def _heading(row: "ShownRow") -> "Text":
 
 
 def _print_tokens(console: "Console", row: "ShownRow") -> None:
-    """Prints a table with one token per line, without padding at the end."""
+    """Prints a table with one token per line, without padding at the end.
+
+    Of a long row the tokens at its begin and its end are printed.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -238,7 +244,13 @@ def _print_tokens(console: "Console", row: "ShownRow") -> None:
     last = max(
         (t.position for t in row.tokens if t.type != NAMES.index("padding")), default=-1
     )
-    for token in row.tokens[: last + 1]:
+    tokens = row.tokens[: last + 1]
+    left_out = max(len(tokens) - 2 * ROW_ENDS, 0)
+    for token in tokens:
+        if left_out and token.position == ROW_ENDS:
+            table.add_row("...", "", Text(f"{left_out:,} tokens are left out"))
+        if ROW_ENDS <= token.position < ROW_ENDS + left_out:
+            continue
         style = f"{SHADES[token.type][0]} {_style(token.weight)}"
         table.add_row(
             str(token.position),
