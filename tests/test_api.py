@@ -324,3 +324,18 @@ def write(folder: Path) -> Path:
     file = folder / "rows.jsonl"
     file.write_text('{"prompt": "ab=", "completion": "b"}\n' * 40)
     return file
+
+
+def test_a_template_determines_where_the_vectors_stand(tmp_path):
+    tuned = pt.tune(
+        "bundled:skills-decoder",
+        pt.SoftPrompt(length=5),
+        [("apple", "pple"), ("bread", "read")],
+        template="{soft:5}{prompt}=",
+        steps=1,
+        progress=False,
+        directory=tmp_path / "run",
+    )
+    # BOS, the vectors, "garden" and "=".
+    (completion,) = tuned.generate("garden", new_tokens=2)
+    assert completion.given_tokens == 1 + 5 + 6 + 1

@@ -106,6 +106,11 @@ def tune_request(
     replacements: dict[str, Any] = {}
     fields: dict[str, Any] = {"directory": str(directory), "model": model}
     fields |= attachments(methods) | of_run
+    if of_data.get("template") is not None:
+        # The vectors stand where the template has them, as with `--template`.
+        fields.setdefault(
+            "prompting", Configured("Prompting", {"placement": "template"})
+        )
     if not any(fields.get(name) for name in ATTACHED):
         raise InputError(
             "no method was given: expected a prompt or adapter such as "
