@@ -95,7 +95,7 @@ def _open_session(options: argparse.Namespace) -> "Session":
     session = Session(texts, settings)
     for name, path in named_adapters(options).items():
         # A missing chat template is reported before the first message.
-        assert texts.load(name, path).encoding.chat
+        _ = texts.load(name, path).encoding.chat
     engine = texts.open_engine(slots=1, length=length)
     with activity("compiling"):
         engine.compile([settings.sampling])

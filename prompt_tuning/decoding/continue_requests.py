@@ -9,10 +9,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prompt_tuning.core.activity import activity
-from prompt_tuning.core.adapter_names import OWN
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.decoding.adapter_table import bare_graph
 from prompt_tuning.decoding.continue_rows import continue_rows, runs_in_slots
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
@@ -29,6 +27,7 @@ def continue_requests(
     requests: Iterable[Request],
     model: PromptedModel,
     parameters: Parameters,
+    own: str | None,
     engine: Callable[[], DecodingEngine],
     batch_size: int,
 ) -> Iterator[list[Completion]]:
@@ -38,6 +37,7 @@ def continue_requests(
       requests: requests with ids; an engine reads them as slots become free.
       model: the model with its own prompts and adapters.
       parameters: all its parameters by path.
+      own: the engine's name of the model as it is; None if it has no adapter.
       engine: opens an engine with the adapters of all requests.
       batch_size: number of rows that are continued together without an engine.
 
@@ -50,7 +50,7 @@ def continue_requests(
         return
     for sampling, equal in itertools.groupby(requests, lambda each: each.sampling):
         while part := list(itertools.islice(equal, BATCHES * batch_size)):
-            rows = _own_rows(part, model)
+            rows = _own_rows(part, own)
             completions = _in_batches(rows, model, parameters, sampling, batch_size)
             yield from ([each] for each in completions)
 
@@ -59,6 +59,7 @@ def stream_text(
     request: Request,
     model: PromptedModel,
     parameters: Parameters,
+    own: str | None,
     engine: Callable[[], DecodingEngine],
 ) -> Iterator[str]:
     """Yields the text of one request: in pieces by an engine, else whole.
@@ -66,7 +67,8 @@ def stream_text(
     Arguments and errors are as in `continue_requests`.
     """
     if not runs_in_slots(model):
-        ((completion,),) = continue_requests([request], model, parameters, engine, 1)
+        given = ([request], model, parameters, own, engine, 1)
+        ((completion,),) = continue_requests(*given)
         yield completion.text
         return
     pieces = stream_request(engine(), request)
@@ -78,14 +80,13 @@ def stream_text(
 
 
 def _own_rows(
-    requests: Sequence[Request], model: PromptedModel
+    requests: Sequence[Request], own: str | None
 ) -> list[tuple[Sequence[int], int | None]]:
     """Returns the ids and the prompt of each request.
 
     Raises:
       InputError: if one chooses something other than the model as it is.
     """
-    own = OWN if model.graph != bare_graph(model.config) else None
     for request in requests:
         if request.adapter != own or request.ids is None or request.shares:
             raise InputError(

@@ -181,3 +181,11 @@ def slot_length(room: int) -> int:
     while length < room:
         length *= 2
     return length
+
+
+def slots_for(rows: int, maximum: int) -> int:
+    """Returns a number of slots for so many rows: a power of two up to a maximum.
+
+    Calls with similar numbers of rows share compiled programs.
+    """
+    return min(maximum, 1 << max(rows - 1, 0).bit_length())

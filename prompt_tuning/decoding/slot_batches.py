@@ -7,6 +7,7 @@ from prompt_tuning.core.activity import activity
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.request_checks import slots_for
 from prompt_tuning.decoding.row_checks import positions_taken
 from prompt_tuning.decoding.row_progress import sampling_needs
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -85,9 +86,7 @@ def _open_engine(
 
     Its number of slots is `slots`, or a power of two if there are fewer rows.
     """
-    used = slots
-    if count < slots:
-        used = min(slots, 1 << (count - 1).bit_length())
+    used = slots_for(count, slots)
     positions = positions_taken(model, length, sampling.new_tokens)
     # Tokens are decoded only for settings that concern their text.
     if not (sampling.stop or sampling_needs(sampling).masked):

@@ -10,9 +10,10 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.request import Completion, separate_equal
+from prompt_tuning.decoding.request_checks import slots_for
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.texts.text_settings import TextSettings, slots_for
+from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Texts
 
 

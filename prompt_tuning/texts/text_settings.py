@@ -54,11 +54,3 @@ def default_new_tokens(room: int | None, chat: bool) -> int:
     if not chat:
         return NEW_TOKENS
     return ANSWER_TOKENS if room is None else min(ANSWER_TOKENS, max(room // 2, 1))
-
-
-def slots_for(rows: int, maximum: int) -> int:
-    """Returns a number of slots for so many rows: a power of two up to a maximum.
-
-    Calls with similar numbers of rows share compiled programs.
-    """
-    return min(maximum, 1 << max(rows - 1, 0).bit_length())

@@ -291,14 +291,22 @@ class Texts:
         settings = settings or TextSettings()
         if settings.beams is not None:
             return self._search(requests, settings)
-        slots = settings.slots
+        own, slots = self.find(), settings.slots
         return continue_requests(
-            requests, self.model, self.parameters, lambda: self.engine(slots), slots
+            requests,
+            own.model,
+            own.parameters,
+            own.key,
+            lambda: self.engine(slots),
+            slots,
         )
 
     def stream(self, request: Request) -> Iterator[str]:
         """Yields the text that continues a request, piece by piece."""
-        return stream_text(request, self.model, self.parameters, lambda: self.engine(1))
+        own = self.find()
+        return stream_text(
+            request, own.model, own.parameters, own.key, lambda: self.engine(1)
+        )
 
     def _search(
         self, requests: Iterable[Request], settings: TextSettings
