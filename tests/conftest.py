@@ -52,6 +52,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax  # noqa: E402
 
+from prompt_tuning.config.option_hints import as_option  # noqa: E402
+from prompt_tuning.core.setting_hints import speak_with  # noqa: E402
+
+# Messages are tested as the command prints them.
+speak_with(as_option)
+
 # One per process, since JAX may read a file that another process is writing.
 CACHE = Path(__file__).parents[1] / ".jax_cache"
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")

@@ -21,6 +21,7 @@ from typing import Protocol, cast, runtime_checkable
 from prompt_tuning.cli import COMMANDS, completion, environment, launch
 from prompt_tuning.cli.option_types import OptionParser, find_subparsers, state_defaults
 from prompt_tuning.cli.unknown_options import GIN_PREFIX, describe_unknown
+from prompt_tuning.config.option_hints import as_option
 from prompt_tuning.core.errors import (
     InputError,
     NotFiniteError,
@@ -29,6 +30,7 @@ from prompt_tuning.core.errors import (
 )
 from prompt_tuning.core.interrupts import is_output_closed
 from prompt_tuning.core.progress_display import shown_activity
+from prompt_tuning.core.setting_hints import speak_with
 from prompt_tuning.version import __version__
 
 USAGE = "prompt-tuning COMMAND [OPTION ...]"
@@ -63,6 +65,7 @@ class Command(Protocol):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    speak_with(as_option)
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     commands = load_commands()
     if arguments:

@@ -1,4 +1,4 @@
-"""Adds the options of `core.flat_options` to the commands."""
+"""Adds the options of `config.flat_options` to the commands."""
 
 import argparse
 import re
@@ -17,10 +17,7 @@ from prompt_tuning.config.flat_choices import (
     check_numbers,
     choices_in,
 )
-from prompt_tuning.config.options import OPTIONS, TABLE
-from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.file_names import check_links
-from prompt_tuning.core.flat_option import (
+from prompt_tuning.config.flat_option import (
     DATA,
     EVALUATION,
     GROUPS,
@@ -28,6 +25,9 @@ from prompt_tuning.core.flat_option import (
     MODEL,
     FlatOption,
 )
+from prompt_tuning.config.options import OPTIONS, TABLE
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
 from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79

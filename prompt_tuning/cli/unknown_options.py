@@ -5,8 +5,8 @@ import difflib
 import shlex
 from collections.abc import Sequence
 
+from prompt_tuning.config.flat_options import TABLE
 from prompt_tuning.core.errors import shortened
-from prompt_tuning.core.flat_options import TABLE
 from prompt_tuning.core.private_parts import options_of
 
 GIN_PREFIX = "--gin."

@@ -15,10 +15,10 @@ from prompt_tuning.config.config_table import (
     settings_of,
 )
 from prompt_tuning.config.config_values import literal
+from prompt_tuning.config.flat_option import METHOD
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
-from prompt_tuning.core.flat_option import METHOD
 from prompt_tuning.core.number_ranges import as_number, range_of
 
 Choices = Mapping[str, Any]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Literal, get_args, get_origin
 
+from prompt_tuning.config import flat_options
 from prompt_tuning.config.factory_outlines import outlined_parameter
-from prompt_tuning.core import flat_options
-from prompt_tuning.core.flat_option import FlatOption
+from prompt_tuning.config.flat_option import FlatOption
 
 
 def _completed(option: FlatOption) -> FlatOption:

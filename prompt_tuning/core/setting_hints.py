@@ -1,15 +1,19 @@
-"""Names what to type on the command line, for messages about settings."""
+"""Tells in a message how to set a parameter, as the reader would set it.
+
+Code that finds a wrong setting knows its name, e.g. "DataSource.on_too_long". How a
+user sets it depends on where the message is shown: in Python by an argument, on the
+command line by an option. The command registers its own words with `speak_with`.
+"""
 
 import contextlib
 import contextvars
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from prompt_tuning.core.flat_options import TABLE
-
-_BY_SETTING = {option.setting: option for option in TABLE if option.setting}
+Words = Callable[[str, Any], str]
+"""Returns how to give a setting a value, as a user would write it."""
 
 
 class Placeholder(str):
@@ -19,12 +23,24 @@ class Placeholder(str):
 NUMBER = Placeholder("NUMBER")
 
 
+def as_binding(setting: str, value: Any) -> str:
+    """Returns the option that binds any parameter, such as "--gin.Run.steps=5"."""
+    text = value if isinstance(value, Placeholder) else _as_gin(value)
+    return f"--gin.{setting}={shlex.quote(text)}"
+
+
+_words: list[Words] = [as_binding]
 _in_python = contextvars.ContextVar("_in_python", default=False)
+
+
+def speak_with(words: Words) -> None:
+    """Lets all messages of this process use these words, outside `python_hints`."""
+    _words[:] = [words]
 
 
 @contextlib.contextmanager
 def python_hints() -> Iterator[None]:
-    """Lets messages within the block name arguments of Python instead of options.
+    """Lets messages within the block name arguments of Python.
 
     It is also a decorator of functions that Python calls.
     """
@@ -36,27 +52,14 @@ def python_hints() -> Iterator[None]:
 
 
 def how_to_set(setting: str, value: Any) -> str:
-    """Returns what to type on the command line to set a parameter.
-
-    Where there is an option, it is named with the binding that works everywhere. Within
-    `python_hints` it is an argument.
+    """Returns what the reader of a message types to set a parameter.
 
     Args:
       setting: parameter as configs write it, such as "DataSource.on_too_long".
       value: its value; words in capitals stand for the user's choice.
     """
-    if _in_python.get():
-        return _as_argument(setting, value)
-    text = value if isinstance(value, Placeholder) else _as_gin(value)
-    binding = f"--gin.{setting}={shlex.quote(text)}"
-    option = _BY_SETTING.get(setting)
-    if option is None:
-        return binding
-    if isinstance(value, bool):
-        return f"{option.flag} (or {binding})"
-    values = value if isinstance(value, list | tuple) else [value]
-    words = [shlex.quote(str(item)) for item in values]
-    return f"{' '.join([option.flag, *words])} (or {binding})"
+    words = _as_argument if _in_python.get() else _words[0]
+    return words(setting, value)
 
 
 def _as_argument(setting: str, value: Any) -> str:

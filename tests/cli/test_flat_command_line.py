@@ -13,8 +13,8 @@ import pytest
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.config_table import choices_of
 from prompt_tuning.config.config_values import CONFIG_FILE
+from prompt_tuning.config.flat_option import GROUPS
 from prompt_tuning.config.options import TABLE
-from prompt_tuning.core.flat_option import GROUPS
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from tests.support.small_runs import write_pairs
 

@@ -4,7 +4,8 @@ import shlex
 
 import pytest
 
-from prompt_tuning.core.setting_hints import NUMBER, how_to_set
+from prompt_tuning.config.option_hints import as_option
+from prompt_tuning.core.setting_hints import NUMBER
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,12 @@ from prompt_tuning.core.setting_hints import NUMBER, how_to_set
     ],
 )
 def test_both_forms_are_named(setting, value, option, binding):
-    hint = how_to_set(setting, value)
+    hint = as_option(setting, value)
     assert hint.startswith(f"{option} (or ") and hint.endswith(")")
     typed = shlex.split(hint.removeprefix(f"{option} (or ")[:-1])
     assert typed == [f"--gin.{setting}={binding}"]
 
 
 def test_a_setting_without_an_option_is_bound():
-    assert how_to_set("DataSource.packing", True) == "--gin.DataSource.packing=True"
-    assert how_to_set("Pretrained.eos_id", NUMBER) == "--gin.Pretrained.eos_id=NUMBER"
+    assert as_option("DataSource.packing", True) == "--gin.DataSource.packing=True"
+    assert as_option("Pretrained.eos_id", NUMBER) == "--gin.Pretrained.eos_id=NUMBER"

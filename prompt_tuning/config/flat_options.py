@@ -5,8 +5,8 @@ option to type by it. It imports nothing heavy, so that help is instant. An opti
 sets a parameter has its type and default, which `config.options` reads.
 """
 
-from prompt_tuning.core.data_options import DATA_OPTIONS
-from prompt_tuning.core.flat_option import (
+from prompt_tuning.config.data_options import DATA_OPTIONS
+from prompt_tuning.config.flat_option import (
     EVALUATION,
     METHOD,
     MODEL,

@@ -1,6 +1,6 @@
 """Options of the command line about data: files, their form, and what is learned."""
 
-from prompt_tuning.core.flat_option import DATA, FlatOption
+from prompt_tuning.config.flat_option import DATA, FlatOption
 
 DATA_OPTIONS = (
     FlatOption(
