@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, UInt32
 
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
+from prompt_tuning.decoding.detokenizer import Detokenizer, NewText
 from prompt_tuning.decoding.ngram_drafts import guess_tokens
 from prompt_tuning.decoding.request import (
     Completion,
@@ -17,7 +18,6 @@ from prompt_tuning.decoding.request import (
 from prompt_tuning.decoding.request_checks import row_ends, text_before
 from prompt_tuning.decoding.row_draws import content_number
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.decoding.text_pieces import NewText, TextPieces
 from prompt_tuning.decoding.token_choice import (
     NO_TOKEN,
     Chosen,
@@ -83,7 +83,7 @@ class RowProgress:
         self._text = None
         if model.tokenizer is not None:
             minimum = self.sampling.minimum_new_tokens
-            self._text = TextPieces(model.tokenizer, before, stop, minimum)
+            self._text = Detokenizer(model.tokenizer, before, stop, minimum)
 
     @property
     def reads_whole(self) -> bool:

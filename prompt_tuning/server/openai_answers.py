@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.decoding.detokenizer import (
+    distinct_names,
+    token_content,
+    token_name,
+)
 from prompt_tuning.decoding.request import (
     Completion,
     Piece,
     RequestHandle,
     TokenLogprob,
-)
-from prompt_tuning.decoding.text_pieces import (
-    distinct_names,
-    token_content,
-    token_name,
 )
 
 

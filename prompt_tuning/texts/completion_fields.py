@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.decoding.detokenizer import token_name
 from prompt_tuning.decoding.request import Completion, TokenLogprob
-from prompt_tuning.decoding.text_pieces import token_name
 
 
 def completion_fields(

@@ -2,15 +2,19 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, SpecialTokens
+from prompt_tuning.decoding.detokenizer import (
+    Detokenizer,
+    distinct_names,
+    token_content,
+)
 from prompt_tuning.decoding.row_encoding import continuation_text
 from prompt_tuning.decoding.stop_texts import StopSearch, stop_tokens
-from prompt_tuning.decoding.text_pieces import TextPieces, distinct_names, token_content
 from tests.support.dummies import LetterTokenizer
 
 
 @pytest.mark.parametrize("stop", [["cd"], ["xyz", "cd"], ["c"]])
 def test_a_stop_text_across_tokens_is_never_shown(stop):
-    pieces = TextPieces(LetterTokenizer(), [], stop)
+    pieces = Detokenizer(LetterTokenizer(), [], stop)
     shown = ""
     for token in LetterTokenizer().encode("abcacdef"):
         new = pieces.add(token)
@@ -22,7 +26,7 @@ def test_a_stop_text_across_tokens_is_never_shown(stop):
 
 
 def test_a_beginning_of_a_stop_text_is_shown_when_the_row_ends():
-    pieces = TextPieces(LetterTokenizer(), [], ["cd"])
+    pieces = Detokenizer(LetterTokenizer(), [], ["cd"])
     first = [pieces.add(token).text for token in LetterTokenizer().encode("abc")]
     assert (first, pieces.finish()) == (["a", "b", ""], "c")
 
@@ -38,12 +42,12 @@ class Bytes(LetterTokenizer):
 
 
 def test_text_is_shown_when_its_characters_are_complete():
-    pieces = TextPieces(Bytes(), list(b"a "))
+    pieces = Detokenizer(Bytes(), list(b"a "))
     new = list("né €!".encode())
     shown = [*(pieces.add(token).text for token in new), pieces.finish()]
     assert [text for text in shown if text] == ["n", "é", " ", "€", "!"]
     # The last token of a text that is cut off may be a part of a character.
-    cut = TextPieces(Bytes(), [])
+    cut = Detokenizer(Bytes(), [])
     assert [cut.add(token).text for token in new[:2]] == ["n", ""]
     assert (cut.finish(), cut.text) == ("\ufffd", "n\ufffd")
 
@@ -80,7 +84,7 @@ def test_a_character_that_the_given_tokens_begin_is_new_text(size, fallback):
     ids = byte_ids(tokenizer, "Hello world \N{HOT PEPPER}\N{HOT PEPPER} red END more")
     given, new = ids[: 12 + size], ids[12 + size :]
     right = "\N{HOT PEPPER}" * (2 - size // 4) + " red "
-    pieces, shown = TextPieces(tokenizer, given, ["END"]), []
+    pieces, shown = Detokenizer(tokenizer, given, ["END"]), []
     for token in new:
         shown.append(pieces.add(token))
         if shown[-1].stopped:
@@ -94,7 +98,7 @@ def test_a_character_that_the_given_tokens_begin_is_new_text(size, fallback):
 def test_a_row_of_characters_of_several_tokens_is_decoded_whole(fallback):
     tokenizer = byte_tokenizer(fallback=fallback)
     text = "\N{HOT PEPPER}" * 7 + "a\u02ae\u20ac" * 5
-    pieces = TextPieces(tokenizer, byte_ids(tokenizer, "ab\u20ac"))
+    pieces = Detokenizer(tokenizer, byte_ids(tokenizer, "ab\u20ac"))
     new = [pieces.add(token) for token in byte_ids(tokenizer, text)]
     assert pieces.text == "".join(piece.text for piece in new) == text
     places = [i for i, character in enumerate(text) for _ in character.encode()]
@@ -106,7 +110,7 @@ def test_bytes_that_are_no_character_have_offsets():
     ids = [
         byte_ids(tokenizer, x)[0] for x in ("\u02ae", "\u20ac", "\N{HOT PEPPER}", "a")
     ]
-    pieces = TextPieces(tokenizer, [])
+    pieces = Detokenizer(tokenizer, [])
     assert [pieces.add(token).offset for token in ids] == [0, 1, 2, 3]
     assert pieces.text == "\ufffd\ufffd\ufffda"
 
@@ -115,7 +119,7 @@ def test_bytes_that_continue_no_character_have_their_own_offsets():
     tokenizer = byte_tokenizer(fallback=False)
     first, last = byte_ids(tokenizer, "\u02ae")
     euro, letter = byte_ids(tokenizer, "\u20ac")[:2], byte_ids(tokenizer, "a")
-    pieces = TextPieces(tokenizer, letter)
+    pieces = Detokenizer(tokenizer, letter)
     ids = [first, last, last, last, *euro]
     assert [pieces.add(token).offset for token in ids] == [0, 0, 1, 2, 3, 3]
     assert pieces.add(*letter).offset == 4
@@ -124,7 +128,7 @@ def test_bytes_that_continue_no_character_have_their_own_offsets():
 
 def test_the_rest_of_a_text_is_added_once():
     tokenizer = byte_tokenizer(fallback=False)
-    pieces = TextPieces(tokenizer, [])
+    pieces = Detokenizer(tokenizer, [])
     pieces.add(byte_ids(tokenizer, "\u02ae")[0])
     assert (pieces.finish(), pieces.finish(), pieces.text) == ("\ufffd", "", "\ufffd")
 
@@ -167,7 +171,7 @@ def test_long_stop_texts_take_linear_time():
 
 def test_stop_texts_do_not_end_in_the_minimum_of_tokens():
     letters = LetterTokenizer()
-    pieces = TextPieces(letters, [], ["e", "fe"], minimum=6)
+    pieces = Detokenizer(letters, [], ["e", "fe"], minimum=6)
     new = [pieces.add(token) for token in letters.encode("abcedefe")]
     assert [piece.stopped for piece in new] == [False] * 7 + [True]
     assert pieces.text == "abcede"

@@ -33,7 +33,7 @@ class NewText(NamedTuple):
     offset: int = 0
 
 
-class TextPieces:
+class Detokenizer:
     """Decodes the tokens of a row one after the other.
 
     Args:
