@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.cached_bpe import cached_bpe
 from prompt_tuning.data.text.encoding_limits import check_text
 from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.tokenizers import (
@@ -10,7 +11,6 @@ from prompt_tuning.data.text.tokenizers import (
     Tokenizer,
     encode_consecutive,
 )
-from prompt_tuning.data.text.word_encoder import word_encoder
 
 _PROBES = (" ", "\n", "\t")
 
@@ -31,7 +31,7 @@ class TextEncoder:
         self._words = None
         if self._independent:
             assert isinstance(tokenizer, HuggingFaceTokenizer)
-            self._words = word_encoder(tokenizer.tokenizer)
+            self._words = cached_bpe(tokenizer.tokenizer)
 
     def __call__(self, texts: Sequence[TextParts]) -> list[list[list[int]]]:
         """Returns the ids of each part of each text.

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
-from prompt_tuning.data.text import word_encoder
+from prompt_tuning.data.text import cached_bpe
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, load_tokenizer
 from tests.support.shared_data import FIXTURES, SHARED, released
 from tests.support.small_tokenizer import EOS, write_tokenizer
@@ -27,7 +27,7 @@ def small(tmp_path):
 
 
 def check_hostile(tokenizer: tokenizers.Tokenizer):
-    encode = word_encoder.word_encoder(tokenizer)
+    encode = cached_bpe.cached_bpe(tokenizer)
     assert encode is not None
     draw = random.Random(0)
     for _ in range(4000):
@@ -53,7 +53,7 @@ def test_gpt2s_ids_equal_the_tokenizers(folder, text_file):
     tokenizer = load_tokenizer(folder)
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     check_hostile(tokenizer.tokenizer)
-    encode = word_encoder.word_encoder(tokenizer.tokenizer)
+    encode = cached_bpe.cached_bpe(tokenizer.tokenizer)
     assert encode is not None
     text = text_file.read_text("utf-8")
     for at in range(0, len(text), 50_000):
@@ -62,7 +62,7 @@ def test_gpt2s_ids_equal_the_tokenizers(folder, text_file):
 
 
 def test_added_tokens_are_found_in_the_text(small):
-    encode = word_encoder.word_encoder(small)
+    encode = cached_bpe.cached_bpe(small)
     assert encode is not None
     text = f"the end{EOS}the rest"
     assert small.token_to_id(EOS) in encode(text)
@@ -70,8 +70,8 @@ def test_added_tokens_are_found_in_the_text(small):
 
 
 def test_cached_words_have_a_bound(small, monkeypatch):
-    monkeypatch.setattr(word_encoder, "CACHED_WORDS", 3)
-    encode = word_encoder.word_encoder(small)
+    monkeypatch.setattr(cached_bpe, "CACHED_WORDS", 3)
+    encode = cached_bpe.cached_bpe(small)
     assert encode is not None
     text = "one two three four five six one"
     assert encode(text) == encode(text) == small.encode(text).ids
@@ -80,10 +80,10 @@ def test_cached_words_have_a_bound(small, monkeypatch):
 
 def test_tokenizers_with_another_split_are_not_accelerated(small):
     small.normalizer = normalizers.Lowercase()
-    assert word_encoder.word_encoder(small) is None
+    assert cached_bpe.cached_bpe(small) is None
     small.normalizer = None
-    assert word_encoder.word_encoder(small) is not None
+    assert cached_bpe.cached_bpe(small) is not None
     small.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert word_encoder.word_encoder(small) is None
+    assert cached_bpe.cached_bpe(small) is None
     small.pre_tokenizer = pre_tokenizers.Whitespace()
-    assert word_encoder.word_encoder(small) is None
+    assert cached_bpe.cached_bpe(small) is None

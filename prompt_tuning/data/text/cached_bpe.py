@@ -37,8 +37,8 @@ _PROBE = (
 Ids = tuple[int, ...]
 
 
-class WordEncoder:
-    """Encodes texts exactly as the tokenizer does; see `word_encoder`."""
+class CachedBPE:
+    """Encodes texts exactly as the tokenizer does; see `cached_bpe`."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, added: Sequence[str]):
         def encode(text: str) -> Ids:
@@ -73,7 +73,7 @@ class _WordIds(dict[str, Ids]):
         return ids
 
 
-def word_encoder(tokenizer: tokenizers.Tokenizer) -> WordEncoder | None:
+def cached_bpe(tokenizer: tokenizers.Tokenizer) -> CachedBPE | None:
     """Returns an encoder for a tokenizer that splits texts like GPT-2's, else None."""
     settings = json.loads(tokenizer.to_str())
     pre_tokenizer = settings.get("pre_tokenizer") or {}
@@ -89,7 +89,7 @@ def word_encoder(tokenizer: tokenizers.Tokenizer) -> WordEncoder | None:
     )
     if not splits_like_gpt2:
         return None
-    encoder = WordEncoder(tokenizer, added)
+    encoder = CachedBPE(tokenizer, added)
     expected = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     return encoder if encoder(_PROBE) == expected else None
 
