@@ -24,9 +24,9 @@ from prompt_tuning.data.preparation.tokenizer_files import (
     special_texts,
     tokenizer_folder,
 )
+from prompt_tuning.data.rows.csv_rows import read_record
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.record_spans import RecordSpan
-from prompt_tuning.data.rows.table_cells import read_record
 from prompt_tuning.data.rows.token_columns import LOSS_WEIGHTS
 from prompt_tuning.data.text.chat_templates import (
     ChatTemplate,

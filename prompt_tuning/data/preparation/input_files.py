@@ -11,7 +11,7 @@ from prompt_tuning.data.rows.compressed_files import (
     compression_of,
     content_suffix,
 )
-from prompt_tuning.data.rows.table_cells import (
+from prompt_tuning.data.rows.csv_rows import (
     DELIMITERS,
     check_encoding,
     find_delimiter,

@@ -13,7 +13,7 @@ from prompt_tuning.core.typed_json import json_kind, parse_json, read_limited
 from prompt_tuning.core.utf8_text import decode_text
 from prompt_tuning.data.preparation.input_files import QUOTES_HINT, InputFile
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
-from prompt_tuning.data.rows.table_cells import parse_row
+from prompt_tuning.data.rows.csv_rows import parse_row
 from prompt_tuning.data.text.conversations import (
     CONTEXT_KEYS,
     RecordFormatName,

@@ -11,10 +11,7 @@ from prompt_tuning.data.rows.compressed_files import (
     open_content,
     plain_file,
 )
-from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
-from prompt_tuning.data.rows.parquet_files import read_parquet
-from prompt_tuning.data.rows.record_spans import find_spans
-from prompt_tuning.data.rows.table_cells import (
+from prompt_tuning.data.rows.csv_rows import (
     DELIMITERS,
     check_encoding,
     find_delimiter,
@@ -22,6 +19,9 @@ from prompt_tuning.data.rows.table_cells import (
     read_header,
     read_record,
 )
+from prompt_tuning.data.rows.jsonl import MAXIMUM_LINE, JsonLine, read_lines
+from prompt_tuning.data.rows.parquet_files import read_parquet
+from prompt_tuning.data.rows.record_spans import find_spans
 
 QUOTES_HINT = (
     'write a quote within a cell as two quotes ("") and enclose the cell in quotes'

@@ -14,7 +14,7 @@ from prompt_tuning.data.preparation.input_files import find_input_files
 from prompt_tuning.data.preparation.preparation_settings import RecordFormat
 from prompt_tuning.data.preparation.record_index import RecordIndex, write_index
 from prompt_tuning.data.rows import record_spans
-from prompt_tuning.data.rows.table_cells import parse_cells
+from prompt_tuning.data.rows.csv_rows import parse_cells
 from tests.support.exhaustive import sample
 from tests.support.prepared_files import texts
 from tests.support.small_tokenizer import EOS
