@@ -76,7 +76,7 @@ def _open_session(options: argparse.Namespace) -> "Session":
       InputError: if they cannot be used, or one has no chat template.
     """
     from prompt_tuning.cli.selected_run import read_run
-    from prompt_tuning.core.activity import activity, clear
+    from prompt_tuning.core.status_line import clear_status, status
     from prompt_tuning.texts.session import Session
     from prompt_tuning.texts.text_settings import TextSettings, default_new_tokens
     from prompt_tuning.texts.texts import Texts
@@ -97,7 +97,7 @@ def _open_session(options: argparse.Namespace) -> "Session":
         # A missing chat template is reported before the first message.
         _ = texts.load(name, path).encoding.chat
     engine = texts.open_engine(slots=1, length=length)
-    with activity("compiling"):
+    with status("compiling"):
         engine.compile([settings.sampling])
-    clear()
+    clear_status()
     return session

@@ -23,7 +23,6 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import activity, clear
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
@@ -31,6 +30,7 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
 )
 from prompt_tuning.core.progress_display import progress_bar
+from prompt_tuning.core.status_line import clear_status, status
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -139,7 +139,7 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
     if sys.stdin.isatty():
         if _at_terminal() and not options.json:
             return None
-        clear()
+        clear_status()
         print("reading texts, one on each line; Ctrl-D ends", file=sys.stderr)
     texts = [line.rstrip("\n") for line in sys.stdin]
     if not texts:
@@ -185,7 +185,7 @@ def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) 
         show(session, given[0])
     else:
         requests = separate_equal([texts.request(text, settings) for text in given])
-        with activity("generating"):
+        with status("generating"):
             results = list(texts.complete(requests, settings))
         if is_first():
             _print(texts, settings, options, given, results)
@@ -219,10 +219,10 @@ def _continue_lines(
 
     if count() > 1:
         raise InputError("the lines of --input are continued by one process")
-    with activity("reading the input"):
+    with status("reading the input"):
         lines = LineFile(texts, settings, options.input)
     if options.output is None:
-        clear()
+        clear_status()
         with progress_bar("generating", lines.count, shown=not _at_terminal()) as move:
             for result in lines.results():
                 print(result, flush=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from prompt_tuning.cli.byte_sizes import format_size, parse_size
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.status_line import status
 
 if TYPE_CHECKING:
     from prompt_tuning.core.rematerialization import Rematerialization
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     print_lines(console, "", heading.replace("│", "┃"))
     totals = []
     for name, policy in policies_to_show(estimate, options.policies or SHOWN):
-        with activity(f"compiling the step with policy {name.removesuffix(' *')}"):
+        with status(f"compiling the step with policy {name.removesuffix(' *')}"):
             needed = estimate.step_bytes(policy)
             row = cells(needed, limit)
             if timer is not None:

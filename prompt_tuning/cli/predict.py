@@ -15,7 +15,6 @@ from prompt_tuning.cli.shared_options import (
     add_prompt_option,
     add_run_option,
 )
-from prompt_tuning.core.activity import clear
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import (
@@ -24,6 +23,7 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
 )
 from prompt_tuning.core.progress_display import progress_bar
+from prompt_tuning.core.status_line import clear_status
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
@@ -174,7 +174,7 @@ def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]
     inputs = options.inputs or [STANDARD_INPUT]
     key = text_key(source) if has_plain_texts(inputs) else PROMPT_KEY
     # Nothing is drawn while texts are typed.
-    clear()
+    clear_status()
     lines = read_inputs(inputs, key, lambda: sys.stdin.buffer.read())
     return [[str(line.path), line.number, line.content] for line in lines]
 

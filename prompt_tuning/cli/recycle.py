@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.shared_options import refuse_bindings
-from prompt_tuning.core.activity import activity, clear, rename
 from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.core.progress_display import progress_bar
+from prompt_tuning.core.status_line import clear_status, status, update_status
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
     if options.method == "v2v_mlp":
         recycled = _train_network(console, prompt, shared)
     else:
-        with activity("solving"):
+        with status("solving"):
             recycled = METHODS[options.method](prompt, shared.source, shared.target)
     write_file(file, numpy_bytes(recycled), force=options.force)
     print_lines(
@@ -132,12 +132,12 @@ def _train_network(
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.prompts.tools.recycling import EPOCHS, v2v_mlp
 
-    clear()
-    with progress_bar("training", EPOCHS) as advance, activity():
+    clear_status()
+    with progress_bar("training", EPOCHS) as advance, status():
 
         def report(epoch: int, error: float) -> None:
             advance(1)
-            rename(f"training, error {error:.4g}")
+            update_status(f"training, error {error:.4g}")
             if not console.is_terminal:
                 print_lines(
                     console,

@@ -130,7 +130,7 @@ def _check_host(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C; what runs then has some seconds to end."""
-    from prompt_tuning.core.activity import activity, clear
+    from prompt_tuning.core.status_line import clear_status, status
     from prompt_tuning.server.application import ServerApplication
     from prompt_tuning.server.http_server import (
         LOOPBACK,
@@ -143,9 +143,9 @@ def run(options: argparse.Namespace) -> int:
 
     with open_socket(options.host, options.port) as opened:
         models, engine = _open(options)
-        with activity("compiling"):
+        with status("compiling"):
             compile_programs(engine, loads=options.allow_loading is not None)
-        clear()
+        clear_status()
         address = address_of(opened)
 
         def announce() -> None:

@@ -1,6 +1,6 @@
 """The line of a terminal that shows what a command is doing, and how far it is.
 
-The names of stages come from `core.activity`.
+The names of stages come from `core.status_line`.
 """
 
 import contextlib
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from prompt_tuning.core.activity import displayed_by
+from prompt_tuning.core.status_line import show_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +105,7 @@ def shown_activity(*, lines: bool = False) -> Iterator[None]:
     show = _show_spinner() if sys.stderr.isatty() else _print_once()
     try:
         show(STARTING)
-        with displayed_by(show):
+        with show_status(show):
             yield
     finally:
         show(None)
@@ -153,5 +153,5 @@ def progress_bar(
         yield lambda count: None
         return
     display = ProgressDisplay(name, total, in_bytes=in_bytes)
-    with display, displayed_by(display.show):
+    with display, show_status(display.show):
         yield display.advance

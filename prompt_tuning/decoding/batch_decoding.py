@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from prompt_tuning.core.activity import rename
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.status_line import update_status
 from prompt_tuning.decoding.token_choice import Needs, RowChoices, choose_tokens
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.language_model import LanguageModel
@@ -129,7 +129,7 @@ class TokenDecoder(NamedTuple):
     ) -> Decoding:
         """Processes the prompt and the rows, and generates the first token."""
         sizes = " x ".join(map(str, tokens.shape))
-        rename(f"compiling the generation ({sizes} + {new_tokens})")
+        update_status(f"compiling the generation ({sizes} + {new_tokens})")
         rows = tokens.shape[0]
         hidden, cache = self.model.prefill(tokens, lengths, new_tokens, prompt_ids)
         first, ended = self._choose(hidden, jnp.array(0), jnp.zeros(rows, bool))

@@ -8,9 +8,9 @@ continued batch after batch with the model as it is.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.decoding.continue_rows import continue_rows, runs_in_slots
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request
@@ -72,7 +72,7 @@ def stream_text(
         yield completion.text
         return
     pieces = stream_request(engine(), request)
-    with activity("reading the text"):
+    with status("reading the text"):
         first = next(pieces)
     for piece in itertools.chain([first], pieces):
         if piece.text:

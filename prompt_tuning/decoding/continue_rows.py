@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
@@ -140,11 +140,11 @@ def _continue_batch(
     }
     if model.weight_storage.by_layer:
         everything = model.by_layer(parameters)
-        with activity("generating; each token reads all streamed weights"):
+        with status("generating; each token reads all streamed weights"):
             generated = continue_batch_streamed(everything, *inputs, **settings)
     else:
         # Only a shape that is compiled is shown.
-        with activity():
+        with status():
             generated = np.asarray(
                 continue_batch(parameters, *inputs, **settings, layout=model.layout)
             )

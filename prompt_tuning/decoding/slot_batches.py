@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import slots_for
@@ -65,7 +65,7 @@ def continue_in_slots(
     ]
     while not engine.idle:
         # Only programs that are compiled are shown.
-        with activity():
+        with status():
             pieces = engine.step()
         ended = sum(piece.completion is not None for piece in pieces)
         if ended and on_ended is not None:

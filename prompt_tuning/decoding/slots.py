@@ -19,8 +19,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core import masks
-from prompt_tuning.core.activity import rename
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.status_line import update_status
 from prompt_tuning.decoding.row_adapters import row_entries
 from prompt_tuning.decoding.slot_state import (
     BlockKeyValues,
@@ -83,7 +83,7 @@ def read_tokens(
       pages: the pages that some row sees.
       graph: structure of the model.
     """
-    rename(f"compiling the generation ({len(rows.written)} rows)")
+    update_status(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
     window = jnp.asarray(tokens)[:, None]
     hidden, own = _read_window(model, slots, window, jnp.array(1), rows, pages)

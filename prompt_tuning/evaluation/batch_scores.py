@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from prompt_tuning.core.activity import activity, rename
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status, update_status
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
@@ -45,7 +45,7 @@ def score_rows(
       parameters: all parameters of the model.
       batch: one batch, without an accumulation axis.
     """
-    rename(f"compiling the evaluation ({batch.describe()})")
+    update_status(f"compiling the evaluation ({batch.describe()})")
     run = map_rows(layout, graph, functools.partial(function, graph))
     return run(parameters, batch)
 
@@ -112,5 +112,5 @@ def score_batch(
         streamed = stream_over_batches(model.graph, function, slices)
         return streamed.forward({}, model.by_layer(parameters), batch)
     # Only a shape that is compiled renames it.
-    with activity():
+    with status():
         return score_rows(function, model.graph, model.layout, parameters, batch)

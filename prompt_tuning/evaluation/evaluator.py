@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -212,7 +212,7 @@ class Evaluator:
           with_texts: whether the completions of which exact match is measured are
             generated too, for `predictions`.
         """
-        with activity("evaluating"):
+        with status("evaluating"):
             return self._measure(parameters, with_texts)
 
     def _measure(self, parameters: Parameters, with_texts: bool) -> EvaluationResult:

@@ -17,10 +17,10 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning import processes
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.compiled_stages import CompiledStages
@@ -108,7 +108,7 @@ class PipelinedGradients:
             self.run(step)
         else:
             self._run_before.add(batch.tokens.shape)
-            with activity(f"compiling the stages ({batch.describe()})"):
+            with status(f"compiling the stages ({batch.describe()})"):
                 self.run(step)
         return self.finish(step)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.core import activity
+from prompt_tuning.core import status_line
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.text.tokenizers import has_tokenizer
@@ -120,7 +120,7 @@ def _download(name: HubName) -> Path:
     def fetch(file: str) -> Path:
         return Path(hub.hf_hub_download(name.repository, file, revision=commit))
 
-    activity.clear()  # the library shows its own progress bars
+    status_line.clear_status()  # the library shows its own progress bars
     folder = fetch(CONFIG).parent
     for file in _small_files(files):
         fetch(file)

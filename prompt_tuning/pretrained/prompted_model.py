@@ -18,12 +18,12 @@ from prompt_tuning.checkpoints.fingerprint import sampled
 from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.checkpoints.stored_tensors import PartReader
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Build, Parameters, describe, named_key, split
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.slices import whole
+from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
@@ -91,7 +91,7 @@ class PromptedModel:
             placement = placement.with_pinned(storage.pinned)
         return dataclasses.replace(self, weight_storage=storage, placement=placement)
 
-    @activity("reading the model")
+    @status("reading the model")
     def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
         """Restores or initializes all parameters that are not streamed, by path.
 
@@ -255,7 +255,7 @@ class PromptedModel:
         return self.interface.require_tokenizer()
 
 
-@activity("opening the model")
+@status("opening the model")
 def open_pretrained(
     source: Pretrained,
     tuning: Tuning | None = None,

@@ -9,10 +9,10 @@ import jax
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.adapter_names import BASE, OWN, TRAINED
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.data.chat_encoder import first_turn
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import ChatRecord
@@ -336,7 +336,7 @@ class Texts:
             self._fixed or (engine.count == slots and engine.limit >= self.room)
         ):
             return engine
-        with activity("opening the engine"):
+        with status("opening the engine"):
             return self._open(slots, slot_length(self.room))
 
     def open_engine(self, slots: int, length: int, kept: int = 0) -> DecodingEngine:

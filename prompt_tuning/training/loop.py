@@ -17,10 +17,10 @@ import jax
 from prompt_tuning import processes
 from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.written_config import run_config
-from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import show_status
 from prompt_tuning.training.compile_ahead import compiling_ahead
 from prompt_tuning.training.continuation import Member, adopt_changes, resume
 from prompt_tuning.training.early_stopping import (
@@ -205,7 +205,7 @@ def loop(
     steps = first.run.steps
     with (
         make_reporter(done) as reporter,
-        displayed_by(reporter.doing),
+        show_status(reporter.doing),
         contextlib.ExitStack() as resources,
     ):
         recorders = []

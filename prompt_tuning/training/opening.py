@@ -13,8 +13,8 @@ from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.objective import Objective
@@ -85,7 +85,7 @@ def open_members(
     if len(members) > 1:
         check_members(plans)
     # Data, and what is computed from it.
-    with activity("reading the data"):
+    with status("reading the data"):
         longest = max(members, key=lambda member: member.model.prompt_length)
         shortest = min(members, key=lambda member: member.model.prompt_length)
         examples = longest.examples()

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.member_driver import MemberPipeline
@@ -106,7 +106,7 @@ class StagedSweepStep:
         latest = self._latest
         if batch.tokens.shape not in self._shapes:
             self._shapes.add(batch.tokens.shape)
-            with activity(f"compiling the stages ({batch.describe()})"):
+            with status(f"compiling the stages ({batch.describe()})"):
                 self._pipeline.drain()
 
         def read(k: int) -> Outcome:

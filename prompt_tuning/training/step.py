@@ -17,10 +17,10 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.core.activity import activity
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compilation import abstract, return_freed_memory
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.scoring import merge_model
@@ -297,7 +297,7 @@ class CompiledStep:
         """Runs the step, after compiling it if the batch has a new shape."""
         shapes = _shapes(batch)
         if shapes not in self._compiled:
-            with activity(self._describe(batch)):
+            with status(self._describe(batch)):
                 ahead = self._ahead.pop(shapes, None)
                 if ahead is None or ahead.cancelled():
                     self._compile(state, frozen, batch)

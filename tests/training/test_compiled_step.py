@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax._src import monitoring
 
-from prompt_tuning.core.activity import displayed_by
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compilation import abstract
+from prompt_tuning.core.status_line import show_status
 from prompt_tuning.training.step import CompiledStep
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -60,7 +60,7 @@ def test_what_was_compiled_ahead_is_not_compiled_again(compilations):
 def test_the_display_counts_the_shapes():
     step, names = CompiledStep(add, shapes=2), []
     state, frozen = jnp.zeros(()), jnp.float32(1)
-    with displayed_by(names.append):
+    with show_status(names.append):
         for length in (3, 3, 5):
             state, _ = step(state, frozen, batch_of(2, length))
     assert names == [

@@ -1,7 +1,7 @@
-"""Names of long stages, for a display that shows what a command is doing.
+"""Tells the user what a long stage of a command is doing, e.g. "compiling".
 
-Whoever starts a long stage names it by `activity`; a command or a progress bar shows
-the name, by `displayed_by`. Without a display, names are ignored.
+A long stage runs inside `status(...)`. A command or a progress bar shows the text with
+`show_status`; without a display, nothing is shown.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 Display = Callable[[str | None], None]
-"""Shows the name of the current stage, or None if there is none."""
+"""Shows the name of the current stage; None clears it."""
 
 _display: ContextVar[Display | None] = ContextVar("display", default=None)
 _name: ContextVar[str | None] = ContextVar("name", default=None)
@@ -17,8 +17,8 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 @contextlib.contextmanager
-def displayed_by(display: Display | None) -> Iterator[None]:
-    """Shows the stages within by a display; None shows none of them."""
+def show_status(display: Display | None) -> Iterator[None]:
+    """Sends the status of everything inside to a display; None shows nothing."""
     token = _display.set(display)
     try:
         yield
@@ -27,29 +27,30 @@ def displayed_by(display: Display | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def activity(name: str | None = None) -> Iterator[None]:
-    """Names what happens within; None if only a call of `rename` within names it."""
+def status(name: str | None = None) -> Iterator[None]:
+    """Names a stage; without a name, an `update_status` inside may name it."""
     before, token = _name.get(), _inside.set(True)
     if name is not None:
-        rename(name)
+        update_status(name)
     try:
         yield
     finally:
         if _name.get() != before:
-            rename(before)
+            update_status(before)
         _inside.reset(token)
 
 
-def rename(name: str | None) -> None:
-    """Renames the current stage until the enclosing `activity` ends; else does nothing.
+def update_status(name: str | None) -> None:
+    """Renames the current stage until the enclosing `status` ends.
 
-    A function that `jax.jit` traces calls this to tell that it is about to be compiled.
+    Does nothing outside a `status`. Functions call this while `jax.jit` traces them,
+    just before they are compiled.
     """
     if _inside.get():
         _show(name)
 
 
-def clear() -> None:
+def clear_status() -> None:
     """Shows no stage until the next one begins."""
     _show(None)
 
