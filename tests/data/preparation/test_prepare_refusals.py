@@ -17,7 +17,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
     Splits,
     TokenizerChoice,
 )
-from prompt_tuning.data.rows import record_spans
+from prompt_tuning.data.rows import csv_rows, record_spans
 from tests.support.prepared_files import (
     columns,
     pairs,
