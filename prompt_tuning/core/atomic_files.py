@@ -249,8 +249,8 @@ def reporting_disk_errors(path: Path) -> Iterator[None]:
                 "Free some space and start the same command again"
             ) from error
         raise InputError(
-            f"{path} cannot be written: {error}; choose another place, or check its "
-            "permissions"
+            f"{path} cannot be written: {error.strerror or error}; choose another "
+            "place, or check its permissions"
         ) from error
 
 

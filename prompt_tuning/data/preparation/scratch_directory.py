@@ -15,6 +15,7 @@ from typing import Any
 from prompt_tuning.core.atomic_files import (
     replace_file,
     replace_folder,
+    reporting_disk_errors,
     restore_folder,
     sync_path,
 )
@@ -111,12 +112,16 @@ def open_scratch(output: Path) -> Iterator[ScratchDirectory]:
     """Opens the scratch directory of an output exclusively.
 
     Raises:
-      InputError: if another process prepares the same output.
+      InputError: if another process prepares the same output, or nothing can be
+        written next to it.
+      StorageError: if the disk is full.
     """
     path = scratch_path(output)
     lock = path.with_name(f"{path.name}.lock")
-    with hold_lock(lock, f"output {output}"):
-        path.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        with reporting_disk_errors(output):
+            stack.enter_context(hold_lock(lock, f"output {output}"))
+            path.mkdir(exist_ok=True)
         restore_folder(path / _OLD, output)
         try:
             yield ScratchDirectory(output)
