@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 
 import prompt_tuning as pt
 from prompt_tuning.config.configured import Configured
-from prompt_tuning.core.figures import write_picture
+from prompt_tuning.core.picture_files import write_picture
 from scripts import skills
 from tests.support.headless_browser import HeadlessBrowser, find_browser
 

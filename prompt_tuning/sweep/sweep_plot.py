@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from prompt_tuning.core.figures import write_picture
+from prompt_tuning.core.picture_files import write_picture
 from prompt_tuning.sweep.sweep_summary import MemberResult, SweepSummary
 from prompt_tuning.training.metrics_log import EVALUATION
 

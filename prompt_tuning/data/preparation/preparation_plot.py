@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from prompt_tuning.core.figures import write_picture
+from prompt_tuning.core.picture_files import write_picture
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT, SEPARATOR
 from prompt_tuning.data.preparation.preparation_metrics import (
     BINS_PER_OCTAVE,

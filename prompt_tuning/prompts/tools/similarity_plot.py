@@ -9,7 +9,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from prompt_tuning.core.figures import write_picture
+from prompt_tuning.core.picture_files import write_picture
 
 MAXIMUM_WITH_NUMBERS = 16
 INCHES_PER_PROMPT = 0.55

@@ -4,7 +4,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from prompt_tuning.core.errors import StorageError
-from prompt_tuning.core.figures import write_picture
+from prompt_tuning.core.picture_files import write_picture
 
 
 def test_a_picture_is_replaced_and_survives_a_full_disk(tmp_path, monkeypatch):
