@@ -18,9 +18,9 @@ from prompt_tuning.checkpoints.formats.safetensors import (
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block, whole
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.numpy_files import MAGIC, read_npy, read_npz
-from prompt_tuning.core.slices import Block, whole
 
 EQUAL, DIFFERENT, SHAPES = "equal", "different", "shapes differ"
 ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"

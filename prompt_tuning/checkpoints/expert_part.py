@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
-from prompt_tuning.core.slices import Block
+from prompt_tuning.core.array_slices import Block
 
 
 @dataclasses.dataclass(frozen=True)

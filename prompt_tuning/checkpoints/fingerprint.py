@@ -11,8 +11,8 @@ import numpy as np
 
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.quantization import scale_path
-from prompt_tuning.core.slices import Block
 
 SAMPLES = 64
 """Minimum number of samples per parameter."""

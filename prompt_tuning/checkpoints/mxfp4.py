@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.slices import Block
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_SIZE, BYTES = 32, 16

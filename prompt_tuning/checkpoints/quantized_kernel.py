@@ -14,9 +14,9 @@ from prompt_tuning.checkpoints.stored_tensors import (
     read_blocks,
     tiles,
 )
+from prompt_tuning.core.array_slices import Block, extent
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization import channel_scale, quantize
-from prompt_tuning.core.slices import Block, extent
 
 
 class QuantizedKernel:

@@ -25,10 +25,10 @@ from prompt_tuning.checkpoints.stored_tensors import (
     assemble_parts,
     check_recipe,
 )
+from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.quantization import QUANTIZED, scale_path
-from prompt_tuning.core.slices import whole
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]

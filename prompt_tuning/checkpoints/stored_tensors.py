@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from prompt_tuning.core.array_slices import Block, extent, joined, relative, whole
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.slices import Block, extent, joined, relative, whole
 
 PartReader = Callable[[Sequence[Block]], list[np.ndarray]]
 """Reads blocks of one parameter, and nothing else of it."""

@@ -18,11 +18,11 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import check_links, check_name
 from prompt_tuning.core.file_signatures import format_of
 from prompt_tuning.core.numpy_files import MAXIMUM_SIZE, check_shape
-from prompt_tuning.core.slices import Block
 from prompt_tuning.core.typed_json import (
     JsonObject,
     as_object,

@@ -23,10 +23,10 @@ from prompt_tuning.checkpoints.formats.msgpack_index import (
 )
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block, extent
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.file_names import check_links, path_within
 from prompt_tuning.core.numpy_files import check_shape
-from prompt_tuning.core.slices import Block, extent
 from prompt_tuning.core.typed_json import as_object
 
 NUMERIC = "biufc"

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.numpy_files import check_shape
-from prompt_tuning.core.slices import Block
 from prompt_tuning.core.typed_json import read_json
 
 if TYPE_CHECKING:
