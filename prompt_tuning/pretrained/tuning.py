@@ -10,8 +10,12 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.prompts.adapter_kinds import (
+    adapter_specs,
+    find_prompt_class,
+    prompt_shapes,
+)
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.kinds import adapter_specs, find_prompt_class, prompt_shapes
 from prompt_tuning.prompts.projection_adapters import LORA_A, AdapterSpec, LoRA
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting

@@ -35,7 +35,11 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.numpy_files import numpy_bytes
 from prompt_tuning.core.typed_json import JsonObject
-from prompt_tuning.prompts.kinds import find_kind, find_prompt_class, prompt_classes
+from prompt_tuning.prompts.adapter_kinds import (
+    find_kind,
+    find_prompt_class,
+    prompt_classes,
+)
 from prompt_tuning.prompts.prompt_module import Attachment
 
 SCALINGS = "scalings"

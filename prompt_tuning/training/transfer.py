@@ -29,7 +29,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
-from prompt_tuning.prompts.kinds import find_kind
+from prompt_tuning.prompts.adapter_kinds import find_kind
 from prompt_tuning.prompts.projection_adapters import LoRA
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight

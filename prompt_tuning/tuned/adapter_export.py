@@ -36,7 +36,7 @@ from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts import adapter_files
-from prompt_tuning.prompts.kinds import check_kinds
+from prompt_tuning.prompts.adapter_kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sweep.best_member import best_member
 from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run

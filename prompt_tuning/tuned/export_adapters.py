@@ -20,7 +20,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.models.build import projections
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.prompts.kinds import adapter_specs, prompt_classes
+from prompt_tuning.prompts.adapter_kinds import adapter_specs, prompt_classes
 from prompt_tuning.prompts.prompt_module import InputDependentPrompt
 from prompt_tuning.prompts.prompt_settings import Prompting
 

@@ -20,8 +20,8 @@ from prompt_tuning.prompts.adapter_files import (
     write_checkpoint,
     write_t5x,
 )
+from prompt_tuning.prompts.adapter_kinds import find_kind
 from prompt_tuning.prompts.deep import ADDED_DEEP
-from prompt_tuning.prompts.kinds import find_kind
 from tests.support.adapters import random_adapter
 from tests.support.dummies import LLAMA, T5_GATED
 from tests.support.shared_data import SHARED

@@ -9,8 +9,7 @@ import pytest
 from prompt_tuning.adapters.adapter import PEFT_KINDS
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import split
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.kinds import (
+from prompt_tuning.prompts.adapter_kinds import (
     adapter_specs,
     check_kinds,
     find_kind,
@@ -18,6 +17,7 @@ from prompt_tuning.prompts.kinds import (
     prompt_classes,
     prompt_shapes,
 )
+from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 
 VOCABULARY = Vocabulary(np.ones((7, 4), np.float32), stack=StackShape(3, 2, 5))
 SIZES = {"P": 6, "L": 3, "D": 4, "K": 5}
