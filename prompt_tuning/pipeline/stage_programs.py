@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.pipeline.joined_rows import JoinedRows
-from prompt_tuning.pipeline.joint_cut import JointCut
+from prompt_tuning.pipeline.split_backward import SplitBackward
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 from prompt_tuning.pipeline.staged_model import StagePart
 
@@ -101,7 +101,7 @@ class StagePrograms:
         leaves, leaf_specs = others
         own_leaves = {i: devices.local(x, leaf_specs[i]) for i, x in leaves.items()}
 
-        def cut() -> tuple[Any, JointCut]:
+        def cut() -> tuple[Any, SplitBackward]:
             local = [
                 jax.eval_shape(self._gather, devices.local(group, own))
                 for group, own in zip(parameters, specs, strict=True)
@@ -109,7 +109,7 @@ class StagePrograms:
             known = (local[1], own_leaves)
             # The prefix is there until the end of the step.
             lasting = len(jax.tree.leaves(inputs["prefix"]))
-            return local[0], JointCut(part, local[0], inputs, known, lasting)
+            return local[0], SplitBackward(part, local[0], inputs, known, lasting)
 
         self.weights, self.cut = devices.trace(cut)
         self.outputs = self.cut.outputs

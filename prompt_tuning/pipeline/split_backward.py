@@ -26,7 +26,7 @@ from prompt_tuning.streaming.traced_equations import (
 Arrays = list[Any]
 
 
-class JointCut:
+class SplitBackward:
     """The forward pass, p1 and p2 of a function of one set of shapes.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.pipeline.joint_cut import JointCut
+from prompt_tuning.pipeline.split_backward import SplitBackward
 from prompt_tuning.pipeline.staged_model import StagedModel
 from tests.support import dummies
 
@@ -57,7 +57,7 @@ def _products(program):
 def test_postponed_weight_gradients_equal_autodiffs(checkpointed):
     weights, hidden, others = arguments()
     function = functools.partial(blocks_and_head, checkpointed=checkpointed)
-    cut = JointCut(function, weights, hidden, others)
+    cut = SplitBackward(function, weights, hidden, others)
     outputs, kept = jax.jit(cut.forward)(weights, hidden, others)
     gradients = jnp.cos(jnp.arange(outputs.size, dtype=jnp.float32))
     gradients = gradients.reshape(outputs.shape)
@@ -99,7 +99,7 @@ def test_nothing_is_left_for_p2_where_no_weight_is_trained():
     def frozen_blocks(trained, hidden, others):
         return blocks_and_head(weights, hidden, others, checkpointed=False)
 
-    cut = JointCut(frozen_blocks, {}, hidden, others)
+    cut = SplitBackward(frozen_blocks, {}, hidden, others)
     outputs, kept = cut.forward({}, hidden, others)
     _, handed = cut.input_gradient({}, others, kept, outputs)
     assert handed == []
@@ -127,7 +127,7 @@ def test_no_product_of_a_stage_is_computed_twice(trained):
         prefix[i] = np.zeros((1, *shape[1:]), np.float32)
     prefix[2] = np.zeros((1, config.width), np.float32)
     inputs, known = {"carried": carried, "prefix": prefix}, (frozen, others)
-    cut = JointCut(part, weights, inputs, known)
+    cut = SplitBackward(part, weights, inputs, known)
     outputs, kept = jax.eval_shape(cut.forward, weights, inputs, known)
 
     def count(function, *arguments):
