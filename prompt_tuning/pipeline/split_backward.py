@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from prompt_tuning.pipeline.program_halves import Half, Repeated, divide
+from prompt_tuning.pipeline.program_split import Half, Repeated, divide
 from prompt_tuning.streaming.traced_equations import (
     CALLS,
     CHECKPOINTS,
