@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from prompt_tuning.core.parameters import ParameterAxes
-from prompt_tuning.pipeline.joined_rows import JoinedRows
+from prompt_tuning.pipeline.microbatch_concatenation import MicrobatchConcatenation
 from prompt_tuning.pipeline.split_backward import SplitBackward
 from prompt_tuning.pipeline.stage_devices import PER_DEVICE, StageDevices
 from prompt_tuning.pipeline.staged_model import StagePart
@@ -144,12 +144,14 @@ class StagePrograms:
           InputError: if something of p2 cannot be joined.
         """
         own, all_rows = self.cut, larger.cut
-        held = JoinedRows(own.held_shapes, all_rows.held_shapes, self._held_differs())
-        handed = JoinedRows(
+        held = MicrobatchConcatenation(
+            own.held_shapes, all_rows.held_shapes, self._held_differs()
+        )
+        handed = MicrobatchConcatenation(
             own.handed_shapes, all_rows.handed_shapes, [True] * len(own.handed_shapes)
         )
         names = [i for i, reads in self._reads_late(larger).items() if reads]
-        others = JoinedRows(
+        others = MicrobatchConcatenation(
             [self._others[i] for i in names],
             [larger._others[i] for i in names],
             [True] * len(names),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from prompt_tuning.core.errors import InputError
 
 
-class JoinedRows:
+class MicrobatchConcatenation:
     """Joins lists of arrays of several micro-batches along their rows.
 
     An array's rows are the dimension that is larger in a trace of all rows.
