@@ -12,7 +12,7 @@ from jax.extend.core import Var
 
 from prompt_tuning.streaming.compiled_segments import CompiledLoop, CompiledSegment
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
-from prompt_tuning.streaming.loop_runs import (
+from prompt_tuning.streaming.streamed_loops import (
     Kept,
     KeptByLayer,
     VariableValues,
