@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.expert_part import ExpertPart
+from prompt_tuning.checkpoints.fused_experts import FusedExperts
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     layered,
@@ -89,9 +89,9 @@ def fused_expert_recipes(
     prefix = "" if "embed_tokens.weight" in names else PREFIX
     tensors = {
         "router/kernel": (router, transpose),
-        "expert_gate": (inward, ExpertPart(0, 2)),
-        "expert_up": (inward, ExpertPart(1, 2)),
-        "expert_down": (outward, ExpertPart()),
+        "expert_gate": (inward, FusedExperts(0, 2)),
+        "expert_up": (inward, FusedExperts(1, 2)),
+        "expert_down": (outward, FusedExperts()),
     }
     experts = {
         f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", config.layers, part)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.expert_part import EveryOther
+from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     identity,

@@ -9,7 +9,7 @@ from prompt_tuning.core.array_slices import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertPart(Transform):
+class FusedExperts(Transform):
     """Takes one of several projections of all experts, stored `[E, out, in]`.
 
     Attributes:
