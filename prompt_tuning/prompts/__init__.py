@@ -34,7 +34,7 @@ _LISTED = {
     "from_template": "prompt_tuning.prompts.initializers",
 }
 FACTORIES = with_configured(_LISTED, "prompts", ("prompts", "adapters"))
-"""The module of each factory that a config can name; `kinds` imports them when needed.
+"""Each factory that a config can name and its module; `adapter_kinds` imports them.
 
 A new prompt or projection adapter is found by the name of its module, which is that of
 its config.
