@@ -25,6 +25,7 @@ from prompt_tuning.config.argument_types import (
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.configured import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
+from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.python_runs import (
     DEFAULT_STEPS,
     TuneRequest,
@@ -32,7 +33,6 @@ from prompt_tuning.config.python_runs import (
     tune_request,
 )
 from prompt_tuning.config.run import Run
-from prompt_tuning.config.values_in_use import operative_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber

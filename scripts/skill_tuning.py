@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.continue_rows import continue_rows
@@ -63,7 +63,7 @@ def tune_and_measure(
     started = time.monotonic()
     train(
         open_run(run),
-        config=values_in_use.operative_config(),
+        config=operative_config.operative_config(),
         make_reporter=lambda done: FirstStep(make_reporter(console, run.steps, done)),
     )
     seconds = time.monotonic() - started

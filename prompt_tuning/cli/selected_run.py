@@ -14,7 +14,7 @@ from prompt_tuning.cli.run_options import (
     find_run_directory,
     given_config,
 )
-from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
@@ -152,7 +152,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
     return [
         f"prompt_tuning {__version__}, jax {jax.__version__}",
         *(f"--{name} {value}" for name, value in sorted(shared.items())),
-        *relevant_lines(values_in_use.bound_config()),
+        *relevant_lines(operative_config.bound_config()),
     ]
 
 
@@ -170,4 +170,4 @@ def report_idle_devices(run: Run) -> list[str]:
 def print_config() -> None:
     """Prints the config of the run that was read last."""
     if processes.is_first():
-        print(values_in_use.complete_config(), end="")
+        print(operative_config.complete_config(), end="")

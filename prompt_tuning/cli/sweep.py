@@ -128,7 +128,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     Raises:
       InputError: if something cannot be used.
     """
-    from prompt_tuning.config import values_in_use
+    from prompt_tuning.config import operative_config
     from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
     from prompt_tuning.training.member_checks import check_compatible
     from prompt_tuning.training.opening import open_members
@@ -141,9 +141,9 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     for variation in variations:
         runs[variation.name] = _read_member(options, variation, directory)
         bindings = [*options.bindings, *variation.lines]
-        unused.append(values_in_use.unused_bindings(bindings))
+        unused.append(operative_config.unused_bindings(bindings))
     everywhere = set.intersection(*map(set, unused))
-    values_in_use.check_used(
+    operative_config.check_used(
         {k: why for k, why in unused[0].items() if k in everywhere}
     )
     check_compatible(runs)
@@ -152,7 +152,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
         # Open each member while gin holds its config: gin builds its prompt.
         run = _read_member(options, variation, directory)
         plans[variation.name] = plan_run(run)
-        configs[variation.name] = values_in_use.operative_config()
+        configs[variation.name] = operative_config.operative_config()
     trainers = open_members(plans, at_once=options.at_once)
     members = [
         SweepMember(each.name, each.varies, trainer, configs[each.name])

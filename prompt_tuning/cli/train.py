@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         read_run,
         report_idle_devices,
     )
-    from prompt_tuning.config import values_in_use
+    from prompt_tuning.config import operative_config
     from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.opening import open_run
@@ -86,14 +86,14 @@ def run(options: argparse.Namespace) -> int:
         return 0
     # Held from here on, so that a second command is refused before it reads the model.
     with hold_run(run.directory):
-        run_on_first(lambda: check_resumable(run, values_in_use.complete_config()))
+        run_on_first(lambda: check_resumable(run, operative_config.complete_config()))
         training = open_run(run)
         # Now, because the data's files may be gone when training ends.
         next_command = NextCommand.of(run)
         print_lines(console, training.report(), *report_idle_devices(run))
         outcome = train_held(
             training,
-            config=values_in_use.operative_config(),
+            config=operative_config.operative_config(),
             record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
             make_reporter=lambda done: make_reporter(console, run.steps, done),
             profile=options.profile,
@@ -113,14 +113,14 @@ def _print_plan(console: "Console", run: "Run") -> None:
     """Opens and checks everything without training or writing."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import report_idle_devices
-    from prompt_tuning.config import values_in_use
+    from prompt_tuning.config import operative_config
     from prompt_tuning.processes.group import run_on_first
     from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.run_directory import check_owner
 
     training = open_run(run)
     print_lines(console, training.report(), *report_idle_devices(run))
-    directory, config = Path(run.directory), values_in_use.operative_config()
+    directory, config = Path(run.directory), operative_config.operative_config()
     model = training.fingerprint
     run_on_first(lambda: check_owner(directory, config, model))
     print_lines(console, "dry run: no step was taken and nothing was written")

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.cli.main import set_up_process, split_bindings
-from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, SEPARATOR
@@ -153,7 +153,7 @@ def tune(
     run = gin_files.read_run(["runs/context_distillation.gin"], [*bindings, *overrides])
     train(
         open_run(run),
-        config=values_in_use.operative_config(),
+        config=operative_config.operative_config(),
         make_reporter=lambda done: make_reporter(Console(), run.steps, done),
     )
     return run

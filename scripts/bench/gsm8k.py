@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from prompt_tuning.cli.main import set_up_process
-from prompt_tuning.config import gin_files, values_in_use
+from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
@@ -51,7 +51,7 @@ def main() -> None:
     console = Console()
     train(
         open_run(run),
-        config=values_in_use.operative_config(),
+        config=operative_config.operative_config(),
         make_reporter=lambda done: make_reporter(console, run.steps, done),
     )
     assert run.evaluation is not None

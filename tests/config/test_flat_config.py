@@ -13,10 +13,10 @@ from prompt_tuning.config.flat_choices import check_training, default_directory
 from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.flat_option import METHOD
 from prompt_tuning.config.gin_files import read_run
+from prompt_tuning.config.operative_config import complete_config
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.config.python_runs import tune_request
 from prompt_tuning.config.run import Run
-from prompt_tuning.config.values_in_use import complete_config
 from prompt_tuning.core.errors import InputError
 
 MODEL = "bundled:skills-decoder"

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.config.values_in_use import operative_config
+from prompt_tuning.config.operative_config import operative_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BINDINGS = [

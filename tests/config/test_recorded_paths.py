@@ -7,9 +7,9 @@ import pytest
 
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.gin_files import read_run, read_run_directory
+from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.recorded_paths import RecordedPaths
 from prompt_tuning.config.run import Run
-from prompt_tuning.config.values_in_use import operative_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training.run_directory import check_owner, claim
 

@@ -4,7 +4,7 @@ import pytest
 
 from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.gin_files import read_run
-from prompt_tuning.config.values_in_use import complete_config
+from prompt_tuning.config.operative_config import complete_config
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
 from prompt_tuning.sharding.mesh import MeshShape
