@@ -12,11 +12,6 @@ from prompt_tuning.cli import launch
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
 from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.flat_choices import (
-    check_duration,
-    check_numbers,
-    choices_in,
-)
 from prompt_tuning.config.flat_option import (
     DATA,
     EVALUATION,
@@ -24,6 +19,11 @@ from prompt_tuning.config.flat_option import (
     METHOD,
     MODEL,
     FlatOption,
+)
+from prompt_tuning.config.option_checks import (
+    check_duration,
+    check_numbers,
+    choices_in,
 )
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError

@@ -10,7 +10,6 @@ from typing import Any
 
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.factory_outlines import outline
-from prompt_tuning.config.flat_choices import Choices
 from prompt_tuning.config.gin_values import known_value, replace_macros
 from prompt_tuning.config.operative_config import (
     Values,
@@ -18,6 +17,7 @@ from prompt_tuning.config.operative_config import (
     complete_values,
     unused_bindings,
 )
+from prompt_tuning.config.option_checks import Choices
 from prompt_tuning.config.parsed_config import GivenConfig, registered
 from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.pretrained.checkpoint_path import check_checkpoint

@@ -12,7 +12,7 @@ from prompt_tuning.config.config_table import (
     find_choice,
     shipped,
 )
-from prompt_tuning.config.flat_choices import (
+from prompt_tuning.config.option_checks import (
     EVALUATES,
     Choices,
     check_frozen,

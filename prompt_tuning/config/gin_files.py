@@ -15,8 +15,8 @@ import gin
 from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
 from prompt_tuning.config.configured import factory_signature
 from prompt_tuning.config.factories import import_factories
-from prompt_tuning.config.flat_choices import Choices
 from prompt_tuning.config.operative_config import check_used, unused_bindings
+from prompt_tuning.config.option_checks import Choices
 from prompt_tuning.config.parsed_config import GivenConfig, explained, register
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.file_names import check_links

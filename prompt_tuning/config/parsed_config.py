@@ -19,10 +19,10 @@ from gin import selector_map
 
 from prompt_tuning.config.configured import GIVEN_BY_THE_RUN, factory_signature
 from prompt_tuning.config.factories import FACTORIES
-from prompt_tuning.config.flat_choices import Choices, option_bindings
 from prompt_tuning.config.flat_options import TABLE
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
+from prompt_tuning.config.option_checks import Choices, option_bindings
 from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown

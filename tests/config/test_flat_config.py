@@ -9,11 +9,11 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.config.config_changes import compare_configs
 from prompt_tuning.config.config_table import choices_of, find_choice, list_rates
-from prompt_tuning.config.flat_choices import check_training, default_directory
 from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.flat_option import METHOD
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.operative_config import complete_config
+from prompt_tuning.config.option_checks import check_training, default_directory
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.config.python_runs import tune_request
 from prompt_tuning.config.run import Run
