@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name in MODULES:
         value = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
     elif name in CONFIGURABLE:
-        from prompt_tuning.config.configured import Configurable
+        from prompt_tuning.config.deferred_factories import Configurable
 
         value = Configurable(name)
     else:

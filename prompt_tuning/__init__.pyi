@@ -13,7 +13,7 @@ from prompt_tuning.api import TunedModel as TunedModel
 from prompt_tuning.api import load as load
 from prompt_tuning.api import load_tuned as load_tuned
 from prompt_tuning.api import tune as tune
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.config.run import Run as Run
 from prompt_tuning.core.batch import Batch as Batch
 from prompt_tuning.core.errors import InputError as InputError

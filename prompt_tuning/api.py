@@ -23,7 +23,7 @@ from prompt_tuning.config.argument_types import (
     TuneFields,
 )
 from prompt_tuning.config.config_values import CONFIG_FILE
-from prompt_tuning.config.configured import Configurable, Configured
+from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.python_runs import (

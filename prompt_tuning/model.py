@@ -14,7 +14,7 @@ from prompt_tuning.config.argument_types import (
     EvaluationFields,
     Method,
 )
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.config.python_runs import attachments
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch

@@ -18,7 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 import prompt_tuning as pt
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.core.picture_files import write_picture
 from scripts import skills
 from tests.support.headless_browser import HeadlessBrowser, find_browser

@@ -24,7 +24,7 @@ import optax
 
 import prompt_tuning as pt
 from prompt_tuning import api, model
-from prompt_tuning.config.configured import (
+from prompt_tuning.config.deferred_factories import (
     Configured,
     factory_named,
     factory_signature,

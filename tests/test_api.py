@@ -11,7 +11,7 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
-from prompt_tuning.config.configured import factory_named, factory_signature
+from prompt_tuning.config.deferred_factories import factory_named, factory_signature
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.core.parameters import Parameters
 from tests.support.small_runs import clean_process

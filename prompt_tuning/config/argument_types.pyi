@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import optax
 
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import ParameterGroup as _ParameterGroup
 from prompt_tuning.core.rematerialization import Rematerialization as _Rematerialization

@@ -18,7 +18,7 @@ from prompt_tuning.config.config_values import (
     macros_in,
     resolved,
 )
-from prompt_tuning.config.configured import default_text
+from prompt_tuning.config.deferred_factories import default_text
 from prompt_tuning.config.recorded_paths import is_path, locate_text
 from prompt_tuning.core.errors import MAXIMUM_LINES, shortened
 from prompt_tuning.core.metric_directions import AUTO, metric_and_direction

@@ -13,7 +13,7 @@ from typing import Any
 import gin
 
 from prompt_tuning.config.config_values import CONFIG_FILE, IDENTITY_FILE
-from prompt_tuning.config.configured import factory_signature
+from prompt_tuning.config.deferred_factories import factory_signature
 from prompt_tuning.config.factories import import_factories
 from prompt_tuning.config.operative_config import check_used, unused_bindings
 from prompt_tuning.config.option_checks import Choices

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.core.errors import InputError, shown
 
 

@@ -17,7 +17,7 @@ import gin
 from gin import config as gin_config
 from gin import selector_map
 
-from prompt_tuning.config.configured import GIVEN_BY_THE_RUN, factory_signature
+from prompt_tuning.config.deferred_factories import GIVEN_BY_THE_RUN, factory_signature
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.flat_options import TABLE
 from prompt_tuning.config.gin_sources import ConfigSources

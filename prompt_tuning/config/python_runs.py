@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from prompt_tuning.config.config_table import ShippedConfig, recipe_of_class
-from prompt_tuning.config.configured import Configured, built, parameter_names
+from prompt_tuning.config.deferred_factories import Configured, built, parameter_names
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import prompt_names, read_run
 from prompt_tuning.config.gin_text import gin_bindings

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.config.configured import Configured
+from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import prompt_names
 from prompt_tuning.config.gin_text import gin_bindings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prompt_tuning.config.configured import factory_signature
+from prompt_tuning.config.deferred_factories import factory_signature
 from prompt_tuning.config.factories import FACTORIES, import_factories
 from prompt_tuning.config.factory_outlines import outline
 from prompt_tuning.config.parameter_checks import check_parameter

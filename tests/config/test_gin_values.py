@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from prompt_tuning.config.configured import parameter_names
+from prompt_tuning.config.deferred_factories import parameter_names
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import read_run, register_factories
 from prompt_tuning.core.errors import InputError

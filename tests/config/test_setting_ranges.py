@@ -12,7 +12,7 @@ import pytest
 from jaxtyping import TypeCheckError
 
 import prompt_tuning as pt
-from prompt_tuning.config.configured import Configurable, parameter_names
+from prompt_tuning.config.deferred_factories import Configurable, parameter_names
 from prompt_tuning.config.factories import FACTORIES, import_factories
 from prompt_tuning.config.parameter_checks import check_parameter, parameter_hints
 from prompt_tuning.core.errors import InputError
