@@ -17,8 +17,8 @@ from prompt_tuning.config.deferred_factories import Configured, built, parameter
 from prompt_tuning.config.factories import FACTORIES
 from prompt_tuning.config.gin_files import prompt_names, read_run
 from prompt_tuning.config.gin_text import gin_bindings
+from prompt_tuning.config.python_config import own_prompt, stand_in
 from prompt_tuning.config.run import Run
-from prompt_tuning.config.written_config import own_prompt, stand_in
 from prompt_tuning.core.errors import InputError, did_you_mean, kind_of, shown
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.data.rows.python_rows import (

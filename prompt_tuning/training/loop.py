@@ -16,7 +16,7 @@ import jax
 
 from prompt_tuning import processes
 from prompt_tuning.config.config_changes import ConfigChanges
-from prompt_tuning.config.written_config import run_config
+from prompt_tuning.config.python_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameters import Parameters
