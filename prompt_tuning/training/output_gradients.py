@@ -29,7 +29,7 @@ from prompt_tuning.sharding.shard_map import gradient_and_rows
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.gradients import value_and_gradient
-from prompt_tuning.training.named_outputs import (
+from prompt_tuning.training.model_outputs import (
     LOGITS,
     NUMBERS,
     OUTPUTS,
