@@ -25,8 +25,8 @@ from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
+from prompt_tuning.training.pipeline_setup import largest_batch
 from prompt_tuning.training.run_plan import RunPlan, plan_run, refuse_stages
-from prompt_tuning.training.stage_plan import largest_batch
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import CompiledStep, compile_step
 

@@ -15,14 +15,14 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.training.pipelined_step import pipelined_gradients
-from prompt_tuning.training.run_plan import RunPlan, plan_run
-from prompt_tuning.training.stage_plan import (
+from prompt_tuning.training.pipeline_setup import (
     largest_batch,
     microbatch_shape,
     plan_stages,
     stage_placement,
 )
+from prompt_tuning.training.pipelined_step import pipelined_gradients
+from prompt_tuning.training.run_plan import RunPlan, plan_run
 
 FIRST_STAGE = ("token_embedder/", "position_embedder/")
 """Parameters before the first block; all others outside of the blocks come last."""

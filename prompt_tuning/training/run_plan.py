@@ -27,7 +27,7 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
-from prompt_tuning.training.stage_plan import (
+from prompt_tuning.training.pipeline_setup import (
     check_division,
     microbatch_shape,
     plan_stages,
