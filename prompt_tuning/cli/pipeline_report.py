@@ -14,7 +14,7 @@ from prompt_tuning.pipeline.timeline_pictures import (
     timeline_svg,
     timeline_text,
 )
-from prompt_tuning.training.pipeline_estimate import PipelineEstimate
+from prompt_tuning.training.pipeline_preview import PipelinePreview
 
 COLUMNS = ("forward", "p1", "p2", "weights", "hold for p1", "hold for p2", "held")
 WIDTHS = (8, 8, 8, 10, 15, 15, 10)
@@ -41,7 +41,7 @@ def print_pipeline(run: Run, picture: Path | None) -> None:
     Raises:
       InputError: if the run cannot be used, or it has one stage.
     """
-    estimate = PipelineEstimate.open(run)
+    estimate = PipelinePreview.open(run)
     timeline, report = estimate.plan.timeline, estimate.plan.report()
     console = Console(width=CONSOLE_WIDTH)
     print_lines(console, *_stage_table(estimate), "")
@@ -51,7 +51,7 @@ def print_pipeline(run: Run, picture: Path | None) -> None:
         print_lines(console, f"picture: {picture}")
 
 
-def _stage_table(estimate: PipelineEstimate) -> list[str]:
+def _stage_table(estimate: PipelinePreview) -> list[str]:
     """Describes the micro-batch and each stage, line by line."""
     shape, plan = estimate.shape, estimate.plan
     lines = [

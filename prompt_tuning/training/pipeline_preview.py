@@ -29,7 +29,7 @@ FIRST_STAGE = ("token_embedder/", "position_embedder/")
 
 
 @dataclasses.dataclass(frozen=True)
-class PipelineEstimate:
+class PipelinePreview:
     """A run in stages whose weights are not read.
 
     Attributes:
@@ -47,7 +47,7 @@ class PipelineEstimate:
     batch: Batch
 
     @classmethod
-    def open(cls, run: Run) -> "PipelineEstimate":
+    def open(cls, run: Run) -> "PipelinePreview":
         """Opens a run and plans its pipeline.
 
         Raises:
