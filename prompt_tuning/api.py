@@ -46,7 +46,11 @@ from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import TrainingResult, train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Callback, python_reporter
-from prompt_tuning.tuned.adapter_export import SUFFIXES, source_of_model, write_adapters
+from prompt_tuning.tuned.adapter_conversion import (
+    SUFFIXES,
+    source_of_model,
+    write_adapters,
+)
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run

@@ -124,7 +124,7 @@ def _import_package(folder: Path) -> None:
     import prompt_tuning.config.gin_files
     import prompt_tuning.sweep.sweep_plot
     import prompt_tuning.sweep.sweep_run
-    import prompt_tuning.tuned.adapter_export  # noqa: F401
+    import prompt_tuning.tuned.adapter_conversion  # noqa: F401
     from prompt_tuning.data.preparation import worker_pool
 
     worker_pool.TASK_RECORDS = 200  # many shards of small inputs

@@ -10,7 +10,7 @@ from prompt_tuning.cli.shared_options import add_imports_option, refuse_bindings
 from prompt_tuning.core.errors import InputError
 
 if TYPE_CHECKING:
-    from prompt_tuning.tuned.adapter_export import ConversionSource
+    from prompt_tuning.tuned.adapter_conversion import ConversionSource
 
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         return _extract(options)
     if options.target == Path(PROMPT_KV) and options.to is None:
         return _store_prompt_kv(options)
-    from prompt_tuning.tuned.adapter_export import (
+    from prompt_tuning.tuned.adapter_conversion import (
         default_form,
         open_source,
         write_adapters,

@@ -9,7 +9,7 @@ import pytest
 from prompt_tuning.adapters.adapter import LORA, PROMPT, Adapter
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.tuned.adapter_export import ConversionSource, write_adapters
+from prompt_tuning.tuned.adapter_conversion import ConversionSource, write_adapters
 from tests.support.crash_states import read_tree, recorded
 from tests.support.exhaustive import sample
 from tests.support.small_runs import DECODER, write_model

@@ -14,7 +14,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.training.transfer import read_source
-from prompt_tuning.tuned.adapter_export import open_source
+from prompt_tuning.tuned.adapter_conversion import open_source
 from tests.adapters.peft_folders.test_peft_projections import (
     QUERIES,
     lora,
