@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
+from prompt_tuning.cli.byte_sizes import format_size
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
@@ -36,6 +37,8 @@ DESCRIPTION = (
 )
 PART_KEPT = 16
 """One of so many slots is kept for short rows."""
+LENGTH = 4096
+"""Maximum number of tokens of a row, unless `--length` sets it."""
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
 
 
@@ -52,6 +55,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on"
     )
     _add_sizes(parser)
+    parser.add_argument(
+        "--strict_length",
+        action="store_true",
+        help="refuse a request whose max_tokens do not fit into --length; otherwise it "
+        "gets as many as fit",
+    )
     parser.add_argument(
         "--api_key",
         metavar="KEY",
@@ -78,8 +87,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         ),
         "length": (
             PositiveInteger,
-            1024,
-            "maximum number of tokens of a row, given and new",
+            None,
+            "maximum number of tokens of a row, given and new (default: the model's "
+            f"positions, at most {LENGTH:,})",
         ),
         "queue": (
             NonnegativeInteger,
@@ -140,6 +150,7 @@ def run(options: argparse.Namespace) -> int:
         is_loopback,
         open_socket,
     )
+    from prompt_tuning.server.server_limits import ServerSettings
 
     with open_socket(options.host, options.port) as opened:
         models, engine = _open(options)
@@ -149,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         address = address_of(opened)
 
         def announce() -> None:
+            print(_size(engine))
             print(f"serving {', '.join(models.names)} at {address}", flush=True)
 
         def stop() -> None:
@@ -157,8 +169,11 @@ def run(options: argparse.Namespace) -> int:
         application = ServerApplication(
             models,
             engine,
-            queue_length=options.queue,
-            samples=options.samples,
+            ServerSettings(
+                queue_length=options.queue,
+                samples=options.samples,
+                strict_length=options.strict_length,
+            ),
             on_failure=stop,
         )
         hosts = (*LOOPBACK, options.host) if is_loopback(options.host) else ()
@@ -171,6 +186,15 @@ def run(options: argparse.Namespace) -> int:
         # Python would wait for its threads, which may compile for long.
         os._exit(code)
     return code
+
+
+def _size(engine: "DecodingEngine") -> str:
+    """Describes the memory of an engine's keys and values."""
+    size = format_size(engine.metrics().key_value_bytes)
+    return (
+        f"{engine.count} rows of {engine.limit:,} tokens: {size} of keys and values "
+        "(--slots, --length)"
+    )
 
 
 def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
@@ -212,7 +236,8 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     name = options.name or Path(checkpoint.rpartition(":")[2]).resolve().name
     models = ServedModels(texts, name, options.allow_loading)
     room = texts.model.maximum_length
-    length = options.length if room is None else min(options.length, room)
+    length = options.length or LENGTH
+    length = length if room is None else min(length, room)
     kept = options.slots // PART_KEPT
     engine = texts.open_engine(options.slots, length, kept)
     for adapter, path in named_adapters(options).items():

@@ -20,7 +20,11 @@ from prompt_tuning.decoding.adapter_table import ResidentAdapter
 from prompt_tuning.decoding.engine_metrics import EngineMetrics, MetricCounters
 from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Piece, Request, RequestHandle
-from prompt_tuning.decoding.request_checks import check_engine, check_room, read_ids
+from prompt_tuning.decoding.request_checks import (
+    check_engine,
+    fitting_tokens,
+    read_ids,
+)
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
 from prompt_tuning.decoding.row_queue import RowQueue
@@ -154,9 +158,11 @@ class DecodingEngine:
         sampling = request.sampling
         ids = read_ids(request, adapter)
         prompt = self._resident.prompt(adapter, request)
-        check_room(len(ids), adapter, prompt, sampling.new_tokens, self.limit)
+        new_tokens = fitting_tokens(
+            request, sampling.new_tokens, len(ids), adapter, prompt, self.limit
+        )
         mask = mask or self._masks.open(request, ids)
-        handle = RequestHandle(self._number, request)
+        handle = RequestHandle(self._number, request, new_tokens)
         self._number += 1
         for sample in range(sampling.n):
             part = (adapter, prompt, self.model, self._metrics.now(), mask)

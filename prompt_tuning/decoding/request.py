@@ -36,6 +36,8 @@ class Request:
       first_sample: number of the first sample among all of equal requests, so
         that these draw differently; see `separate_equal`.
       client: whose row it is, for clients that take turns, or None.
+      fits: whether a row has as many new tokens as there is room for, if that is fewer
+        than its settings allow; otherwise such a request is refused.
     """
 
     text: str | None = None
@@ -48,6 +50,7 @@ class Request:
     shared_ids: Sequence[int] | None = None
     first_sample: int = 0
     client: Hashable = None
+    fits: bool = False
 
     def __post_init__(self):
         given = [x is not None for x in (self.text, self.ids, self.embeddings)]
@@ -137,11 +140,13 @@ class RequestHandle:
     Attributes:
       number: number of the request, from 0.
       request: the request.
+      new_tokens: maximum number of new tokens of each sample.
       completions: the finished samples, in the order in which they ended.
     """
 
     number: int
     request: Request
+    new_tokens: int
     completions: list[Completion] = dataclasses.field(
         default_factory=list, compare=False
     )

@@ -39,28 +39,45 @@ def check_ids(ids: Sequence[int], adapter: ResidentAdapter) -> None:
         )
 
 
-def check_room(
-    given: int, adapter: ResidentAdapter, prompt: PromptPages, new: int, limit: int
-) -> None:
-    """Checks that a row and its new tokens fit into a slot and the model.
+def fitting_tokens(
+    request: Request,
+    new: int,
+    given: int,
+    adapter: ResidentAdapter,
+    prompt: PromptPages,
+    limit: int,
+) -> int:
+    """Returns the number of new tokens of a row, once they fit into a slot.
 
     Args:
+      request: request of the row, whose `fits` lets it have fewer than are asked for.
+      new: maximum number of new tokens.
       given: number of tokens of the row.
       adapter: adapter of the row.
       prompt: what precedes the row.
-      new: maximum number of new tokens.
       limit: number of positions of a slot.
 
     Raises:
-      InputError: if they do not.
+      InputError: if the row and its new tokens do not fit into a slot and the model.
     """
+    if request.fits:
+        new = max(min(new, _room_for_new(given, adapter, prompt, limit)), 1)
+    _check_room(given, adapter, prompt, new, limit)
+    return new
+
+
+def _check_room(
+    given: int, adapter: ResidentAdapter, prompt: PromptPages, new: int, limit: int
+) -> None:
+    """Checks that a row and its new tokens fit; see `fitting_tokens`."""
     config = adapter.model.config
     # Of each stack: tokens, prompt vectors among them, and what precedes both.
     stacks = [(given + new, adapter.joined, prompt.length)]
     if config.architecture == "encoder_decoder":
         decoder = (new, adapter.joined, prompt.length)
         stacks = [(given, adapter.encoded, 0), decoder]
-    message = f"a row of {given} tokens and {new} new ones does not fit: "
+    ones = "one" if new == 1 else "ones"
+    message = f"a row of {given} tokens and {new} new {ones} does not fit: "
     for taken, vectors, _ in stacks:
         if taken + vectors > limit:
             also = f", and the prompt takes {vectors}" if vectors else ""
@@ -73,6 +90,17 @@ def check_room(
             raise InputError(
                 f"{message}the model has {room} positions{also}{config.positions_note}"
             )
+
+
+def _room_for_new(
+    given: int, adapter: ResidentAdapter, prompt: PromptPages, limit: int
+) -> int:
+    """Returns the number of new tokens that fit, which may be negative."""
+    config = adapter.model.config
+    room = limit - adapter.joined
+    if config.maximum_positions is not None:
+        room = min(room, config.maximum_positions - adapter.joined - prompt.length)
+    return room if config.architecture == "encoder_decoder" else room - given
 
 
 def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:

@@ -37,6 +37,7 @@ class RowProgress:
     Attributes:
       handle: the request.
       sample: number of the sample.
+      new_tokens: maximum number of its new tokens.
       given: ids of its text.
       content: number of what it contains; see `content_number`.
       embeddings: vectors that are read instead of the tokens `given`, or None.
@@ -66,7 +67,7 @@ class RowProgress:
     ):
         self.handle, self.sample, self.given = handle, sample, list(given)
         self.adapter, self.prompt, self.submitted = adapter, prompt, submitted
-        self.sampling = handle.request.sampling
+        self.sampling, self.new_tokens = handle.request.sampling, handle.new_tokens
         self.written, self.first, self.ready = 0, prompt.length, False
         self.leader: int | None = None
         self.tokens: list[int] = []
@@ -147,7 +148,7 @@ class RowProgress:
         """Returns why the row ends with its last token; None if it does not."""
         if self.mask is not None and self.mask.complete:
             return "stop"
-        if len(self.tokens) == self.sampling.new_tokens:
+        if len(self.tokens) == self.new_tokens:
             return "length"
         return "failed" if self.mask is not None and self.mask.problem else None
 
@@ -155,7 +156,7 @@ class RowProgress:
         """Guesses the next tokens of a greedy row from its own text."""
         if self.needs != Needs():
             return []
-        left = self.sampling.new_tokens - len(self.tokens)
+        left = self.new_tokens - len(self.tokens)
         return guess_tokens([*self.given, *self.tokens], min(count, left))
 
     def _end(

@@ -35,4 +35,4 @@ class RowQueue(FairQueue[RowProgress]):
 
 def is_short(row: RowProgress) -> bool:
     """Returns whether a row makes few tokens."""
-    return row.sampling.new_tokens <= SHORT
+    return row.new_tokens <= SHORT

@@ -1,5 +1,6 @@
 """Beam searches of the server, in a thread apart from the engine's."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.beam_search import BeamSearch, search_beams
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Request, RequestHandle
-from prompt_tuning.decoding.request_checks import check_ids, check_room
+from prompt_tuning.decoding.request_checks import check_ids, fitting_tokens
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.fair_workers import FairWorkers
 
@@ -41,13 +42,13 @@ class BeamSearches:
           InputError: if a row cannot be served.
           BusyError: if too many rows wait.
         """
-        adapters = await thread.call(
+        searches = await thread.call(
             lambda engine: [_check(engine, each, settings) for each in requests]
         )
         handles = []
-        for request, adapter in zip(requests, adapters, strict=True):
-            search = functools.partial(_search, request, adapter, settings)
-            handle = RequestHandle(len(handles), request)
+        for request, (adapter, fitting) in zip(requests, searches, strict=True):
+            search = functools.partial(_search, request, adapter, fitting)
+            handle = RequestHandle(len(handles), request, fitting.new_tokens)
             handle.completions.extend(await self._pool.run(request.client, search))
             handles.append(handle)
         return handles
@@ -66,13 +67,15 @@ def _search(
 
 def _check(
     engine: DecodingEngine, request: Request, settings: BeamSearch
-) -> ResidentAdapter:
-    """Returns the adapter of a request.
+) -> tuple[ResidentAdapter, BeamSearch]:
+    """Returns the adapter of a request, and settings whose new tokens fit.
 
     Raises:
       InputError: if the request cannot be served.
     """
     adapter, ids = engine.find_adapter(request.adapter), request.ids or ()
     check_ids(ids, adapter)
-    check_room(len(ids), adapter, PromptPages(), settings.new_tokens, engine.limit)
-    return adapter
+    new_tokens = fitting_tokens(
+        request, settings.new_tokens, len(ids), adapter, PromptPages(), engine.limit
+    )
+    return adapter, dataclasses.replace(settings, new_tokens=new_tokens)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -28,9 +28,11 @@ def json_bytes(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Returns a response with JSON."""
-    return Response(json_bytes(value), status, media_type="application/json")
+    return Response(json_bytes(value), status, headers, "application/json")
 
 
 class BodyReader:
@@ -128,12 +130,20 @@ class EventStream(Response):
       generation: source of the pieces.
       form: format of the events.
       usage: whether an event with the numbers of tokens ends the stream.
+      headers: further headers.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, form: AnswerFormat, *, usage: bool):
-        super().__init__(headers={"Cache-Control": "no-cache"})
+    def __init__(
+        self,
+        generation: Generation,
+        form: AnswerFormat,
+        *,
+        usage: bool,
+        headers: Mapping[str, str],
+    ):
+        super().__init__(headers={"Cache-Control": "no-cache", **headers})
         del self.headers["content-length"]
         self._generation, self._form, self._usage = generation, form, usage
 

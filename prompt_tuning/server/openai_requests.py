@@ -16,7 +16,12 @@ from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.server import structured_outputs
-from prompt_tuning.server.request_fields import IGNORED, NEUTRAL, check_known
+from prompt_tuning.server.request_fields import (
+    CHANGING,
+    IGNORED,
+    Changing,
+    check_known,
+)
 from prompt_tuning.server.server_limits import (
     MAXIMUM_BIASES,
     MAXIMUM_ROWS,
@@ -24,7 +29,6 @@ from prompt_tuning.server.server_limits import (
     MAXIMUM_STOP_TOKENS,
     MAXIMUM_STOPS,
 )
-from prompt_tuning.texts.text_settings import default_new_tokens
 
 COMPLETION_TOKENS = 16
 """Maximum number of new tokens of a completion whose request gives none."""
@@ -44,12 +48,12 @@ WITH_BEAMS = (
 """Fields that a request with beam search may have."""
 COMPLETION = ("prompt", "prompt_embeds", *BEAMS, *COMMON)
 CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
-ADDS_SPECIAL = {"add_special_tokens": (True,)}
+ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
 """A completion's text begins as in training, with BOS if the model expects it."""
 STREAM_OPTIONS = ("include_usage",)
-STREAM_NEUTRAL = {
-    "continuous_usage_stats": (False,),
-    "include_obfuscation": (True, False),
+STREAM_CHANGING = {
+    "continuous_usage_stats": Changing((False,)),
+    "include_obfuscation": Changing((True, False)),
 }
 ROLES = ("system", "developer", "user", "assistant")
 
@@ -64,6 +68,8 @@ class CommonBody:
       sampling: how tokens are chosen.
       stream: whether the answer is a stream of events.
       usage: whether the stream ends with the numbers of tokens.
+      asked: maximum number of new tokens that the request names, or None.
+      unknown: names of fields that are not known.
     """
 
     model: str | None
@@ -71,6 +77,8 @@ class CommonBody:
     sampling: Sampling
     stream: bool
     usage: bool
+    asked: int | None
+    unknown: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,20 +123,20 @@ def read_completion(body: JsonObject) -> CompletionBody:
     Raises:
       InputError: if it has an unknown field, or a value that cannot be used.
     """
-    check_known(body, COMPLETION, {**NEUTRAL, **ADDS_SPECIAL})
+    unknown = check_known(body, COMPLETION, {**CHANGING, **ADDS_SPECIAL})
     embeddings = read_embeddings(body)
     prompts = []
     if not embeddings or body.values.get("prompt") is not None:
         prompts = _prompts(body)
     rows = len(embeddings) + len(prompts)
-    fields = {"prompts": prompts, "embeddings": embeddings}
+    fields = {"prompts": prompts, "embeddings": embeddings, "unknown": unknown}
     if body.flag("use_beam_search", False):
         beams = read_beams(body)
         values = dict(body.values) | {"temperature": 1, "n": beams.returned}
         common = _common(JsonObject(body.source, values), COMPLETION_TOKENS, None, rows)
         return CompletionBody(beams=beams, **fields, **common)
     for name in ("best_of", "length_penalty"):
-        if body.values.get(name) not in (None, *NEUTRAL[name]):
+        if body.values.get(name) not in (None, *CHANGING[name].neutral):
             raise InputError(f"{name} needs use_beam_search = true")
     logprobs = None
     if body.values.get("logprobs") is not False:
@@ -145,7 +153,7 @@ def read_beams(body: JsonObject) -> BeamSearch:
     """
     for name, value in body.values.items():
         read = name in (*WITH_BEAMS, *IGNORED) or value in (None, False, [], {})
-        if not read and name not in (*NEUTRAL, *ADDS_SPECIAL):
+        if not read and name in COMPLETION:
             raise InputError(f"{name} has no effect with use_beam_search: leave it out")
     if body.flag("stream", False):
         raise InputError("beams are known at the end only: leave out stream")
@@ -209,12 +217,12 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
 
     Args:
       body: the body.
-      room: number of positions of a slot.
+      room: number of positions of a slot, which new tokens may all take.
 
     Raises:
       InputError: if it has an unknown field, or a value that cannot be used.
     """
-    check_known(body, CHAT)
+    unknown = check_known(body, CHAT)
     top = body.integer("top_logprobs", None, maximum=MAXIMUM_LOGPROBS)
     wanted = body.flag("logprobs", False)
     if top and not wanted:
@@ -228,10 +236,8 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
             )
         values["max_tokens"] = tokens
     body = JsonObject(body.source, values)
-    common = _common(
-        body, default_new_tokens(room, chat=True), (top or 0) if wanted else None
-    )
-    return ChatBody(messages=_messages(body), **common)
+    common = _common(body, room, (top or 0) if wanted else None)
+    return ChatBody(messages=_messages(body), unknown=unknown, **common)
 
 
 def _prompts(body: JsonObject) -> Sequence[str] | Sequence[Sequence[int]]:
@@ -283,7 +289,7 @@ def _common(
     """Returns the fields of `CommonBody`."""
     stream = body.flag("stream", False)
     options = body.nested("stream_options", {})
-    check_known(options, STREAM_OPTIONS, STREAM_NEUTRAL)
+    check_known(options, STREAM_OPTIONS, STREAM_CHANGING)
     sampling = _sampling(body, tokens, logprobs)
     if prompts * sampling.n > MAXIMUM_ROWS:
         raise InputError(
@@ -296,6 +302,7 @@ def _common(
         "sampling": sampling,
         "stream": stream,
         "usage": options.flag("include_usage", False),
+        "asked": body.integer("max_tokens", None),
     }
 
 

@@ -1,80 +1,157 @@
-"""Fields of requests that change nothing, and those that another field replaces."""
+"""Fields of requests that are not read: harmless, unknown, or refused."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
 from prompt_tuning.core.typed_json import JsonObject
 
+_logger = logging.getLogger(__name__)
+
 IGNORED = (
     *("user", "metadata", "store", "service_tier", "safety_identifier"),
     *("prompt_cache_key", "prompt_cache_retention", "cache_salt", "request_id"),
-    *("priority", "include_reasoning", "parallel_tool_calls"),
+    *("priority", "include_reasoning", "parallel_tool_calls", "prediction"),
+    *("cache_prompt", "guided_decoding_backend", "keep_alive"),
 )
 """Fields that do not change what is generated, whatever their value."""
-NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "add_generation_prompt": (True,),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "detokenize": (True,),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
+
+
+class Changing(NamedTuple):
+    """A field that would change the answer, and is not supported.
+
+    Attributes:
+      neutral: values that change nothing, with which it is accepted.
+      instead: what to send instead, if there is something.
+    """
+
+    neutral: Sequence[Any] = ()
+    instead: str = ""
+
+
+CHANGING: Mapping[str, Changing] = {
+    # OpenAI
+    "audio": Changing(),
+    "best_of": Changing((1,)),
+    "echo": Changing((False,)),
+    "function_call": Changing(("none", "auto")),
+    "functions": Changing(([],)),
+    "modalities": Changing((["text"],)),
+    "suffix": Changing(("",)),
+    "tool_choice": Changing(("none", "auto")),
+    "tools": Changing(([],)),
+    "verbosity": Changing(("medium",)),
+    "web_search_options": Changing(),
+    # vLLM
+    "add_generation_prompt": Changing((True,)),
+    "allowed_token_ids": Changing(([],)),
+    "bad_words": Changing(([],)),
+    "chat_template": Changing(),
+    "chat_template_kwargs": Changing(({},)),
+    "continue_final_message": Changing((False,)),
+    "detokenize": Changing((True,)),
+    "documents": Changing(([],)),
+    "early_stopping": Changing((False,)),
+    "guided_choice": Changing(instead="structured_outputs: {choice: ...}"),
+    "guided_grammar": Changing(),
+    "guided_json": Changing(instead="structured_outputs: {json: ...}"),
+    "guided_json_object": Changing((False,), "structured_outputs: {json_object: ...}"),
+    "guided_regex": Changing(instead="structured_outputs: {regex: ...}"),
+    "guided_whitespace_pattern": Changing(),
+    "include_stop_str_in_output": Changing((False,)),
+    "length_penalty": Changing((1,)),
+    "logits_processors": Changing(([],)),
+    "mm_processor_kwargs": Changing(({},)),
+    "return_token_ids": Changing((False,)),
+    "return_tokens_as_token_ids": Changing((False,)),
+    "skip_special_tokens": Changing((True,)),
+    "spaces_between_special_tokens": Changing((True,)),
+    "truncate_prompt_tokens": Changing(),
+    "use_beam_search": Changing((False,)),
+    # transformers and text-generation-inference
+    "do_sample": Changing(instead="temperature"),
+    "max_new_tokens": Changing(instead="max_tokens"),
+    "num_beams": Changing((1,), "best_of with use_beam_search"),
+    "return_full_text": Changing((False,)),
+    "truncate": Changing(),
+    "typical_p": Changing((1,)),
+    # llama.cpp, ollama and SGLang
+    "ebnf": Changing(instead="structured_outputs: {grammar: ...}"),
+    "format": Changing(instead="response_format"),
+    "grammar": Changing(instead="structured_outputs: {grammar: ...}"),
+    "json_schema": Changing(instead="structured_outputs: {json: ...}"),
+    "lora_path": Changing(instead="model"),
+    "mirostat": Changing((0,)),
+    "n_predict": Changing(instead="max_tokens"),
+    "num_predict": Changing(instead="max_tokens"),
+    "options": Changing(),
+    "regex": Changing(instead="structured_outputs: {regex: ...}"),
+    "repeat_penalty": Changing((1,), "repetition_penalty"),
+    "stop_regex": Changing(),
+    "think": Changing(instead="chat_template_kwargs: {enable_thinking: ...}"),
 }
-"""Fields that are accepted with these values, which change nothing."""
-INSTEAD = {
-    "guided_choice": "structured_outputs: {choice: ...}",
-    "guided_json": "structured_outputs: {json: ...}",
-    "guided_regex": "structured_outputs: {regex: ...}",
-    "max_new_tokens": "max_tokens",
-    "num_beams": "best_of with use_beam_search",
-}
-"""What to send instead of fields that other servers or libraries have."""
+"""Fields that would change the answer, and are refused by name unless neutral."""
+MAXIMUM_NOTED = 1000
+"""Maximum number of lines about unknown fields."""
+
+
+class UnknownFields:
+    """Writes one line to the log for each unknown field and client."""
+
+    def __init__(self):
+        self._noted: set[tuple[str, str]] = set()
+
+    def note(self, names: Sequence[str], client: str) -> None:
+        """Writes lines about fields, unless they were written before.
+
+        Args:
+          names: the fields, each with what follows it in the line.
+          client: address of the client, with or without a port.
+        """
+        host = client.rpartition(":")[0] or client
+        for name in names:
+            if (name, host) in self._noted or len(self._noted) == MAXIMUM_NOTED:
+                continue
+            self._noted.add((name, host))
+            _logger.warning("a request from %s has an unknown field %s", host, name)
 
 
 def check_known(
     body: JsonObject,
     known: Sequence[str],
-    neutral: Mapping[str, Sequence[Any]] = NEUTRAL,
-) -> None:
-    """Refuses fields that would have an effect elsewhere and have none here.
+    changing: Mapping[str, Changing] = CHANGING,
+) -> list[str]:
+    """Refuses fields that would change the answer elsewhere and do not here.
 
     Args:
       body: the body; fields that are null are accepted.
       known: fields that are read.
-      neutral: fields that are accepted with some values only.
+      changing: fields that are accepted with some values only.
+
+    Returns:
+      the fields that are unknown, each with those that may have been meant.
 
     Raises:
-      InputError: for the first one.
+      InputError: for the first one that is refused.
     """
+    unknown = []
     for name, value in body.values.items():
         if name in known or name in IGNORED or value is None:
             continue
-        if name not in neutral:
-            hint = did_you_mean(name, known)
-            if name in INSTEAD:
-                hint = f"; send {INSTEAD[name]} instead"
-            raise InputError(f"{body.source} has an unknown field {shown(name)}{hint}")
-        if not any(_equal(value, each) for each in neutral[name]):
-            raise InputError(f"{name} = {shown(value)} is not supported: leave it out")
+        if name not in changing:
+            unknown.append(f"{shown(name)}, which is ignored{_meant(name, known)}")
+        elif not any(_equal(value, each) for each in changing[name].neutral):
+            instead = changing[name].instead
+            hint = f"send {instead} instead" if instead else "leave it out"
+            raise InputError(f"{name} = {shown(value)} is not supported: {hint}")
+    return unknown
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Returns a question if the name resembles a known one."""
+    hint = did_you_mean(name, known)
+    return hint if hint.endswith("?") else ""
 
 
 def _equal(value: Any, expected: Any) -> bool:

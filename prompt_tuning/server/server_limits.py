@@ -1,5 +1,7 @@
 """Limits of the server, and the errors by which it refuses requests."""
 
+import dataclasses
+
 MAXIMUM_BODY = 2**22
 """Maximum size of a request's body in bytes."""
 MAXIMUM_BODIES = 2**25
@@ -43,6 +45,22 @@ WAITING_TEXTS = 64
 """Number of requests whose texts may wait to be encoded."""
 MAXIMUM_ADAPTERS = 256
 """Maximum number of adapters that are loaded while the server runs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Limits that whoever starts the server chooses.
+
+    Attributes:
+      queue_length: number of rows that may wait for a slot.
+      samples: maximum of `n`.
+      strict_length: whether a request for more new tokens than there is room for is
+        refused; otherwise it gets as many as there is room for.
+    """
+
+    queue_length: int = 64
+    samples: int = 16
+    strict_length: bool = False
 
 
 class RequestError(Exception):

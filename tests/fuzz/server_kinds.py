@@ -10,6 +10,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.server.server_limits import ServerSettings
 from prompt_tuning.texts.texts import Texts
 from tests.fuzz.fuzz_kind import Kind
 from tests.fuzz.mutations import mutate_json
@@ -57,7 +58,7 @@ def open_client(folder: Path) -> AsgiClient:
         engine = texts.open_engine(slots=2, length=32)
         texts.load("soft", folder / "soft.npy")
         models = ServedModels(texts, "base", folder)
-        application = ServerApplication(models, engine, queue_length=4, samples=2)
+        application = ServerApplication(models, engine, ServerSettings())
         _clients.append(AsgiClient(application.app()))
     return _clients[0]
 

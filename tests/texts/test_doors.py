@@ -12,6 +12,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.server.application import ServerApplication
 from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.server.server_limits import ServerSettings
 from tests.support.asgi_client import AsgiClient
 from tests.support.exhaustive import sample
 from tests.support.small_runs import (
@@ -101,7 +102,7 @@ def by_server(model, directory, chat: bool) -> Answer:
     engine = texts.open_engine(slots=2, length=48)
     texts.load("a", directory)
     models = ServedModels(texts, "frozen")
-    application = ServerApplication(models, engine, queue_length=4, samples=2)
+    application = ServerApplication(models, engine, ServerSettings())
     client = AsgiClient(application.app())
     given = {"prompt": TEXT}
     if chat:

@@ -1,0 +1,259 @@
+"""The routes that generate: `/v1/completions` and `/v1/chat/completions`."""
+
+import dataclasses
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.decoding.beam_search import BeamSearch
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Request, RequestHandle, separate_equal
+from prompt_tuning.decoding.token_masks import RowMask
+from prompt_tuning.server import openai_requests
+from prompt_tuning.server.beam_searches import BeamSearches
+from prompt_tuning.server.engine_thread import EngineThread
+from prompt_tuning.server.event_stream import (
+    BodyReader,
+    EventStream,
+    check_completions,
+    collect,
+    json_response,
+    unless_gone,
+)
+from prompt_tuning.server.fair_workers import FairWorkers
+from prompt_tuning.server.openai_answers import (
+    AnswerFormat,
+    ChatFormat,
+    CompletionFormat,
+)
+from prompt_tuning.server.openai_requests import CommonBody
+from prompt_tuning.server.request_fields import UnknownFields
+from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.server.server_limits import (
+    CONSTRAINED_BODY,
+    CONSTRAINT_WORKERS,
+    WAITING_CONSTRAINTS,
+    ServerSettings,
+)
+from prompt_tuning.server.structured_outputs import has_constraint
+
+Body = TypeVar("Body", bound=CommonBody)
+GONE = 499
+"""Status that is counted for a client that went away; nobody receives it."""
+CLAMPED = "x-max-tokens-clamped"
+"""Header with the number of new tokens for which there was room, if it is smaller than
+the request's `max_tokens`."""
+
+
+class GenerationRoutes:
+    """Answers the requests that generate.
+
+    Args:
+      models: the models that are served.
+      engine: engine that generates.
+      settings: settings of the server.
+      thread: returns the thread of the engine, while the server runs.
+      bodies: reads bodies.
+      unknown: notes fields of requests that are not known.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        engine: DecodingEngine,
+        settings: ServerSettings,
+        thread: Callable[[], EngineThread],
+        bodies: BodyReader,
+        unknown: UnknownFields,
+    ):
+        self._models, self._engine, self._settings = models, engine, settings
+        self._thread, self._bodies, self._unknown = thread, bodies, unknown
+        self._beams = BeamSearches(settings.queue_length)
+        self.constraints = FairWorkers(
+            "compiling constraints", CONSTRAINT_WORKERS, WAITING_CONSTRAINTS
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread works that nobody waits for any more."""
+        return self.constraints.busy or self._beams.busy
+
+    async def complete(self, request: HttpRequest) -> Response:
+        """Answers `/v1/completions`."""
+        content, client = await self._bodies.read(request), client_of(request)
+        return await self._respond(request, self._read_completion(content, client))
+
+    async def _read_completion(self, content: bytes, client: str) -> "_Work":
+        """Reads the body of `/v1/completions`."""
+        body = await self._read(content, openai_requests.read_completion, client)
+        adapter = self._check(body, client)
+        rows = [Request(embeddings=each) for each in body.embeddings]
+        rows += [
+            Request(ids=ids)
+            for ids in await self._encode(body.prompts, adapter, client)
+        ]
+        common = self._common(body, adapter, client)
+        requests = separate_equal([dataclasses.replace(row, **common) for row in rows])
+        name = body.model or self._models.name
+        form = CompletionFormat(name, self._models.tokenizer)
+        return await self._work(body, requests, form, body.beams)
+
+    async def _encode(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        adapter: str | None,
+        client: str,
+    ) -> Sequence[Sequence[int]]:
+        """Returns the ids of prompts, which are all texts or all ids."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        limit = self._engine.limit
+        if texts:
+            return await self._models.encode_texts(texts, adapter, client, limit)
+        rows = [prompt for prompt in prompts if not isinstance(prompt, str)]
+        longest = max(map(len, rows), default=0)
+        if longest > limit:
+            raise InputError(
+                f"a row of {longest:,} tokens is too long: a slot has {limit} positions"
+            )
+        return rows
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """Answers `/v1/chat/completions`."""
+        content, client = await self._bodies.read(request), client_of(request)
+        return await self._respond(request, self._read_chat(content, client))
+
+    async def _read_chat(self, content: bytes, client: str) -> "_Work":
+        """Reads the body of `/v1/chat/completions`."""
+        limit, models = self._engine.limit, self._models
+        read = functools.partial(openai_requests.read_chat, room=limit)
+        body = await self._read(content, read, client)
+        adapter = self._check(body, client)
+        ids, ends = await models.encode_chat(body.messages, adapter, client, limit)
+        row = Request(ids=ids, **self._common(body, adapter, client))
+        if not row.sampling.ignores_end:
+            both = (*row.sampling.ends, *ends)
+            sampling = dataclasses.replace(row.sampling, ends=both)
+            row = dataclasses.replace(row, sampling=sampling)
+        form = ChatFormat(body.model or models.name, models.tokenizer)
+        return await self._work(body, [row], form)
+
+    async def _read(
+        self, content: bytes, read: Callable[[JsonObject], Body], client: str
+    ) -> Body:
+        """Reads a body; its constraint is compiled in a thread, which takes time."""
+        body = openai_requests.read_body(content)
+        if not has_constraint(body):
+            return read(body)
+        if len(content) > CONSTRAINED_BODY:
+            raise InputError(
+                f"the body has a constraint and {len(content):,} bytes, expected at "
+                f"most {CONSTRAINED_BODY:,}"
+            )
+        return await self.constraints.run(client, functools.partial(read, body))
+
+    def _check(self, body: CommonBody, client: str) -> str | None:
+        """Returns the adapter of a request."""
+        most = self._settings.samples
+        if body.sampling.n > most:
+            raise InputError(f"n is {body.sampling.n}, expected 1 to {most}")
+        adapter = self._models.adapter(body.model)
+        self._unknown.note(body.unknown, client)
+        return adapter
+
+    def _common(
+        self, body: CommonBody, adapter: str | None, client: str
+    ) -> dict[str, Any]:
+        """Returns what all rows of a request have in common."""
+        return {
+            "adapter": adapter,
+            "prompt_id": body.prompt_id,
+            "sampling": body.sampling,
+            "client": client,
+            "fits": body.asked is None or not self._settings.strict_length,
+        }
+
+    async def _work(
+        self,
+        body: CommonBody,
+        requests: Sequence[Request],
+        form: AnswerFormat,
+        beams: BeamSearch | None = None,
+    ) -> "_Work":
+        """Returns what is to be done; begins what takes time in other threads."""
+        masks: list[RowMask | None] = [None] * len(requests)
+        if body.sampling.constraint is not None and beams is None:
+
+            def open_masks() -> list[RowMask | None]:
+                return [self._engine.open_mask(request) for request in requests]
+
+            masks = await self.constraints.run(requests[0].client, open_masks)
+        return _Work(body, requests, masks, form, beams)
+
+    async def _respond(
+        self, request: HttpRequest, work: "Awaitable[_Work]"
+    ) -> Response:
+        """Generates, and answers at the end or piece by piece."""
+        done = await unless_gone(request.receive, work)
+        if done is None:
+            return Response(status_code=GONE)
+        if done.beams is not None:
+            return await self._search(request, done, done.beams)
+        generation = await self._thread().generate(done.requests, done.masks)
+        headers = _headers(done.body, generation.handles)
+        if done.body.stream:
+            usage = done.body.usage
+            return EventStream(generation, done.form, usage=usage, headers=headers)
+        if not await collect(request.receive, generation):
+            return Response(status_code=GONE)
+        check_completions(generation.handles)
+        return json_response(done.form.answer(generation.handles), headers=headers)
+
+    async def _search(
+        self, request: HttpRequest, work: "_Work", beams: BeamSearch
+    ) -> Response:
+        """Searches beams, and answers at the end."""
+        if beams.beams > self._settings.samples:
+            raise InputError(
+                f"best_of is {beams.beams}, expected 2 to {self._settings.samples} "
+                "beams"
+            )
+        if any(each.embeddings is not None for each in work.requests):
+            raise InputError("beam search reads no prompt_embeds: send text")
+        search = self._beams.search(self._thread(), work.requests, beams)
+        handles = await unless_gone(request.receive, search)
+        if handles is None:
+            return Response(status_code=GONE)
+        headers = _headers(work.body, handles)
+        return json_response(work.form.answer(handles), headers=headers)
+
+
+class _Work(NamedTuple):
+    """A request that was read, with everything that needs no slot.
+
+    Attributes:
+      body: its body.
+      requests: the rows.
+      masks: results of `DecodingEngine.open_mask`.
+      form: form of the answer.
+      beams: settings of beam search, or None.
+    """
+
+    body: CommonBody
+    requests: Sequence[Request]
+    masks: Sequence[RowMask | None]
+    form: AnswerFormat
+    beams: BeamSearch | None
+
+
+def _headers(body: CommonBody, handles: Sequence[RequestHandle]) -> dict[str, str]:
+    """Returns headers that say whether there is room for fewer tokens than asked."""
+    room = min(handle.new_tokens for handle in handles)
+    if body.asked is None or room >= body.asked:
+        return {}
+    return {CLAMPED: str(room)}
