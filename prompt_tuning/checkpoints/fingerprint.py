@@ -30,9 +30,6 @@ def sampled(plan: RestorePlan) -> list[str]:
     The digest covers a sample of the numbers in this process's files. The positions are
     the same in all processes, whichever shards they hold.
 
-    Args:
-      plan: restore plan of the model.
-
     Raises:
       InputError: if the checkpoint turns out to be damaged.
     """

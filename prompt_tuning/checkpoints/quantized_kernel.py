@@ -36,12 +36,6 @@ class QuantizedKernel:
     ):
         """Prepares reading, without reading anything yet.
 
-        Args:
-          path: path of the parameter.
-          shape: shape of the kernel.
-          recipe: recipe of the parameter.
-          stored: stored tensors by name.
-
         Raises:
           InputError: as `check_recipe` does.
         """

@@ -243,12 +243,6 @@ def check_recipe(
 ) -> None:
     """Checks that a recipe produces the shape of a parameter, without reading it.
 
-    Args:
-      path: path of the parameter.
-      shape: shape in the model.
-      recipe: recipe of the parameter, with all sources in `stored`.
-      stored: stored tensors by name.
-
     Raises:
       InputError: for another shape, or a dtype that is not floating-point.
     """
@@ -341,11 +335,6 @@ def by_source(
     recipe: Recipe, results: Sequence[np.ndarray], parts: Sequence[Block]
 ) -> Iterator[tuple[str, list[tuple[np.ndarray, Block]]]]:
     """Yields each stored array that blocks of a parameter need.
-
-    Args:
-      recipe: recipe of the parameter.
-      results: memory for the blocks.
-      parts: positions of the blocks in the parameter.
 
     Yields:
       The name of a stored array, with a list of the memory to fill from it and the

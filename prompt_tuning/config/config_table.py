@@ -95,11 +95,7 @@ def shipped(name: str) -> ShippedConfig:
 
 @functools.cache
 def choices_of(option: str) -> dict[str, ShippedConfig]:
-    """Returns the choices of an option, such as "method", by name; the default first.
-
-    Args:
-      option: one of `FOLDERS`.
-    """
+    """Returns the choices of an option, e.g. "method", by name; the default first."""
     files = {
         path.stem: shipped(f"{folder}/{path.name}")
         for folder in FOLDERS[option]

@@ -51,9 +51,6 @@ def outline(name: str) -> Callable[..., Any]:
     Calling the function does nothing. A type is `Any` unless it is built in, a
     dataclass of the package, or made of these; a default that is not a literal is an
     `ast.expr`.
-
-    Args:
-      name: name of a factory.
     """
     definition = _definition(FACTORIES[name], name)
     assert definition is not None

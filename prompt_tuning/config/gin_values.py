@@ -25,9 +25,6 @@ def check_values(factories: Mapping[str, Callable[..., Any]]) -> None:
 
     Values that a factory makes are not known yet and not checked.
 
-    Args:
-      factories: registered factories by name.
-
     Raises:
       InputError: for the first value that cannot be used.
     """

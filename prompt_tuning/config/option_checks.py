@@ -53,10 +53,6 @@ def check_numbers(choices: Choices) -> None:
 def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
     """Checks that the length of a run is given in steps or in epochs.
 
-    Args:
-      choices: the options.
-      bindings: bindings of parameters and macros.
-
     Raises:
       InputError: if both are given.
     """

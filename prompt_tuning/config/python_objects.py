@@ -15,11 +15,7 @@ from prompt_tuning.prompts.prompt_module import PromptFactory
 
 
 def optimizer_from_python(description: str) -> optax.GradientTransformation:
-    """Stands for an optax transformation.
-
-    Args:
-      description: name of the object.
-    """
+    """Stands for an optax transformation."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         _refuse(description)
@@ -43,11 +39,7 @@ class ObjectiveFromPython(Objective):
 
 
 def prompt_from_python(description: str) -> PromptFactory:
-    """Stands for a class of prompts.
-
-    Args:
-      description: name and arguments of the class.
-    """
+    """Stands for a class of prompts."""
 
     def refuse(*_: Any) -> NoReturn:
         _refuse(description)

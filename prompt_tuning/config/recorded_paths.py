@@ -82,9 +82,6 @@ class RecordedPaths:
     def locate(self, path: str) -> str:
         """Returns a path by which a file of the config is found from here.
 
-        Args:
-          path: path in the config.
-
         Returns:
           the same path if it leads to the same file, or no other file is found.
         """
@@ -137,11 +134,7 @@ def is_run_config(file: str) -> bool:
 
 
 def locate_in_gin(file: str) -> None:
-    """Locates the paths of a config that gin has just parsed, if it is a run's.
-
-    Args:
-      file: path of the config.
-    """
+    """Locates the paths of a config that gin has just parsed, if it is a run's."""
     directory = Path(file).parent
     if not is_run_config(file):
         return

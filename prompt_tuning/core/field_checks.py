@@ -71,11 +71,6 @@ def check_value(label: str, value: Any, hint: Any) -> None:
     are not checked where the type is neither plain, nor a dataclass or function, nor a
     container.
 
-    Args:
-      label: name of the parameter, for the message.
-      value: value.
-      hint: annotated type.
-
     Raises:
       InputError: if the value is of another type, out of range, or none of the texts
         that the parameter allows.

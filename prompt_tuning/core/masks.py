@@ -98,11 +98,7 @@ class CausalMask(NamedTuple):
 
 
 def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """Causal mask within each segment of a packed row; padding attends to padding.
-
-    Args:
-      segment_ids: number of each token's segment.
-    """
+    """Causal mask within each segment of a packed row; padding attends to padding."""
     # [B, 1, T, 1] == [B, 1, 1, T]
     same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     return decoder_causal_mask(segment_ids.shape[1]) & same

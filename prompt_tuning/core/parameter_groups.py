@@ -135,11 +135,6 @@ def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) 
 def check_matches(regexes: Sequence[str], paths: Sequence[str], setting: str) -> None:
     """Checks that each expression matches the whole path of a parameter.
 
-    Args:
-      regexes: regular expressions.
-      paths: paths of parameters.
-      setting: name of the setting with the expressions, for the message.
-
     Raises:
       InputError: for the first expression that matches nothing.
     """

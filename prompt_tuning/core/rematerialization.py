@@ -213,10 +213,6 @@ class Rematerialization:
     def check_layers(self, stack: str, layers: int) -> None:
         """Checks the ranges, and that some block is not skipped.
 
-        Args:
-          stack: "encoder" or "decoder", for the message.
-          layers: number of its blocks.
-
         Raises:
           InputError: if all blocks are skipped, or a range has other blocks.
         """

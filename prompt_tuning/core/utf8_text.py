@@ -6,10 +6,6 @@ from prompt_tuning.core.errors import InputError
 def decode_text(content: bytes, location: str) -> str:
     """Decodes UTF-8.
 
-    Args:
-      content: bytes of a file or a record.
-      location: file, and line in it, for the message.
-
     Raises:
       InputError: if the bytes are not UTF-8, with the first byte that is not.
     """

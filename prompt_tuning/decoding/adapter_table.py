@@ -138,11 +138,6 @@ def make_resident(
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
     """Checks that the adapters of projections are kinds that a table can hold.
 
-    Args:
-      name: name of the adapter.
-      model: the model with the adapter.
-      parameters: all its parameters.
-
     Raises:
       InputError: if one is not.
     """
@@ -241,12 +236,7 @@ def stack_adapters(
 
 
 def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
-    """Returns the tables of one projection, by the names that `Dense` has for them.
-
-    Args:
-      adapted: the projection of each adapter by its entry.
-      count: number of entries.
-    """
+    """Returns the tables of one projection, by the names that `Dense` has for them."""
     layers, size_in, size_out = next(iter(adapted.values())).kernel.shape
     modules: dict[str, nnx.Module] = {}
     low_rank = _by_entry(adapted, LowRank)

@@ -24,11 +24,7 @@ class RowQueue(FairQueue[RowProgress]):
         self._most = slots - kept
 
     def pop_for(self, running: Sequence[RowProgress | None]) -> RowProgress | None:
-        """Removes and returns the row that takes a free slot; None if all must wait.
-
-        Args:
-          running: the row in each slot.
-        """
+        """Removes and returns the row that takes a free slot; None if all must wait."""
         long = sum(row is not None and not is_short(row) for row in running)
         return self.pop_if(is_short) if long >= self._most else self.pop()
 

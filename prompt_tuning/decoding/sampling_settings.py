@@ -138,9 +138,6 @@ class Sampling:
     def check_vocabulary(self, size: int) -> None:
         """Checks that all ids are tokens of a model.
 
-        Args:
-          size: size of its vocabulary.
-
         Raises:
           InputError: for the first id that is not.
         """

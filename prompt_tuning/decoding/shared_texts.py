@@ -46,16 +46,7 @@ class SharedTexts:
         entry: int,
         pad_id: int,
     ) -> PromptPages:
-        """Returns the pages of a prompt and a text after it, reading it if it is new.
-
-        Args:
-          key: the text.
-          prompt: pages of the prompt.
-          parameters: parameters of the engine's model by path.
-          graph: structure of the model.
-          entry: entry of the adapter in the tables of adapters.
-          pad_id: token after the end of a row.
-        """
+        """Gives the pages of a prompt and a text after it, reading it if it is new."""
         if key in self._texts:
             self._texts.move_to_end(key)
             return self._texts[key]

@@ -157,10 +157,6 @@ class MaskReader:
     def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
         """Returns the mask of a row that begins; None if it has no constraint.
 
-        Args:
-          request: the request.
-          given: ids of its text.
-
         Raises:
           InputError: if no text of the vocabulary matches, or the forced tokens do not.
         """

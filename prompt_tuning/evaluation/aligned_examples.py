@@ -20,9 +20,6 @@ def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
     that counts the fewest tokens, and an example without another learned token is left
     out of all.
 
-    Args:
-      tables: the name and the examples of each model.
-
     Raises:
       InputError: if tables contain different examples, or learn different tokens.
     """

@@ -187,12 +187,7 @@ class Evaluator:
     def compile_ahead(
         self, executor: Executor, parameters: Mapping[str, jax.ShapeDtypeStruct]
     ) -> None:
-        """Compiles the program that measures tokens in another thread.
-
-        Args:
-          executor: runs the compiler.
-          parameters: shapes of all parameters.
-        """
+        """Compiles the program that measures tokens in another thread."""
         self._ahead = compile_scores_ahead(
             executor,
             self._model,

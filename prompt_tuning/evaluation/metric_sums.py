@@ -89,14 +89,7 @@ def class_metrics(
     classes: int,
     prefix: str,
 ) -> dict[str, MetricSums]:
-    """Computes accuracy and macro-F1 of classified examples.
-
-    Args:
-      answers: index of the answered class.
-      gold: index of the right class.
-      classes: number of classes, `C`.
-      prefix: start of the metrics' names.
-    """
+    """Computes accuracy and macro-F1 of classified examples."""
     one_hot = np.eye(classes)
     right = one_hot[answers] * (answers == gold)[:, None]  # [n, C]
     rows = np.concatenate([right, one_hot[answers], one_hot[gold]], axis=1)  # [n, 3 C]

@@ -259,12 +259,6 @@ def gold_label_indices(
 ) -> list[int]:
     """Finds the label that the completion of each example is.
 
-    Args:
-      model: model whose tokenizer decodes completions for messages.
-      examples: examples whose completions are labels.
-      encoded: token ids of the labels.
-      labels: texts of the labels.
-
     Raises:
       InputError: for the first completion that is not a label; the message gives its
         file and line.

@@ -40,11 +40,7 @@ def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
 
 
 def config_bindings(config: ModelConfig) -> list[str]:
-    """Returns the bindings that describe a T5, as T5X checkpoints do not.
-
-    Args:
-      config: config of a T5.
-    """
+    """Returns the bindings that describe a T5, as T5X checkpoints do not."""
     signature = inspect.signature(t5_config).parameters
     values = {name: getattr(config, name, None) for name in signature}
     values["version"] = "1.0" if config.tied_head else "1.1"
@@ -62,10 +58,6 @@ def t5x_arrays(
     config: ModelConfig, parameters: Mapping[str, Any]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays of a T5X checkpoint, made from our parameters.
-
-    Args:
-      config: config of the model.
-      parameters: all parameters of a T5 and of its prompts, by path.
 
     Raises:
       InputError: if the model has other parameters than a T5 and prompts.

@@ -40,12 +40,7 @@ class LossTerms:
     def cap_gradient(
         self, gradient: Float[Array, "*lead V"], capped: Float[Array, "*lead V"]
     ) -> Float[Array, "*lead V"]:
-        """Backpropagates a gradient through `cap`: times `1 - (capped / c)**2`.
-
-        Args:
-          gradient: gradient with respect to the capped logits.
-          capped: capped logits.
-        """
+        """Backpropagates a gradient through `cap`: times `1 - (capped / c)**2`."""
         if self.soft_cap is None:
             return gradient
         # In padding columns `capped` is MASKED_LOGIT; the minimum makes the factor 0.

@@ -132,11 +132,7 @@ class ObjectiveConfig(abc.ABC):
                 )
 
     def check_model(self, config: ModelConfig) -> None:
-        """Checks that a model has what the objective reads; here nothing.
-
-        Args:
-          config: the model's config.
-        """
+        """Checks that a model has what the objective reads; here nothing."""
         del config
 
     @abc.abstractmethod

@@ -170,14 +170,7 @@ def _attend_by_blocks(
     sources: tuple[AttentionSource, ...],
     draws: _DropoutDraws | None,
 ) -> Float[Array, "G R h Q K"]:
-    """Runs attention on blocks of queries, of which the scores are not kept.
-
-    Args:
-      run: `_attend` of a query, sources and draws.
-      query: the queries.
-      sources: the sources of all queries.
-      draws: random inputs of dropout.
-    """
+    """Runs attention on blocks of queries, of which the scores are not kept."""
     length = query.shape[3]
     blocks = -(-length // MAXIMUM_QUERIES)
     size = -(-length // blocks)

@@ -125,12 +125,7 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
 
 
 def is_fusable(views: Sequence[AttentionView], kernel: FusedKernel) -> bool:
-    """Returns whether a kernel can compute a stream's attention to its sources.
-
-    Args:
-      views: what precedes the stream, then the stream.
-      kernel: the kernel.
-    """
+    """Returns whether a kernel can compute a stream's attention to its sources."""
     *before, own = views
     if any(view.distance is not None or view.buckets is not None for view in views):
         return False

@@ -118,9 +118,6 @@ class LanguageModel(nnx.Module):
 
         Each text is read once, and all of its labels attend to the same keys.
 
-        Args:
-          batch: texts and their labels of up to `Q + 1` tokens.
-
         Returns:
           the state that predicts the first token of all labels of a text, and those
             that predict the later tokens of the `R = B * C` labels; None if there are

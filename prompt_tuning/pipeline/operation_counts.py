@@ -100,15 +100,7 @@ def count_work(
     trained: Collection[str],
     batch: MicroBatchShape,
 ) -> ModelWork:
-    """Counts the operations of a model for one micro-batch.
-
-    Args:
-      config: the model's config.
-      axes: logical axes of each parameter, by path.
-      shapes: parameters or their shapes, by path.
-      trained: paths of the trained parameters.
-      batch: sizes of a micro-batch.
-    """
+    """Counts the operations of a model for one micro-batch."""
     encoder: tuple[Work, ...] = ()
     decoder_tokens, prompt = batch.inputs, batch.prompt
     if config.architecture == "encoder_decoder":

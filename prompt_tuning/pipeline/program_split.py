@@ -118,11 +118,6 @@ def divide(
 ) -> tuple[Half, Half, list[Any]]:
     """Divides a program without calls in two.
 
-    Args:
-      closed: the program.
-      first: outputs of the first half.
-      second: outputs of the second half.
-
     Returns:
       the halves, and the values that the first hands to the second, which follow its
         outputs.

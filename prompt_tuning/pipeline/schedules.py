@@ -255,14 +255,7 @@ def chunk_count(orders: Sequence[Order]) -> int:
 def needed_results(
     stage: int, operation: Operation, orders: Sequence[Order], chunks: int = 1
 ) -> Iterator[Result]:
-    """Yields the results that an operation of a stage waits for.
-
-    Args:
-      stage: the stage.
-      operation: the operation.
-      orders: the operations of each stage.
-      chunks: the number of chunks of each stage.
-    """
+    """Yields the results that an operation of a stage waits for."""
     kind, microbatch, chunk = operation
     # The chunks of all stages in the order in which a micro-batch passes them.
     stages = len(orders)

@@ -178,10 +178,6 @@ def bubble_limit(costs: Sequence[StageCosts], virtual: int = 1) -> Cost:
     """Returns the bubble share that remains whatever the number of micro-batches.
 
     All stages wait for the one with the most work.
-
-    Args:
-      costs: costs of each chunk.
-      virtual: number of chunks of each stage.
     """
     stages = len(costs) // virtual
     work = [

@@ -81,13 +81,7 @@ class StageDevices:
     def map(
         self, function: Callable[..., Tree], specs: Sequence[Any], results: Any
     ) -> Callable[..., Tree]:
-        """Returns a function that each device runs on its own shards.
-
-        Args:
-          function: a function of one device.
-          specs: PartitionSpecs of its arguments.
-          results: PartitionSpecs of its results.
-        """
+        """Returns a function that each device runs on its own shards."""
         layout = self.layout
         if layout is None:
             return function

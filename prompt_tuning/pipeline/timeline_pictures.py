@@ -55,10 +55,6 @@ def timeline_text(timeline: Timeline, width: int = WIDTH) -> str:
 
     An operation is its letter and its micro-batch, dashes fill its time. With virtual
     stages, a small letter after the micro-batch is the stage's chunk.
-
-    Args:
-      timeline: the timeline.
-      width: number of columns.
     """
     scale = width / timeline.makespan
     lines = []

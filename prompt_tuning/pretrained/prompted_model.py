@@ -79,12 +79,7 @@ class PromptedModel:
     def in_training(
         self, trained_weights: str, trained: Collection[str]
     ) -> "PromptedModel":
-        """Returns the model with its trained weights stored apart; see `WeightStorage`.
-
-        Args:
-          trained_weights: `Pretrained.trained_weights`.
-          trained: paths of the trained parameters.
-        """
+        """Stores the trained weights apart; see `WeightStorage`."""
         storage, placement = self.weight_storage, self.placement
         storage = storage.in_training(trained_weights, trained, self.plan)
         if placement is not None:
@@ -135,11 +130,7 @@ class PromptedModel:
         return self.placement.put(path, array)
 
     def by_layer(self, parameters: Parameters) -> dict[str, Any]:
-        """Returns all parameters as a function that streams layers takes them.
-
-        Args:
-          parameters: the parameters in memory.
-        """
+        """Returns all parameters as a function that streams layers takes them."""
         if self.placement is not None:
             parameters = self.placement.crop(parameters)
         return self.weight_storage.with_streamed(parameters)

@@ -166,10 +166,6 @@ def open_checkpoint(
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:
     """Reads a parameter of a checkpoint that is one stored array, in its stored type.
 
-    Args:
-      source: the checkpoint.
-      path: path of the parameter.
-
     Raises:
       InputError: if the checkpoint cannot be read, or lacks the array.
     """

@@ -71,11 +71,6 @@ class Tuning:
     ) -> "PromptPair":
         """Builds and initializes the prompts.
 
-        Args:
-          key: random key.
-          vocabulary: vocabulary of the frozen model.
-          config: config of the frozen model.
-
         Raises:
           InputError: if a prompt cannot be built, or the prompts of encoder and decoder
             do not go together.
@@ -162,11 +157,6 @@ def rebuild_tuning(
     adapter: Adapter, config: ModelConfig, prompting: Prompting | None = None
 ) -> Tuning:
     """Returns the prompts and adapters that have exactly an adapter's parameters.
-
-    Args:
-      adapter: an adapter read from a file.
-      config: config of the frozen model.
-      prompting: position and visibility of a prompt at the input.
 
     Raises:
       InputError: if the scaling of a LoRA is unknown.

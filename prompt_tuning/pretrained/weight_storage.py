@@ -155,13 +155,7 @@ class WeightStorage:
     def in_training(
         self, trained_weights: str, trained: Collection[str], plan: RestorePlan
     ) -> "WeightStorage":
-        """Returns the storage in a run that trains some parameters.
-
-        Args:
-          trained_weights: `Pretrained.trained_weights`.
-          trained: paths of the trained parameters.
-          plan: restore plan of the model.
-        """
+        """Returns the storage in a run that trains some parameters."""
         if trained_weights == HOST:
             return self.with_trained(trained, plan)
         return self.without_trained(trained)

@@ -103,10 +103,6 @@ def _read_checkpoint(directory: Path) -> tuple[Arrays, dict[str, float]]:
 def read_scalings(directory: Path, state: Mapping[str, Any]) -> dict[str, float]:
     """Returns the scaling of each LoRA of a checkpoint, if it was converted.
 
-    Args:
-      directory: directory of the checkpoint.
-      state: its state.
-
     Raises:
       InputError: if they are not numbers by path.
     """

@@ -68,11 +68,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
 
 
 def find_prompt_class(shapes: Shapes) -> type[PromptModule] | None:
-    """Finds the class of a prompt by its arrays.
-
-    Args:
-      shapes: shapes by leaf.
-    """
+    """Finds the class of a prompt by its arrays."""
     for prompt_class in prompt_classes().values():
         if prompt_class.form is not None and prompt_class.form.matches(shapes):
             return prompt_class
@@ -91,10 +87,6 @@ def prompt_shapes(parameters: Arrays) -> dict[str, dict[str, tuple[int, ...]]]:
 
 def find_kind(parameters: Arrays, source: str) -> str:
     """Finds the kind of an adapter by the paths and axes of its parameters.
-
-    Args:
-      parameters: arrays by path.
-      source: origin of the parameters, for the message.
 
     Raises:
       InputError: if they are of several kinds, or of a prompt that its module has to

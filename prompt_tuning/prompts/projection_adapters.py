@@ -78,9 +78,6 @@ class ProjectionAdapter(nnx.Module):
     def export(self, path: str) -> ExportedAdapter:
         """Returns the adapter's arrays.
 
-        Args:
-          path: path of the adapter, for the message.
-
         Raises:
           InputError: if the adapter has no kind that other programs know.
         """
@@ -229,9 +226,6 @@ class AdapterSpec:
     @classmethod
     def rebuild(cls, adapter: Adapter) -> tuple["AdapterSpec", ...]:
         """Returns the specs that build exactly the parameters of an adapter.
-
-        Args:
-          adapter: an adapter of this class's kind.
 
         Raises:
           InputError: if the adapter lacks something that its parameters do not show.

@@ -38,10 +38,6 @@ class FairWorkers:
     async def run(self, client: Hashable, function: Callable[[], Result]) -> Result:
         """Returns the result of a function, which runs in a thread.
 
-        Args:
-          client: whom it is for.
-          function: the function.
-
         Raises:
           BusyError: if too many jobs wait.
         """

@@ -75,11 +75,7 @@ class MeshShape:
         return dataclasses.replace(self, stage=1, fsdp=fsdp)
 
     def within_stage(self, devices: int) -> "MeshShape":
-        """The mesh of one stage.
-
-        Args:
-          devices: number of devices of all stages.
-        """
+        """The mesh of one stage."""
         fixed = math.prod(count for count in self.sizes.values() if count != -1)
         sizes = {
             name: devices // fixed if count == -1 else count

@@ -120,10 +120,6 @@ class MeshLayout:
     def spec(self, path: str, names: Sequence[str]) -> PartitionSpec:
         """The PartitionSpec of a parameter.
 
-        Args:
-          path: path of the parameter.
-          names: names of its dimensions.
-
         Raises:
           InputError: if the rules shard a dimension that is computed in shards in two
             different ways.
@@ -161,10 +157,6 @@ class MeshLayout:
         self, axes: Mapping[str, ParameterAxes], abstract: Mapping[str, Any]
     ) -> dict[str, NamedSharding]:
         """The sharding of every parameter, by path.
-
-        Args:
-          axes: the parameters' logical axes, by path.
-          abstract: the parameters' shapes, by path.
 
         Raises:
           InputError: if a dimension cannot be divided.

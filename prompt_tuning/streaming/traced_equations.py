@@ -144,12 +144,7 @@ def run_scan(
 
 
 def inlined(closed: ClosedJaxpr, names: frozenset[str]) -> ClosedJaxpr:
-    """Traces a program again without the calls of some primitives, also in its loops.
-
-    Args:
-      closed: the program.
-      names: the primitives whose programs take the place of their calls.
-    """
+    """Traces a program again with some primitives inlined, also in its loops."""
 
     def run(*arguments: Any) -> list[Any]:
         return _run_inlined(closed, arguments, names)

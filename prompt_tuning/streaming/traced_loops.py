@@ -73,12 +73,6 @@ class LayerLoop:
     ) -> tuple[Values, Values]:
         """Runs one layer of all loops.
 
-        Args:
-          weights: weights of the layer.
-          shared: values of `shared`.
-          slices: the layer's slices of `stacked`.
-          carried: values carried into the layer.
-
         Returns:
           the values carried out of the layer, and its slices of `collected`.
         """

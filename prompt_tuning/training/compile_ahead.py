@@ -23,11 +23,6 @@ def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator
 
     Several processes, meshes and streamed weights compile each program when it is
     needed. At the end a program that is being compiled is waited for.
-
-    Args:
-      training: the opened run.
-      state: the state before the next step.
-      stop: number of steps of the run.
     """
     step, done = training.step, int(state.step)
     if (

@@ -119,11 +119,6 @@ def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> Non
     If the evaluation or the metric differs, all checkpoints are measured again, so that
     the best one is chosen among comparable values; early stopping counts from there.
     The config is replaced last: after a kill, the same command repeats the rest.
-
-    Args:
-      member: the run, with the new settings.
-      recorder: measures the checkpoints.
-      reporter: shows the new metrics.
     """
     training, changes = member.trainer, member.changes
     measures = training.evaluator is not None

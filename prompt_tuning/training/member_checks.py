@@ -21,9 +21,6 @@ MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
 def check_compatible(runs: Mapping[str, Run]) -> None:
     """Checks that runs share the settings that members of one sweep must share.
 
-    Args:
-      runs: runs by member name.
-
     Raises:
       InputError: with the first setting that differs.
     """
@@ -72,9 +69,6 @@ def _difference(path: str, one: Any, other: Any) -> tuple[str, Any, Any]:
 
 def check_members(plans: Mapping[str, RunPlan]) -> None:
     """Checks that runs can be members of one sweep.
-
-    Args:
-      plans: the members by name.
 
     Raises:
       InputError: if they differ in what they must share, or cannot be stacked.
@@ -163,11 +157,6 @@ def check_same_rows(
 ) -> None:
     """Checks that members learn from the same rows.
 
-    Args:
-      examples: training examples of the member with the longest prompt.
-      shortest: the member with the shortest prompt.
-      longest: the member with the longest prompt.
-
     Raises:
       InputError: if some rows fit only with the shorter prompts.
     """
@@ -197,10 +186,6 @@ def check_same_held_out(
     evaluators: Iterable[Evaluator], members: Sequence[RunPlan]
 ) -> None:
     """Checks that members are compared on the same held-out rows.
-
-    Args:
-      evaluators: an evaluator for each length of a prompt.
-      members: all members.
 
     Raises:
       InputError: if some rows fit only with the shorter prompts.

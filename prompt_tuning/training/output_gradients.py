@@ -300,12 +300,7 @@ class OutputStep:
 
 
 def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
-    """Returns gradients of 1 at every computed number: the gradient of their sum.
-
-    Args:
-      shapes: shapes of the outputs.
-      batch: batch of the outputs.
-    """
+    """Returns gradients of 1 at every computed number: the gradient of their sum."""
     everywhere = {name: jnp.ones(x.shape, x.dtype) for name, x in shapes.items()}
     return _where_computed(everywhere, batch)
 
@@ -359,13 +354,7 @@ def from_teacher(
     teacher_logits: Float[Array, "*lead m V"],
     batch: Batch,
 ) -> dict[str, Array]:
-    """Returns the logits' gradient of the weighted mean of `KL(teacher || student)`.
-
-    Args:
-      logits: the student's logits, an output of the same batch.
-      teacher_logits: the teacher's logits at the same positions.
-      batch: batch with the loss weights.
-    """
+    """Returns the logits' gradient of the weighted mean of `KL(teacher || student)`."""
     # d KL / d logits = softmax(logits) - softmax(teacher_logits), [..., m, V]
     difference = jax.nn.softmax(logits) - jax.nn.softmax(teacher_logits)
     return {LOGITS: _shares(batch)[..., None] * difference}

@@ -133,12 +133,6 @@ def plan_stages(
 ) -> PipelinePlan:
     """Plans the pipeline of a run for the sizes of a micro-batch.
 
-    Args:
-      run: the run.
-      model: its model.
-      labels: paths of the trained parameters.
-      shape: sizes of a micro-batch.
-
     Raises:
       InputError: if the blocks cannot be divided as they are to be.
     """

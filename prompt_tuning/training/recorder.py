@@ -129,10 +129,6 @@ class Recorder:
         """Evaluates a checkpoint with other settings than before.
 
         Its metrics are replaced, and early stopping begins to count again.
-
-        Args:
-          step: step of the checkpoint.
-          state: state of the checkpoint.
         """
         measured = self._evaluate(step, state)
         if processes.is_first():

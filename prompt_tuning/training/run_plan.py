@@ -110,10 +110,6 @@ def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> N
 def refuse_stages(run: Run, subject: str) -> None:
     """Refuses several stages where they are not supported.
 
-    Args:
-      run: the run.
-      subject: what was started.
-
     Raises:
       InputError: with what to set.
     """

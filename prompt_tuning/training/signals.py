@@ -21,11 +21,7 @@ class StopSignals:
         self._received = threading.Event()
 
     def due(self, step: int) -> bool:
-        """Returns whether to stop now; call it after every step.
-
-        Args:
-          step: number of steps done.
-        """
+        """Returns whether to stop now; call it after every step."""
         if processes.count() > 1:
             return _agreed(step)
         return self._received.is_set()

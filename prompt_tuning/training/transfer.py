@@ -100,9 +100,6 @@ class TransferSource:
     def check_scalings(self, loras: Mapping[str, LoRA]) -> None:
         """Checks that the model scales its LoRAs by the same numbers.
 
-        Args:
-          loras: the model's LoRAs by projection.
-
         Raises:
           InputError: with the setting that gives the same scaling.
         """

@@ -11,12 +11,7 @@ from prompt_tuning.config.run import Run
 
 
 def where_trained(run: Run, trained: Mapping[str, Any]) -> str:
-    """Returns a line with the checkpoint that evaluation and generation use.
-
-    Args:
-      run: a run with a checkpoint.
-      trained: trained parameters by path.
-    """
+    """Returns a line with the checkpoint that evaluation and generation use."""
     folder = Path(run.directory) / FOLDER
     # The digests of large files are not compared with the files again.
     step = best_step(folder, run.best_by, lambda _: None, checkpoint_files.read_state)

@@ -53,10 +53,6 @@ def read_ia3(
 def write_ia3(parameters: Arrays, known: Mapping[str, Projection]) -> Arrays:
     """Returns PEFT's tensors; a part of a module without a scale gets ones.
 
-    Args:
-      parameters: our parameters.
-      known: projections of the model, by path.
-
     Raises:
       InputError: for a shape that does not fit the projection.
     """
@@ -98,11 +94,6 @@ def read_scale(
     parameters: Arrays, projection: Projection, module: str
 ) -> Float[np.ndarray, "size"]:
     """Returns the scale of one projection in one layer; ones if there is none.
-
-    Args:
-      parameters: our parameters.
-      projection: a projection of the model.
-      module: module of the layer.
 
     Raises:
       InputError: for a shape that does not fit the projection.

@@ -110,11 +110,6 @@ def write_lora(
 ) -> tuple[Arrays, dict[str, float]]:
     """Returns PEFT's tensors and the scaling of each module.
 
-    Args:
-      parameters: our parameters.
-      scalings: scaling of each LoRA, by the path of its projection.
-      known: projections of the model, by path.
-
     Raises:
       InputError: for a shape that does not fit the projection, or a missing scaling.
     """
@@ -138,12 +133,6 @@ def read_factors(
     module: str,
 ) -> Factors | None:
     """Returns the LoRA of one projection in one layer, if there is one.
-
-    Args:
-      parameters: our parameters.
-      scalings: scaling of each LoRA, by the path of its projection.
-      projection: a projection of the model.
-      module: module of the layer.
 
     Raises:
       InputError: for a shape that does not fit the projection, or a missing scaling.

@@ -178,10 +178,6 @@ def shortest_names(wanted: Collection[str], known: Collection[str]) -> list[str]
 
     PEFT adapts each module whose name is one of them, or ends with one after a dot.
 
-    Args:
-      wanted: full names of modules.
-      known: full names of all modules of the model.
-
     Returns:
       Suffixes such as "q_proj" or "attn.c_proj" where they are unambiguous, and full
       names otherwise, sorted.

@@ -341,10 +341,6 @@ def _write_projections(
 def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:
     """Checks that every parameter of a LoRA or IA3 belongs to a projection.
 
-    Args:
-      adapter: our adapter.
-      known: projections of the model, by path.
-
     Raises:
       InputError: with the first parameter that does not, or if there are no parameters.
     """

@@ -22,11 +22,6 @@ def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapt
 
     For an encoder-decoder PEFT stores as many rows again, which it neither trains nor
     uses.
-
-    Args:
-      tensors: PEFT's tensors, of checked shapes.
-      settings: settings of the adapter.
-      stack: stack of the prompt, "encoder" or "decoder".
     """
     rows, length = tensors[EMBEDDINGS], settings["num_virtual_tokens"]
     return Adapter(
@@ -150,12 +145,6 @@ def read_prefix(
     reads the stored layer `2 l mod L`: PEFT doubles the table for cross-attention, cuts
     it into `L` parts of four and takes keys and values from the first half of each
     (PEFT 0.21.2, `PeftModel.get_prompt`). With an even `L` half of it is never read.
-
-    Args:
-      tensors: PEFT's tensors, of checked shapes.
-      settings: settings of the adapter.
-      config: config of the model.
-      source: origin of the adapter, for messages.
 
     Raises:
       InputError: if the prefix belongs to a model of another shape, or differs between

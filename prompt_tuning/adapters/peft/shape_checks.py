@@ -25,11 +25,6 @@ IA3 = ".ia3_l"
 def check_shapes(settings: Settings, tensors: Tensors, source: str) -> None:
     """Compares shapes with settings, for the kinds that this library supports.
 
-    Args:
-      settings: settings of the adapter.
-      tensors: arrays by PEFT's names.
-      source: origin of the adapter, for the message.
-
     Raises:
       InputError: for the first array that is missing or has another shape.
     """

@@ -28,10 +28,6 @@ def without_adapter_name(
 ) -> dict[str, np.ndarray]:
     """Returns an adapter's tensors by the names that PEFT gives them in its files.
 
-    Args:
-      tensors: tensors by their names in a file.
-      source: the file, for messages.
-
     Raises:
       InputError: if the file has the tensors of several adapters.
     """

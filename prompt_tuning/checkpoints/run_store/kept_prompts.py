@@ -56,10 +56,6 @@ class KeptPrompts:
         """Copies the prompts of a checkpoint that is about to be deleted.
 
         A damaged checkpoint, and one without a chosen parameter, has nothing to keep.
-
-        Args:
-          folder: `numpy_checkpoints` of a run.
-          step: step of the checkpoint.
         """
         if self.count == 0:
             return

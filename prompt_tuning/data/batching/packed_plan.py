@@ -208,15 +208,7 @@ def _cheapest(
     maximum_count: int,
     costs: tuple[int, int],
 ) -> PackedRows:
-    """Returns the cheapest of a few packings with different limits of counted targets.
-
-    Args:
-      input_lengths: number of inputs of each example.
-      counts: number of counted targets of each example.
-      length: number of tokens of a row.
-      maximum_count: upper bound of the number of counted targets of a row.
-      costs: cost of a token and of a counted target.
-    """
+    """Picks the cheapest of a few packings with different limits of counted targets."""
     even = length * int(counts.sum()) / int(input_lengths.sum())
     limits = [max(int(spread * even), int(counts.max())) for spread in SPREADS]
     packings = []

@@ -168,12 +168,7 @@ def read_lines(path: Path) -> Iterator[JsonLine]:
 
 
 def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
-    """Yields the lines of a stream that are not empty; see `read_lines`.
-
-    Args:
-      stream: contents of the file.
-      path: name of the file, for messages.
-    """
+    """Yields the lines of a stream that are not empty; see `read_lines`."""
     for number, location, line in numbered_lines(stream, path):
         yield JsonLine(path, number, _parse_object(location, line))
 

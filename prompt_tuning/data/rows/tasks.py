@@ -128,10 +128,6 @@ class Tasks:
     def parse(self, value: Any, location: str) -> int:
         """Returns the task that a jsonl value selects, without checking its range.
 
-        Args:
-          value: name or number of the task.
-          location: file and line, for the message.
-
         Raises:
           InputError: if the value is neither a known name nor an integer.
         """

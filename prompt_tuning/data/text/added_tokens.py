@@ -73,9 +73,6 @@ class FolderTokens:
 def read_folder_tokens(folder: Path) -> FolderTokens:
     """Reads the tokens that the files of a folder define.
 
-    Args:
-      folder: folder of the tokenizer.
-
     Raises:
       InputError: if a file is not as expected.
     """

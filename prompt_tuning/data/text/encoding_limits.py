@@ -72,10 +72,6 @@ QUICK = Costs()
 def read_costs(settings: Mapping[str, Any], source: str) -> Costs:
     """Returns the costs of a `tokenizer.json`.
 
-    Args:
-      settings: content of the file.
-      source: name of the file, for messages.
-
     Raises:
       InputError: if its replacements lengthen a text by more than `MAXIMUM_GROWTH`.
     """

@@ -286,10 +286,6 @@ class TokenTemplate:
         Text between two soft parts is encoded as one string. The ids without soft ids
         decode to the exact text; see `encode_consecutive`.
 
-        Args:
-          texts: text of each key.
-          completion: text of the completion.
-
         Raises:
           InputError: if a token is outside the model's vocabulary, and would be
             mistaken for a prompt vector.

@@ -275,12 +275,7 @@ def class_name(named: str | None, model_type: str | None, is_byte_level: bool) -
 
 
 def refusal(source: str, name: str) -> str:
-    """Returns why a tokenizer without `tokenizer.json` cannot be read.
-
-    Args:
-      source: its file.
-      name: its class.
-    """
+    """Returns why a tokenizer without `tokenizer.json` cannot be read."""
     return (
         f"{source} is the vocabulary of a {shown(name)} (tokenizer_class in "
         "tokenizer_config.json, or model_type in config.json), which splits texts, "
@@ -291,12 +286,7 @@ def refusal(source: str, name: str) -> str:
 
 
 def extra_tokens(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """Returns the texts of the special tokens that a class adds to a vocabulary.
-
-    Args:
-      name: the class.
-      settings: content of `tokenizer_config.json`.
-    """
+    """Returns the texts of the special tokens that a class adds to a vocabulary."""
     if name == "T5Tokenizer":
         return [f"<extra_id_{i}>" for i in reversed(range(settings["extra_ids"]))]
     return []

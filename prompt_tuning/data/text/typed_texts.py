@@ -76,12 +76,7 @@ class TypedTextEncoder:
 
 
 def conversation_text(parts: Sequence[TypedText], eos_text: str) -> RenderedText:
-    """Returns a conversation that a chat template rendered as one text.
-
-    Args:
-      parts: the rendered prompts and answers.
-      eos_text: text of EOS.
-    """
+    """Returns a conversation that a chat template rendered as one text."""
     # Text that a template writes after the last EOS, usually a line feed, belongs to a
     # next turn, and there is none.
     *others, (last, kind) = parts

@@ -90,10 +90,6 @@ class EndTokens:
     def check(self, input_ids: Ids, start: int) -> None:
         """Refuses rows whose padding cannot be told from their other tokens.
 
-        Args:
-          input_ids: token ids of the rows.
-          start: number of the first row, for the message.
-
         Raises:
           InputError: if a row begins with several tokens that are both BOS and padding.
         """
