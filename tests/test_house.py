@@ -1,11 +1,8 @@
-"""Limits on the structure and the English of the package."""
+"""Limits on the structure of the package."""
 
 import ast
-import io
-import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -113,51 +110,6 @@ def test_files_and_functions_are_short():
     lengths = function_lengths()
     assert np.percentile(list(lengths.values()), 90) <= 25
     assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
-
-
-# Occurrences per 10,000 words of docstrings and comments: twice the maximum of six
-# well-maintained code bases of this field.
-WORDS = {
-    r"(?:^|[.!?]\s+)What\b(?![^.?!]*\?)": 0.4,
-    r"\b[Ss]ays?\b|\bsaid\b": 1.6,
-    r"\bplaces?\b": 9.4,
-    r"\b(?:is|are|be) no \w+": 5.4,
-    r"\b[Bb]eside\b": 0.4,
-    r"\b[Tt]hose of\b": 2.6,
-    r"\bgo(?:es)? on\b": 0.4,
-    r"\bof (?:its|their) own\b": 0.8,
-    r"\bbehind\b": 2.0,
-    r"\bin place of\b": 0.8,
-    r"\bforth\b": 0.8,
-}
-
-
-def prose_of(file: Path) -> str:
-    """Returns the docstrings and comments of a file."""
-    documented = (
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.ClassDef,
-        ast.Module,
-    )
-    texts = [
-        ast.get_docstring(node) or ""
-        for node in ast.walk(TREES[file])
-        if isinstance(node, documented)
-    ]
-    tokens = tokenize.generate_tokens(io.StringIO(file.read_text()).readline)
-    texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
-    return "\n".join(texts)
-
-
-def test_english_uses_standard_words():
-    prose = "\n".join(prose_of(file) for file in FILES)
-    words = len(prose.split())
-    rates = {
-        pattern: 1e4 * len(re.findall(pattern, prose, re.MULTILINE)) / words
-        for pattern in WORDS
-    }
-    assert {p: round(r, 1) for p, r in rates.items() if r > WORDS[p]} == {}
 
 
 def test_importing_the_package_loads_nothing_heavy():
