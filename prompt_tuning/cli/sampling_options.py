@@ -16,7 +16,8 @@ from prompt_tuning.core.number_ranges import (
     Share,
     Temperature,
 )
-from prompt_tuning.core.typed_json import read_json
+from prompt_tuning.core.typed_json import read_json, read_limited
+from prompt_tuning.core.utf8_text import decode_text
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.sampling_settings import Sampling
@@ -74,6 +75,7 @@ VALUES = {
     "ends": (token_ids, "ID,...", "end also at tokens with these ids"),
     "regex": (str, "REGEX", "write a text that matches this regular expression"),
     "json_schema": (str, "FILE", "write JSON that matches the schema in this file"),
+    "grammar": (str, "FILE", "write a text of the Lark grammar in this file"),
 }
 """Type, placeholder and help of each option that has a value."""
 
@@ -132,7 +134,10 @@ def read_sampling(
       InputError: if an option cannot be used.
     """
     from prompt_tuning.decoding.sampling_settings import Sampling
-    from prompt_tuning.decoding.text_constraints import MAXIMUM_SCHEMA
+    from prompt_tuning.decoding.text_constraints import (
+        MAXIMUM_GRAMMAR,
+        MAXIMUM_SCHEMA,
+    )
 
     given = {
         name: getattr(options, name)
@@ -144,6 +149,10 @@ def read_sampling(
         file = Path(given["json_schema"])
         schema = read_json(file, maximum_bytes=MAXIMUM_SCHEMA)
         given["json_schema"] = json.dumps(schema)
+    if "grammar" in given:
+        file = Path(given["grammar"])
+        content = read_limited(file, 4 * MAXIMUM_GRAMMAR)
+        given["grammar"] = decode_text(content, str(file))
     stop = tuple(options.stop or ())
     return Sampling(
         new_tokens=new_tokens,

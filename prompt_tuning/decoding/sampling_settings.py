@@ -54,11 +54,12 @@ class Sampling:
       logprobs: number of most probable tokens whose log-probabilities are returned with
         that of the chosen one; None for none.
       regex: regular expression that the whole new text matches, in the syntax of Rust's
-        `regex` without look-around; None for none. Needs the extra `guided`, as does
-        `json_schema`.
+        `regex` without look-around; None for none. Needs the extra `guided`, as do
+        `json_schema` and `grammar`.
       json_schema: JSON schema of the new text, as a dict or as text, which is kept;
         None for none.
-      constraint: what both make of the text, set from them; None for any text.
+      grammar: grammar of the new text, in llguidance's form of Lark; None for none.
+      constraint: what these make of the text, set from them; None for any text.
 
     Examples:
       >>> two = pt.Sampling(temperature=0.7, top_p=0.9, n=2, seed=1, new_tokens=4)
@@ -88,6 +89,7 @@ class Sampling:
     logprobs: LogprobCount | None = None
     regex: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
+    grammar: str | None = None
     constraint: TextConstraint | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
@@ -102,7 +104,8 @@ class Sampling:
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         # It was made a text, and compiling takes time that only the caller spends.
-        found = find_constraint(self.regex, cast(str | None, self.json_schema))
+        schema = cast(str | None, self.json_schema)
+        found = find_constraint(self.regex, schema, self.grammar)
         object.__setattr__(self, "constraint", found)
 
     def _check_lengths(self) -> None:

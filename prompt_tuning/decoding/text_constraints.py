@@ -1,4 +1,4 @@
-"""Regular expressions and JSON schemas that the new text of a row must match."""
+"""Expressions, JSON schemas and grammars that the new text of a row must match."""
 
 import functools
 import json
@@ -16,6 +16,8 @@ MAXIMUM_REGEX = 10_000
 """Maximum number of characters of a regular expression."""
 MAXIMUM_SCHEMA = 2**17
 """Maximum number of characters of a JSON schema."""
+MAXIMUM_GRAMMAR = 2**17
+"""Maximum number of characters of a grammar."""
 COMPILE_SECONDS = 1
 """Computing time that compiling an expression or a schema may take."""
 MAXIMUM_STATES = 30_000
@@ -62,7 +64,7 @@ def guidance_library() -> Any:
         import llguidance
     except ImportError as error:
         raise InputError(
-            "regex and json_schema need llguidance: install the extra by "
+            "regex, json_schema and grammar need llguidance: install the extra by "
             f"{INSTALL}, or leave them out"
         ) from error
     return llguidance
@@ -96,18 +98,25 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
     return schema
 
 
-def find_constraint(regex: str | None, schema: str | None) -> TextConstraint | None:
+def find_constraint(
+    regex: str | None, schema: str | None, grammar: str | None
+) -> TextConstraint | None:
     """Returns the constraint of a row's settings; None if it has none.
 
     Raises:
       InputError: if it is too long, invalid, or takes too long to compile, or if there
-        are two.
+        are several.
     """
-    if regex is not None and schema is not None:
-        raise InputError("regex and json_schema are both set: leave out one of them")
+    values = {"regex": regex, "json_schema": schema, "grammar": grammar}
+    names = [name for name in values if values[name] is not None]
+    if len(names) > 1:
+        raise InputError(f"{names[0]} and {names[1]} are both set: leave out one")
     if regex is not None:
         _check_size("regex", regex, MAXIMUM_REGEX)
         return _regex_constraint(regex)
+    if grammar is not None:
+        _check_size("grammar", grammar, MAXIMUM_GRAMMAR)
+        return _grammar_constraint(grammar)
     return None if schema is None else _schema_constraint(schema)
 
 
@@ -140,6 +149,14 @@ def _schema_constraint(schema: str) -> TextConstraint:
     elif value:
         value = options
     constraint = TextConstraint("json_schema", f"body: %json {json.dumps(value)}")
+    _check_compiles(constraint)
+    return constraint
+
+
+@functools.lru_cache(maxsize=32)
+def _grammar_constraint(grammar: str) -> TextConstraint:
+    # A grammar in it has rules, and a rule `start`, of its own.
+    constraint = TextConstraint("grammar", f"body: %lark {{\n{grammar}\n}}")
     _check_compiles(constraint)
     return constraint
 

@@ -5,14 +5,18 @@ import re
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, did_you_mean, shown
-from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.core.typed_json import JsonObject, parse_json
 
-FIELDS = ("response_format", "structured_outputs")
-"""OpenAI's field, and vLLM's, which it has instead of `guided_json` since 0.12."""
 FORMATS = ("text", "json_object", "json_schema")
 SCHEMA = ("name", "description", "schema", "strict")
-STRUCTURED = ("json", "regex", "choice", "json_object")
-ANY_OBJECT = '{"type": "object"}'
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+SPACE = ("whitespace_pattern", "disable_any_whitespace")
+STRUCTURED = (*KINDS, *SPACE, "disable_fallback")
+GUIDED = tuple(f"guided_{name}" for name in (*KINDS, "whitespace_pattern"))
+"""vLLM's names before 0.12."""
+FIELDS = ("response_format", "structured_outputs", *GUIDED)
+"""OpenAI's field, and vLLM's."""
+ANY_OBJECT = {"type": "object"}
 
 
 def has_constraint(body: JsonObject) -> bool:
@@ -21,15 +25,19 @@ def has_constraint(body: JsonObject) -> bool:
 
 
 def read_constraint(body: JsonObject) -> dict[str, Any]:
-    """Returns `regex` or `json_schema` of `Sampling`; neither if any text matches.
+    """Returns `regex`, `json_schema` or `grammar` of `Sampling`, or nothing.
 
     Raises:
       InputError: if a field cannot be used, or two name a constraint.
     """
-    found = {**_response_format(body), **_structured_outputs(body)}
-    if all(name in body for name in FIELDS) and found:
-        raise InputError(f"give one of {' and '.join(FIELDS)}")
-    return found
+    forms = {
+        "response_format": _response_format(body),
+        "structured_outputs": _structured_outputs(_outputs(body)),
+    }
+    found = [form for form in forms.values() if form]
+    if len(found) > 1:
+        raise InputError(f"give one of {' and '.join(forms)}")
+    return found[0] if found else {}
 
 
 def _response_format(body: JsonObject) -> dict[str, str]:
@@ -44,35 +52,60 @@ def _response_format(body: JsonObject) -> dict[str, str]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_schema": ANY_OBJECT}
+        return {"json_schema": json.dumps(ANY_OBJECT)}
     described = form.nested("json_schema")
     _check_names(described, SCHEMA)
     described.flag("strict", True)
     return {"json_schema": json.dumps(described.value("schema"))}
 
 
-def _structured_outputs(body: JsonObject) -> dict[str, str]:
-    """Reads `structured_outputs`, which names one constraint."""
+def _outputs(body: JsonObject) -> JsonObject:
+    """Returns `structured_outputs`, or the older fields under their newer names."""
     outputs = body.nested("structured_outputs", {})
+    older = {name[7:]: body.value(name) for name in GUIDED if name in body}
+    if older and outputs.values:
+        raise InputError(f"give one of structured_outputs and guided_{min(older)}")
+    return JsonObject(body.source, older) if older else outputs
+
+
+def _structured_outputs(outputs: JsonObject) -> dict[str, str]:
+    """Reads what names one constraint."""
     _check_names(outputs, STRUCTURED)
-    given = [name for name in STRUCTURED if name in outputs]
-    if not given and "structured_outputs" not in body:
+    given = [name for name in KINDS if name in outputs]
+    if not outputs.values:
         return {}
     if len(given) != 1:
         raise InputError(
             f"structured_outputs has {len(given)} constraints, expected one of "
-            f"{', '.join(STRUCTURED)}"
+            f"{', '.join(KINDS)}"
         )
     (name,) = given
-    if name == "regex":
-        return {"regex": outputs.text("regex")}
+    spaced = [field for field in SPACE if field in outputs]
+    if spaced and not name.startswith("json"):
+        raise InputError(f"{spaced[0]} is for json: leave it out next to {name}")
+    if name in ("regex", "grammar"):
+        return {name: outputs.text(name)}
     if name == "choice":
         return {"regex": _choice(outputs)}
-    if name == "json_object":
-        return {"json_schema": ANY_OBJECT} if outputs.flag("json_object") else {}
-    schema: Any = outputs.value("json")
-    # vLLM takes the text of a schema, too.
-    return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema)}
+    schema: Any = ANY_OBJECT
+    if name == "json":
+        # vLLM takes the text of a schema, too.
+        schema = outputs.value("json")
+        if isinstance(schema, str):
+            schema = parse_json(schema, "json")
+    elif not outputs.flag("json_object"):
+        return {}
+    return {"json_schema": json.dumps(_spaced(schema, outputs))}
+
+
+def _spaced(schema: Any, outputs: JsonObject) -> Any:
+    """Returns a schema with the space that JSON may have between its parts."""
+    pattern = outputs.text("whitespace_pattern", None)
+    if outputs.flag("disable_any_whitespace", False):
+        pattern = ""
+    if pattern is None or not isinstance(schema, dict):
+        return schema
+    return schema | {"x-guidance": {"whitespace_pattern": pattern}}
 
 
 def _choice(outputs: JsonObject) -> str:

@@ -124,6 +124,19 @@ def test_every_sampled_text_is_json_of_the_schema(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["small", "unigram"])
+def test_every_sampled_text_is_of_the_grammar(kind, tmp_path):
+    grammar = 'start: "(" start ")" | WORD\nWORD: /[ab}]{1,3}/'
+    engine = DecodingEngine(*open_model(tmp_path, kind), slots=8, length=64)
+    drawn = {"temperature": 1.0, "n": 8, "new_tokens": 40}
+    for each in complete(engine, "the", grammar=grammar, **drawn):
+        if each.reason == "stop":
+            depth = each.text.count("(")
+            word = each.text[depth : len(each.text) - depth]
+            assert each.text == "(" * depth + word + ")" * depth
+            assert re.fullmatch("[ab}]{1,3}", word), each
+
+
+@pytest.mark.parametrize("kind", ["small", "unigram"])
 def test_an_encoder_decoders_text_matches_from_its_beginning(kind, tmp_path):
     model = open_model(tmp_path, kind, T5_GATED)
     engine = DecodingEngine(*model, slots=8, length=64)
@@ -197,7 +210,9 @@ def test_a_row_without_allowed_tokens_ends_with_a_message(tmp_path):
         ({"regex": "a\\"}, "ends with a single backslash"),
         ({"regex": "a" * 10_001}, "regex has 10,001 characters, expected at most"),
         ({"regex": "\ud800"}, "half a surrogate pair"),
-        ({"regex": "a", "json_schema": "{}"}, "leave out one of them"),
+        ({"regex": "a", "json_schema": "{}"}, "both set: leave out one"),
+        ({"grammar": "start: a"}, "grammar cannot be used: "),
+        ({"grammar": "start: " + "a " * 2**16}, "grammar has 131,079 characters"),
         ({"json_schema": "{"}, "json_schema is not valid JSON"),
         ({"json_schema": {"type": "nope"}}, "Invalid type: nope"),
         ({"json_schema": {"x": {1}}}, "json_schema is not JSON"),

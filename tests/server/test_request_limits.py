@@ -77,6 +77,17 @@ def test_a_text_without_room_for_one_token_is_refused(server):
     assert "96 tokens and 1 new one does not fit" in answer["error"]["message"]
 
 
+def test_json_has_the_space_that_a_request_names(server):
+    schema = {"type": "array", "prefixItems": [{"const": 1}], "minItems": 1}
+    schema["items"] = False
+    texts = []
+    for space in ({"disable_any_whitespace": True}, {"whitespace_pattern": " "}):
+        outputs = {"json": schema, **space}
+        _, answer = server.ask({"prompt": "a", "structured_outputs": outputs})
+        texts.append(answer["choices"][0]["text"])
+    assert texts == ["[1]", "[ 1]"]
+
+
 def test_unknown_fields_are_noted_once_for_each_client(caplog):
     body = {"prompt": "a", "max_token": 5, "of_2030": {"a": 1}}
     names = read_completion(JsonObject("the body", body)).unknown

@@ -209,6 +209,8 @@ def constrained(**fields):
         ({"structured_outputs": {"choice": ["a b", "c"]}}, "a b|c"),
         ({"structured_outputs": {"json": {"enum": [12, True]}}}, "12|true"),
         ({"structured_outputs": {"json": '{"const": null}'}}, "null"),
+        ({"structured_outputs": {"grammar": 'start: "a" start "b" | "c"'}}, "a*cb*"),
+        ({"guided_grammar": 'start: "x" | "yz"'}, "x|yz"),
         (
             {
                 "response_format": {
@@ -301,14 +303,17 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         (constrained(regex="(a"), 400, "unclosed group"),
         (constrained(regex="#"), 400, "at its beginning"),
         (constrained(regex="a", choice=["a"]), 400, "has 2 constraints"),
-        (constrained(grammar="a"), 400, "unknown field 'grammar'"),
+        (constrained(grammar="a"), 400, "grammar cannot be used"),
+        (constrained(structural_tag="a"), 400, "unknown field 'structural_tag'"),
+        (constrained(regex="a", whitespace_pattern=""), 400, "is for json"),
+        ({**constrained(regex="a"), "guided_regex": "a"}, 400, "give one of"),
         (constrained(choice=[]), 400, "texts that are not empty"),
         (constrained(json={"type": "nope"}), 400, "Invalid type: nope"),
         (constrained(json={"multipleOf": 999_983}), 400, "too complex"),
         ({"prompt": "a", **BEAMS, "response_format": {"type": "json_object"}}, 400, ""),
         ({"prompt": "a", "response_format": {"type": "xml"}}, 400, "one of text, json"),
         ({"prompt": "a", "response_format": {"type": "json_schema"}}, 400, "json_sche"),
-        ({"prompt": "a", "guided_json": {}}, 400, "send structured_outputs: {json"),
+        ({"prompt": "a", "ebnf": "a"}, 400, "send structured_outputs: {grammar"),
     ],
     ids=lambda value: None if isinstance(value, dict | bytes) else str(value)[:12],
 )
