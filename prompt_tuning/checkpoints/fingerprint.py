@@ -12,7 +12,6 @@ import numpy as np
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
-from prompt_tuning.core.quantization import scale_path
 
 SAMPLES = 64
 """Minimum number of samples per parameter."""
@@ -33,12 +32,12 @@ def sampled(plan: RestorePlan) -> list[str]:
     Raises:
       InputError: if the checkpoint turns out to be damaged.
     """
-    # The scales of int8 kernels are computed from the same stored arrays.
-    scales = set(map(scale_path, plan.quantized))
+    # Scales are computed from the same stored arrays as their kernels.
+    derived = plan.derived
     return [
         f"{path}: samples {_digest([plan.stored[name] for name in recipe.sources])}"
         for path, recipe in plan.restored.items()
-        if path not in scales
+        if path not in derived
     ]
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are quantized while they are read."""
+"""Kernels that are quantized to int8 while they are read."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.array_slices import Block, extent
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.quantization import channel_scale, quantize
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
 
 
 class QuantizedKernel:

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from prompt_tuning.checkpoints.packed_kernel import PackedKernel
 from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
 from prompt_tuning.checkpoints.stored_tensors import (
     PartReader,
@@ -28,7 +29,16 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
-from prompt_tuning.core.quantization import QUANTIZED, scale_path
+from prompt_tuning.core.quantization.stores import (
+    INT4,
+    INT8,
+    NF4,
+    codebook_path,
+    is_packed,
+    is_quantized,
+    scale_path,
+    weight_shape,
+)
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]
@@ -72,31 +82,44 @@ class RestorePlan:
 
     @property
     def quantized(self) -> tuple[str, ...]:
-        """Paths of the int8 kernels, restored or fresh."""
+        """Paths of the quantized kernels, restored or fresh."""
         return _quantized(self.abstract)
+
+    @property
+    def derived(self) -> frozenset[str]:
+        """Paths of scales and codebooks, which are read with their kernels."""
+        return frozenset(_derived(self.abstract))
 
     def readers(
         self, dtype: DTypeLike | None = None
     ) -> Iterator[tuple[str, PartReader]]:
         """Yields a reader for each restored parameter, which reads blocks of it.
 
-        Kernels of dtype int8 are quantized while they are read; the reader of the
-        scales follows that of the kernel.
+        Kernels are quantized while they are read; the readers of the scales and the
+        codebook follow that of the kernel.
 
         Args:
           dtype: dtype of parameters that are not quantized; None keeps the dtype of
             each abstract leaf.
         """
-        kernels = self.quantized
-        scales = set(map(scale_path, kernels))
+        kernels, derived = self.quantized, self.derived
         for path, recipe in self.restored.items():
             leaf = self.abstract[path]
             shape = tuple(leaf.shape)
-            if path in kernels:
+            if path in kernels and is_packed(leaf):
+                codebook = codebook_path(path)
+                packed = PackedKernel(
+                    path, shape, recipe, self.stored, codebook=codebook in self.abstract
+                )
+                yield path, packed.read
+                yield scale_path(path), packed.read_scales
+                if packed.codebook is not None:
+                    yield codebook, packed.read_codebooks
+            elif path in kernels:
                 kernel = QuantizedKernel(path, shape, recipe, self.stored)
                 yield path, kernel.read
                 yield scale_path(path), kernel.read_scales
-            elif path not in scales:
+            elif path not in derived:
                 cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
                 yield (
                     path,
@@ -153,8 +176,12 @@ class RestorePlan:
         kernels = [self.abstract[path] for path in self.quantized]
         if not kernels:
             return []
-        row = _count_row(f"  {QUANTIZED}", kernels)
-        return [f"{row}   of these, quantized with one float32 scale per channel"]
+        if not is_packed(kernels[0]):
+            row = _count_row(f"  {INT8}", kernels)
+            return [f"{row}   of these, quantized with one float32 scale per channel"]
+        has_table = codebook_path(self.quantized[0]) in self.abstract
+        row = _count_row(f"  {NF4 if has_table else INT4}", kernels)
+        return [f"{row}   of these, two weights in each, with float32 scales"]
 
 
 def plan_restore(
@@ -173,8 +200,8 @@ def plan_restore(
     path of a parameter determines its source: None makes it fresh, and a string names
     another of our paths, or a stored array that is read unchanged; `\1` is the first
     group of the pattern. A parameter without a match is read by its own recipe. The
-    scales of an int8 kernel are computed from its weights, so they follow its source
-    and are not subject to the map.
+    scales of a quantized kernel are computed from its weights, so they follow its
+    source and are not subject to the map.
 
     Args:
       abstract: shape and dtype of every parameter, by path.
@@ -192,8 +219,8 @@ def plan_restore(
     """
     if not stored:
         raise InputError("the checkpoint contains no arrays")
-    scales = {scale_path(path): path for path in _quantized(abstract)}
-    own = [path for path in abstract if path not in scales]
+    derived = _derived(abstract)
+    own = [path for path in abstract if path not in derived]
     _check_patterns(assignment_map, own)
     origin = os.path.commonpath([tensor.source for tensor in stored.values()])
     sources = {path: _assigned(path, assignment_map) for path in own}
@@ -204,9 +231,9 @@ def plan_restore(
     }
     _check_sources(restored, stored, origin)
     for path, recipe in restored.items():
-        check_recipe(path, tuple(abstract[path].shape), recipe, stored)
+        check_recipe(path, weight_shape(abstract[path]), recipe, stored)
     restored |= {
-        scale: restored[path] for scale, path in scales.items() if path in restored
+        other: restored[path] for other, path in derived.items() if path in restored
     }
     fresh = {
         path: _description(path, fresh_by) for path in abstract if path not in restored
@@ -217,7 +244,17 @@ def plan_restore(
 
 
 def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
-    return tuple(path for path, leaf in abstract.items() if leaf.dtype == np.int8)
+    return tuple(path for path, leaf in abstract.items() if is_quantized(leaf))
+
+
+def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
+    """Returns the kernel of each array that is made from a kernel's weights."""
+    return {
+        other: path
+        for path in _quantized(abstract)
+        for other in (scale_path(path), codebook_path(path))
+        if other in abstract
+    }
 
 
 def _refuse_fresh(fresh: list[str]) -> None:

@@ -19,6 +19,7 @@ from prompt_tuning.core.number_ranges import (
     AxisLength,
     PositiveNumber,
 )
+from prompt_tuning.core.quantization.stores import STORES
 
 DTYPES = ("float32", "bfloat16")
 
@@ -46,7 +47,7 @@ TABLE = (
         MODEL,
         "type that the frozen weights are stored in",
         "Pretrained.parameter_dtype",
-        choices=(*DTYPES, "int8"),
+        choices=(*DTYPES, *STORES),
     ),
     FlatOption(
         "compute_dtype",

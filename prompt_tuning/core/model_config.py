@@ -35,7 +35,7 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
     VocabularySize,
 )
-from prompt_tuning.core.quantization import QUANTIZED
+from prompt_tuning.core.quantization.stores import STORES
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 
@@ -144,9 +144,9 @@ class ModelConfig:
         without one ("reference"), or by a fused kernel where there is one ("auto").
       rematerialization: which activations the backward pass recomputes.
       encoder_rematerialization: the same for the encoder; as in the decoder if None.
-      parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8"
-        for the projections of the blocks, with one scale per output channel, and
-        bfloat16 for everything else.
+      parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
+        "int4" or "nf4" for the projections of the blocks, and bfloat16 for everything
+        else.
     """
 
     architecture: Architecture
@@ -299,17 +299,17 @@ def check_dtype(name: str, value: str) -> None:
     """Checks that a dtype is one of those in which training is stable.
 
     Raises:
-      InputError: for float16 (with the reason), for int8 other than as the dtype of
-        weights, and for any unknown name.
+      InputError: for float16 (with the reason), for the store of quantized weights as
+        the dtype of activations, and for any unknown name.
     """
     if value in ("float16", "half", "fp16"):
         raise InputError(f"{name} is {shown(value)}: {FLOAT16_REASON}")
     accepted = ["float32", "bfloat16"]
     if name == "parameter_dtype":
-        accepted.append(QUANTIZED)
+        accepted += STORES
     if value not in accepted:
         listed = " or ".join(map(repr, accepted))
-        hint = "; int8 is for parameter_dtype" if value == QUANTIZED else ""
+        hint = f"; {value} is for parameter_dtype" if value in STORES else ""
         raise InputError(f"{name} is {shown(value)}, expected {listed}{hint}")
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-import numpy as np
 import optax
 
 from prompt_tuning.core.errors import InputError, shown
@@ -24,6 +23,7 @@ from prompt_tuning.core.number_ranges import (
     ShareBelowOne,
 )
 from prompt_tuning.core.patterns import compile_pattern
+from prompt_tuning.core.quantization.stores import is_quantized
 from prompt_tuning.core.setting_hints import how_to_set
 
 Leaf = TypeVar("Leaf")
@@ -122,11 +122,11 @@ def label(
 
 
 def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) -> None:
-    quantized = [path for path in labels if parameters[path].dtype == np.int8]
+    quantized = [path for path in labels if is_quantized(parameters[path])]
     if quantized:
         listed = ", ".join(quantized[:3]) + (", ..." if len(quantized) > 3 else "")
         raise InputError(
-            f"the parameter groups would train {len(quantized)} int8 parameters "
+            f"the parameter groups would train {len(quantized)} quantized parameters "
             f"({listed}), and integers have no gradient; match other paths, or give "
             f"{how_to_set('Pretrained.parameter_dtype', 'bfloat16')}"
         )

@@ -17,12 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Key
 
 from prompt_tuning.core.block_arrays import BlockArrays
-from prompt_tuning.core.quantization import (
-    QUANTIZED,
-    UNQUANTIZED,
-    channel_scale,
-    quantize,
-)
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
+from prompt_tuning.core.quantization.stores import INT8, NF4, STORES, UNQUANTIZED
 
 if TYPE_CHECKING:
     Parameters = dict[str, Array]
@@ -60,34 +57,59 @@ def declare(
 ) -> nnx.Param:
     """Declares one parameter with its shape, logical axes, initializer and dtype.
 
-    With dtype "int8" the parameter is one that stays in bfloat16. For `partial_over`
-    see `ParameterAxes`.
+    With the name of a store of quantized kernels the parameter is one that stays in
+    bfloat16. For `partial_over` see `ParameterAxes`.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
     """
     _check_axes(shape, axes)
-    stored = jnp.dtype(UNQUANTIZED if dtype == QUANTIZED else dtype)
+    stored = jnp.dtype(UNQUANTIZED if dtype in STORES else dtype)
     value = initializer(key, shape, stored)
     return nnx.Param(value, axes=axes, partial_over=partial_over)
 
 
-def declare_quantized(
+class KernelParameters(NamedTuple):
+    """The arrays that store a kernel; see `quantization.stores`."""
+
+    kernel: nnx.Param
+    scale: nnx.Param | None = None
+    codebook: nnx.Param | None = None
+
+
+def declare_kernel(
     key: Key[Array, ""],
     shape: tuple[int, ...],
     axes: tuple[str, ...],
     initializer: Initializer,
-) -> tuple[nnx.Param, nnx.Param]:
-    """Declares an int8 kernel `[L, in, out]` and its float32 scales `[L, out]`.
+    dtype: str,
+) -> KernelParameters:
+    """Declares a kernel `[L, in, out]` that may be quantized.
+
+    Args:
+      key: random key.
+      shape: shape of its weights.
+      axes: logical axes.
+      initializer: initializer of the weights.
+      dtype: dtype, or the name of a store.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
     """
+    if dtype not in STORES:
+        return KernelParameters(declare(key, shape, axes, initializer, dtype))
     _check_axes(shape, axes)
     weights = initializer(key, shape, jnp.float32)  # [L, in, out]
-    scale = channel_scale(weights)  # [L, out]
-    kernel = nnx.Param(quantize(weights, scale), axes=axes)
-    return kernel, nnx.Param(scale, axes=(*axes[:-2], axes[-1]))
+    if dtype == INT8:
+        scale = channel_scale(weights)  # [L, out]
+        kernel = nnx.Param(quantize(weights, scale), axes=axes)
+        return KernelParameters(kernel, nnx.Param(scale, axes=(axes[0], axes[-1])))
+    codebook = NORMAL_FLOAT if dtype == NF4 else None
+    packed, scales = (nnx.Param(x, axes=axes) for x in pack(weights, codebook))
+    if codebook is None:
+        return KernelParameters(packed, scales)
+    tables = jnp.tile(codebook, (shape[0], 1))  # [L, 16]
+    return KernelParameters(packed, scales, nnx.Param(tables, axes=(axes[0], "codes")))
 
 
 def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:

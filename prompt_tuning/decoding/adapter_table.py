@@ -237,7 +237,8 @@ def stack_adapters(
 
 def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
     """Returns the tables of one projection, by the names that `Dense` has for them."""
-    layers, size_in, size_out = next(iter(adapted.values())).kernel.shape
+    first = next(iter(adapted.values()))
+    layers, (size_in, size_out) = first.kernel.shape[0], first.sizes
     modules: dict[str, nnx.Module] = {}
     low_rank = _by_entry(adapted, LowRank)
     if low_rank:

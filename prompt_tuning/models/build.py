@@ -3,7 +3,6 @@
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Key
@@ -191,7 +190,7 @@ def add_adapters(
                     f"two adapters {spec.name!r} match the projection {path}; remove "
                     "one of them"
                 )
-            shape: Any = dense.kernel.shape
+            shape = (dense.kernel.shape[0], *dense.sizes)
             adapter_key = named_key(key, f"{path}/{spec.name}")
             adapter = spec.build(adapter_key, path, shape, dense.axes)
             dense.adapters[spec.name] = adapter

@@ -36,7 +36,7 @@ class ExpertBiases(NamedTuple):
 
 
 class MixtureOfExperts(nnx.Module):
-    """Router and experts; in the dtype bfloat16 if projections are int8.
+    """Router and experts; in bfloat16 if projections are quantized.
 
     Attributes:
       router: `[L, D, E]`.

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import declare, declare_quantized, fan_in, named_key
-from prompt_tuning.core.quantization import QUANTIZED, apply_scale, cast_and_multiply
+from prompt_tuning.core.parameters import declare, declare_kernel, fan_in, named_key
+from prompt_tuning.core.quantization.product import multiply
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
 
@@ -35,12 +35,14 @@ recompute = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 class Dense(nnx.Module):
-    """`x @ kernel (+ bias)`, with the kernel cast to the dtype of `x`.
+    """`x @ kernel (+ bias)`, with the kernel widened to the dtype of `x`.
 
     Attributes:
-      kernel: `[L, in, out]`, or `[in, out]` for one block inside the scan.
-      kernel_scale: scale of each output channel of an int8 kernel, float32 `[L, out]`;
-        None for other dtypes.
+      kernel: `[L, in, out]`, or `[in, out]` for one block inside the scan; packed in
+        four bits it is `[L, in / 2, out]`.
+      kernel_scale: scales of a quantized kernel; None for any other.
+      kernel_codebook: table of the values of a packed kernel, `[L, 16]`, or None.
+      sizes: numbers of inputs and outputs.
       bias: `[L, out]`, or None.
       adapters: trained adapters of the projection, by name; see `ProjectionAdapter`.
       axes: logical axes of the input and the output. If a mesh shards `in`, each device
@@ -61,17 +63,15 @@ class Dense(nnx.Module):
     ):
         size_in, size_out = sizes
         initializer = jax.nn.initializers.normal(scale * size_in**-0.5)
-        stacked = (key, (layers, size_in, size_out), ("layers", *axes), initializer)
-        self.kernel, self.kernel_scale = (
-            declare_quantized(*stacked)
-            if dtype == QUANTIZED
-            else (declare(*stacked, dtype), None)
+        shape, names = (layers, size_in, size_out), ("layers", *axes)
+        self.kernel, self.kernel_scale, self.kernel_codebook = declare_kernel(
+            key, shape, names, initializer, dtype
         )
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
         self.adapters = nnx.Dict()
-        self.axes = axes
+        self.axes, self.sizes = axes, sizes
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block and its adapters."""
@@ -84,9 +84,13 @@ class Dense(nnx.Module):
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block without adapters."""
-        y = cast_and_multiply(x, self.kernel[...])
-        if self.kernel_scale is not None:
-            y = apply_scale(y, self.kernel_scale[...])
+        scale, codebook = self.kernel_scale, self.kernel_codebook
+        y = multiply(
+            x,
+            self.kernel[...],
+            None if scale is None else scale[...],
+            None if codebook is None else codebook[...],
+        )
         y = collectives.reduce_from_shards(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 

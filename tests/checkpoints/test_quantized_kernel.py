@@ -8,7 +8,7 @@ import pytest
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor, layered, transpose
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.quantization import channel_scale, quantize
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
 
 L, IN, OUT = 2, 150, 130  # more than one tile along each axis
 PATHS = ("layers/kernel", "layers/kernel_scale", "layers/bias")

@@ -19,7 +19,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     transpose,
 )
 from prompt_tuning.core.array_slices import clipped, extent, joined, relative, whole
-from prompt_tuning.core.quantization import channel_scale, quantize
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
 
 NUMBERS = np.arange(48, dtype=np.float32).reshape(4, 12)
 

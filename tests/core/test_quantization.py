@@ -1,4 +1,4 @@
-"""Int8 weights: values computed by hand, the models that use them, their programs."""
+"""Quantized weights: values by hand, the models that use them, their programs."""
 
 import dataclasses
 import functools
@@ -14,7 +14,17 @@ from flax import nnx
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, logical_axes
-from prompt_tuning.core.quantization import channel_scale, quantize, scale_path
+from prompt_tuning.core.quantization.channels import channel_scale, quantize
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack, unpack
+from prompt_tuning.core.quantization.stores import (
+    INT8,
+    NF4,
+    STORES,
+    codebook_path,
+    is_quantized,
+    scale_path,
+    weight_shape,
+)
 from prompt_tuning.models.build import build_model
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
@@ -53,23 +63,75 @@ def test_numbers_too_small_for_a_scale_become_zero():
     assert not quantize(tiny, channel_scale(tiny)).any()
 
 
-def int8(config):
-    return dataclasses.replace(config, parameter_dtype="int8")
+def test_two_weights_are_in_each_byte():
+    """Inputs 0 and 2 share a byte, and 1 and 3: the halves of a group of four."""
+    weights = np.array([[-7.5, 0.5], [1, 3.75], [0, -3.5], [-5, 3]], np.float32)
+    packed, scale = pack(weights)
+    np.testing.assert_array_equal(scale, [[1, 0.5]])
+    # Codes, the whole multiples plus 8: 0 9 8 3 and 9 15 1 14.
+    np.testing.assert_array_equal(packed, [[0x80, 0x19], [0x39, 0xEF]])
 
 
-def quantized(parameters: Parameters) -> tuple[Parameters, Parameters]:
-    """Parameters as an int8 model stores them, and the weights they represent."""
+@pytest.mark.parametrize("store", ["int4", "nf4"])
+@pytest.mark.parametrize("library", [np, jnp])
+@pytest.mark.parametrize("shape", [(3, 128, 5), (2, 6, 1), (96, 7)])
+def test_packing_rounds_to_the_nearest_value(store, library, shape):
+    random = np.random.default_rng(0)
+    weights = random.standard_normal(shape).astype(np.float32)
+    weights[..., 0] = 0
+    table = NORMAL_FLOAT if store == "nf4" else np.arange(-8, 8, dtype=np.float32)
+    codebook = NORMAL_FLOAT if store == "nf4" else None
+    packed, scale = map(np.asarray, pack(library.asarray(weights), codebook))
+    size = 64 if shape[-2] % 64 == 0 else shape[-2] & -shape[-2]
+    assert packed.shape == (*shape[:-2], shape[-2] // 2, shape[-1])
+    assert scale.shape == (*shape[:-2], shape[-2] // size, shape[-1])
+    back = unpacked(packed, scale, codebook)
+    wide = np.repeat(scale, size, axis=-2)
+    nearest = np.abs(weights[..., None] / wide[..., None] - table).min(-1) * wide
+    np.testing.assert_allclose(np.abs(back - weights), nearest, atol=1e-6)
+    largest = np.abs(weights.reshape(*shape[:-2], -1, size, shape[-1])).max(-2)
+    ends = 7.5 if codebook is None else 1
+    np.testing.assert_allclose(scale * ends, np.where(largest, largest, ends), 1e-6)
+
+
+def unpacked(packed, scale, codebook):
+    """The weights of packed kernels, which may be stacked."""
+    table = None if codebook is None else jnp.asarray(codebook)
+    if packed.ndim == 2:
+        return np.asarray(unpack(jnp.asarray(packed), jnp.asarray(scale), table))
+    return np.stack(
+        [unpacked(*one, codebook) for one in zip(packed, scale, strict=True)]
+    )
+
+
+def test_an_odd_number_of_inputs_is_refused():
+    with pytest.raises(InputError, match=r"has 7 inputs.*store the weights in int8"):
+        pack(np.ones((7, 2), np.float32))
+
+
+def in_store(config, store):
+    return dataclasses.replace(config, parameter_dtype=store)
+
+
+def quantized(parameters: Parameters, store: str) -> tuple[Parameters, Parameters]:
+    """Parameters as a model stores them, and the weights they represent."""
     held, meant = {}, {}
     for path, leaf in parameters.items():
         leaf = np.asarray(leaf)
-        if "/layers/" in path and path.endswith("/kernel"):
+        if not ("/layers/" in path and path.endswith("/kernel")):
+            wide = "/prompt/" in path
+            held[path] = leaf if wide else leaf.astype(jnp.bfloat16)
+            meant[path] = held[path].astype(jnp.float32)
+        elif store == INT8:
             scale = channel_scale(leaf)
             held[path], held[scale_path(path)] = quantize(leaf, scale), scale
             meant[path] = held[path].astype(np.float32) * scale[:, None]
         else:
-            wide = "/prompt/" in path
-            held[path] = leaf if wide else leaf.astype(jnp.bfloat16)
-            meant[path] = held[path].astype(jnp.float32)
+            codebook = NORMAL_FLOAT if store == NF4 else None
+            held[path], held[scale_path(path)] = pack(leaf, codebook)
+            meant[path] = unpacked(held[path], held[scale_path(path)], codebook)
+            if codebook is not None:
+                held[codebook_path(path)] = np.stack([codebook] * len(leaf))
     return held, meant
 
 
@@ -77,20 +139,19 @@ def batch_for(config):
     return dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
 
 
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("family", dummies.FAMILIES)
-def test_an_int8_model_declares_the_quantized_shapes_and_types(family):
-    config = int8(dummies.FAMILIES[family])
+def test_a_quantized_model_declares_the_shapes_and_types(family, store):
+    config = in_store(dummies.FAMILIES[family], store)
     _, parameters = dummies.prompted(dummies.FAMILIES[family])
-    held, _ = quantized(parameters)
+    held, _ = quantized(parameters, store)
     _, declared = dummies.prompted(config)
     assert {path: (leaf.shape, leaf.dtype) for path, leaf in declared.items()} == {
         path: (leaf.shape, leaf.dtype) for path, leaf in held.items()
     }
     axes = logical_axes(nnx.eval_shape(lambda: build_model(jax.random.key(0), config)))
-    assert axes["decoder/layers/self_attention/query/kernel_scale"].names == (
-        "layers",
-        "heads",
-    )
+    scale = axes["decoder/layers/self_attention/query/kernel_scale"].names
+    assert scale[-1] == "heads" and len(scale) == (2 if store == INT8 else 3)
     assert all(
         len(axes[path].names) == leaf.ndim
         for path, leaf in held.items()
@@ -98,12 +159,21 @@ def test_an_int8_model_declares_the_quantized_shapes_and_types(family):
     )
 
 
-@pytest.mark.parametrize("family", sample(1, dummies.FAMILIES))
-def test_an_int8_model_computes_with_its_dequantized_weights(family):
+@pytest.mark.parametrize(
+    ("family", "store"),
+    sample(
+        3,
+        [
+            *zip(dummies.FAMILIES, reversed(STORES), strict=False),
+            *zip(dummies.FAMILIES, STORES, strict=False),
+        ],
+    ),
+)
+def test_a_quantized_model_computes_with_its_dequantized_weights(family, store):
     config = dummies.FAMILIES[family]
     graph, parameters = dummies.prompted(config)
-    narrow, _ = dummies.prompted(int8(config))
-    held, meant = quantized(parameters)
+    narrow, _ = dummies.prompted(in_store(config, store))
+    held, meant = quantized(parameters, store)
     loss, gradient = loss_and_gradient(narrow, held, batch_for(config))
     same_loss, same_gradient = loss_and_gradient(graph, meant, batch_for(config))
     assert loss == pytest.approx(same_loss, rel=1e-5)
@@ -111,8 +181,8 @@ def test_an_int8_model_computes_with_its_dequantized_weights(family):
         assert np.abs(leaf).max() > 1e-3
         np.testing.assert_allclose(gradient[path], leaf, atol=2e-5)
     exact_loss, exact_gradient = float32_outcome(family)
-    assert exact_loss != loss == pytest.approx(exact_loss, rel=0.02)
-    assert smallest_cosine(gradient, exact_gradient) > 0.99
+    assert exact_loss != loss == pytest.approx(exact_loss, rel=0.05)
+    assert smallest_cosine(gradient, exact_gradient) > (0.99 if store == INT8 else 0.9)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +205,7 @@ def test_narrow_weights_give_nearly_the_same_prompt_updates(
     narrow, declared = dummies.prompted(dataclasses.replace(config, **choices))
     held = declared
     if dtype == "int8":
-        held, _ = quantized(dummies.prompted(config)[1])
+        held, _ = quantized(dummies.prompted(config)[1], dtype)
     loss, gradient = loss_and_gradient(narrow, held, batch_for(config))
     exact_loss, exact_gradient = float32_outcome(family)
     assert exact_loss != loss == pytest.approx(exact_loss, rel=0.02)
@@ -171,38 +241,48 @@ def smallest_cosine(left: Parameters, right: Parameters) -> float:
 
 
 @pytest.mark.parametrize(
-    ("family", "compute_dtype"), sample(1, [("llama", "float32"), ("gpt2", "bfloat16")])
+    ("family", "store", "compute_dtype"),
+    sample(
+        2,
+        [
+            ("llama", "int8", "float32"),
+            ("gpt2", "nf4", "bfloat16"),
+            ("gpt2", "int8", "bfloat16"),
+            ("llama", "int4", "float32"),
+        ],
+    ),
 )
 def test_a_step_never_has_a_dequantized_copy_of_a_stack_of_kernels(
-    family, compute_dtype
+    family, store, compute_dtype
 ):
     config = dataclasses.replace(
         dummies.FAMILIES[family], layers=5, compute_dtype=compute_dtype
     )
-    graph, parameters = dummies.prompted(int8(config))
+    graph, parameters = dummies.prompted(in_store(config, store))
     trained, frozen = parameter_groups.partition(
         parameters, {path: 0 for path in parameters if "/prompt/" in path}
     )
     step = jax.jit(functools.partial(gradients, graph, key=None))
     text = step.lower(trained, frozen, batch_for(config)).compile().as_text()
     assert text is not None
-    kernels = {leaf.shape for leaf in frozen.values() if leaf.dtype == jnp.int8}
+    kernels = {
+        leaf.shape: weight_shape(leaf) for leaf in frozen.values() if is_quantized(leaf)
+    }
     assert kernels
-    for shape in kernels:
-        sizes = ",".join(map(str, shape))
-        assert f"s8[{sizes}]" in text
-        assert re.findall(rf"(?:f32|bf16)\[{sizes}\]", text) == []
+    for shape, wide in kernels.items():
+        assert re.search(rf"[su]8\[{','.join(map(str, shape))}\]", text)
+        assert re.findall(rf"(?:f32|bf16)\[{','.join(map(str, wide))}\]", text) == []
 
 
 def test_training_quantized_weights_is_refused():
-    _, parameters = dummies.prompted(int8(dummies.LLAMA))
+    _, parameters = dummies.prompted(in_store(dummies.LLAMA, INT8))
     group = parameter_groups.ParameterGroup(
         [".*/query/kernel", PROMPT], parameter_groups.adamw()
     )
     with pytest.raises(
         InputError,
-        match=r"would train 1 int8 parameters \(decoder/layers/self_attention/query"
-        r"/kernel\).*--parameter_dtype bfloat16",
+        match=r"would train 1 quantized parameters \(decoder/layers/self_attention"
+        r"/query/kernel\).*--parameter_dtype bfloat16",
     ):
         parameter_groups.label(parameters, [group])
 
@@ -214,6 +294,6 @@ def test_int8_is_only_for_weights():
     ):
         dataclasses.replace(dummies.LLAMA, compute_dtype="int8")
     with pytest.raises(
-        InputError, match=r"'int4', expected .* or 'bfloat16' or 'int8'"
+        InputError, match=r"'int3', expected .* or 'int8' or 'int4' or 'nf4'"
     ):
-        dataclasses.replace(dummies.LLAMA, parameter_dtype="int4")
+        dataclasses.replace(dummies.LLAMA, parameter_dtype="int3")

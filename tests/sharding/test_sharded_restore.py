@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import clipped
-from prompt_tuning.core.quantization import scale_path
+from prompt_tuning.core.quantization.stores import scale_path
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.sharding.array_placement import Placement, distinct_shards

@@ -1,4 +1,4 @@
-"""A run with int8 weights, from the command line."""
+"""A run with quantized weights, from the command line."""
 
 import shutil
 
@@ -12,17 +12,22 @@ from tests.support.small_runs import trained_prompt, tune
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("family", sample(1, ["decoder", "t5"]))
-def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
-    model = getattr(files, family)
-    assert tune(files, tmp_path, model, **INT8) == 0
-    report = capsys.readouterr().out
-    assert "quantized with one float32 scale per channel" in report
+@pytest.mark.parametrize(
+    ("family", "store"),
+    sample(
+        1, [("decoder", "nf4"), ("t5", "int8"), ("t5", "int4"), ("decoder", "int8")]
+    ),
+)
+def test_a_quantized_run_resumes_and_is_read_again(
+    files, family, store, tmp_path, capsys
+):
+    model, choice = getattr(files, family), {"Pretrained__parameter_dtype": store}
+    assert tune(files, tmp_path, model, **choice) == 0
+    assert f"  {store} " in capsys.readouterr().out
     finished = trained_prompt(tmp_path, 6)
     assert finished != trained_prompt(tmp_path, 3)
     shutil.rmtree(tmp_path / FOLDER / "checkpoint_6")
-    assert tune(files, tmp_path, model, **INT8) == 0
+    assert tune(files, tmp_path, model, **choice) == 0
     assert "resuming from step 3" in capsys.readouterr().out
     assert trained_prompt(tmp_path, 6) == finished
     assert main(["evaluate", "--run", str(tmp_path)]) == 0
@@ -33,7 +38,7 @@ def test_an_int8_run_resumes_and_is_read_again(files, family, tmp_path, capsys):
     assert "another frozen_model" in capsys.readouterr().err
 
 
-def test_training_the_weights_of_an_int8_model_is_refused(files, tmp_path, capsys):
+def test_training_the_weights_of_a_quantized_model_is_refused(files, tmp_path, capsys):
     choices = {"ParameterGroup__regexes": [".*/kernel"], **INT8}
     assert tune(files, tmp_path, **choices) == 2
-    assert "would train 7 int8 parameters" in capsys.readouterr().err
+    assert "would train 7 quantized parameters" in capsys.readouterr().err

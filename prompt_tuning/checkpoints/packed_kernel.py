@@ -1,0 +1,160 @@
+"""Kernels that are packed in four bits while they are read."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float, Float32, UInt8
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    StoredTensor,
+    by_source,
+    check_recipe,
+    empty,
+    read_blocks,
+)
+from prompt_tuning.core.array_slices import Block, extent
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, group_size, pack
+
+TILE_ROWS, TILE_COLUMNS = 512, 256
+"""Weights that are packed at once, so that the steps of packing stay in the cache."""
+
+
+class PackedKernel:
+    """Reads a kernel `[L, in, out]` with two weights in each byte, `[L, in / 2, out]`.
+
+    A scale depends on the weights of its group alone, so each process reads only the
+    groups that it keeps.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, ...],
+        recipe: Recipe,
+        stored: Mapping[str, StoredTensor],
+        *,
+        codebook: bool,
+    ):
+        """Prepares reading, without reading anything yet.
+
+        Args:
+          path: path of the parameter.
+          shape: shape of the packed kernel.
+          recipe: recipe of the parameter.
+          stored: stored tensors by name.
+          codebook: whether weights are rounded to the values of NF4.
+
+        Raises:
+          InputError: as `check_recipe` does.
+        """
+        *lead, half, size_out = shape
+        check_recipe(path, (*lead, 2 * half, size_out), recipe, stored)
+        self._path, self._recipe, self._stored = path, recipe, stored
+        self._group = group_size(2 * half)
+        self.codebook = NORMAL_FLOAT if codebook else None
+        self._scales: dict[tuple[str, int, int, int, int], np.ndarray] = {}
+
+    def read(self, parts: Sequence[Block]) -> list[UInt8[np.ndarray, "*lead half out"]]:
+        """Reads blocks of the packed kernel, layer by layer.
+
+        Raises:
+          InputError: for weights that are not finite.
+        """
+        results = [empty(extent(part), np.dtype(np.uint8)) for part in parts]
+        bytes_of_group = self._group // 2
+        for name, layers in by_source(self._recipe, results, parts):
+            blocks = [
+                (_covering(rows, bytes_of_group), columns)
+                for _, (rows, columns) in layers
+            ]
+            packed = self._pack(name, blocks)
+            for (layer, (rows, _)), (groups, _), array in zip(
+                layers, blocks, packed, strict=True
+            ):
+                first = rows.start - groups.start * bytes_of_group
+                layer[...] = array[first : first + len(layer)]
+        return results
+
+    def read_scales(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "*lead groups out"]]:
+        """Returns the scales, reading only groups that `read` has not read before.
+
+        Raises:
+          InputError: for weights that are not finite.
+        """
+        results = [empty(extent(part), np.dtype(np.float32)) for part in parts]
+        for name, layers in by_source(self._recipe, results, parts):
+            for layer, (groups, columns) in layers:
+                if _key(name, groups, columns) not in self._scales:
+                    self._pack(name, [(groups, columns)])
+                layer[...] = self._scales[_key(name, groups, columns)]
+        return results
+
+    def read_codebooks(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "L n"]]:
+        """Returns the table of values for each layer."""
+        assert self.codebook is not None
+        tables = [self.codebook[part[-1]] for part in parts]
+        return [
+            np.tile(table, (*extent(part[:-1]), 1))
+            for part, table in zip(parts, tables, strict=True)
+        ]
+
+    def _pack(
+        self, name: str, blocks: Sequence[tuple[slice, slice]]
+    ) -> list[UInt8[np.ndarray, "half out"]]:
+        """Packs groups and columns of a stored array, and keeps their scales."""
+        size = self._group
+        needed: list[Block] = [
+            (slice(groups.start * size, groups.stop * size), columns)
+            for groups, columns in blocks
+        ]
+        read = read_blocks(self._stored[name], self._recipe.transform, needed)
+        results = []
+        for (groups, columns), weights in zip(blocks, read, strict=True):
+            packed, scale = self._pack_tiles(weights)
+            if not np.isfinite(scale).all():
+                raise InputError(
+                    f"{self._path}: {name} in {self._stored[name].source} contains "
+                    "numbers that are not finite and cannot be quantized; is the "
+                    "checkpoint damaged?"
+                )
+            self._scales[_key(name, groups, columns)] = scale
+            results.append(packed)
+        return results
+
+    def _pack_tiles(
+        self, weights: Float[np.ndarray, "in out"]
+    ) -> tuple[UInt8[np.ndarray, "half out"], Float32[np.ndarray, "groups out"]]:
+        size_in, size_out = weights.shape
+        packed = np.empty((size_in // 2, size_out), np.uint8)
+        scale = np.empty((size_in // self._group, size_out), np.float32)
+        for row, column in _tiles(size_in, size_out):
+            tile = weights[row : row + TILE_ROWS, column : column + TILE_COLUMNS]
+            # The group depends on the whole kernel, not on the rows of this tile.
+            with np.errstate(invalid="ignore"):  # the scales show it
+                some_packed, some_scale = pack(tile, self.codebook, self._group)
+            columns = slice(column, column + TILE_COLUMNS)
+            packed[row // 2 :][: len(some_packed), columns] = some_packed
+            scale[row // self._group :][: len(some_scale), columns] = some_scale
+        return packed, scale
+
+
+def _tiles(size_in: int, size_out: int) -> Iterator[tuple[int, int]]:
+    """Yields the first row and column of each tile; its rows are whole groups."""
+    for row in range(0, size_in, TILE_ROWS):
+        for column in range(0, size_out, TILE_COLUMNS):
+            yield row, column
+
+
+def _covering(rows: slice, size: int) -> slice:
+    """Returns the groups of `size` rows that some rows are in."""
+    return slice(rows.start // size, -(-rows.stop // size))
+
+
+def _key(name: str, groups: slice, columns: slice) -> tuple[str, int, int, int, int]:
+    return name, groups.start, groups.stop, columns.start, columns.stop

@@ -1,0 +1,51 @@
+"""The product with a kernel in any store."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from prompt_tuning.core.quantization.nibbles import unpack
+from prompt_tuning.core.quantization.stores import is_packed
+
+
+def multiply(
+    x: Float[Array, "*lead in"],
+    kernel: Array,
+    scale: Float32[Array, "..."] | None = None,
+    codebook: Float32[Array, "16"] | None = None,
+) -> Float[Array, "*lead out"]:
+    """Computes `x @ kernel`; see `stores` for the arrays of a quantized kernel.
+
+    A kernel is widened to the dtype of `x` where it is used, and again in the backward
+    pass: if it were stored for it, a scan over blocks would store a wide copy of the
+    whole stack.
+
+    Args:
+      x: the input.
+      kernel: `[in, out]`, or `[in / 2, out]` if it is packed.
+      scale: scales of a quantized kernel; None for any other.
+      codebook: values of the codes of a packed kernel, if it has a table.
+    """
+    if kernel.dtype == x.dtype:
+        return x @ kernel
+    if is_packed(kernel):
+        product = jax.checkpoint(_unpack_and_multiply, prevent_cse=False)
+        return product(x, kernel, scale, codebook)
+    y = jax.checkpoint(_cast_and_multiply, prevent_cse=False)(x, kernel)
+    if scale is None:
+        return y
+    # Scaling the output is cheaper, and exact for scales of whole columns.
+    return (y.astype(jnp.float32) * scale).astype(y.dtype)
+
+
+def _cast_and_multiply(x: Array, kernel: Array) -> Array:
+    return x @ kernel.astype(x.dtype)
+
+
+def _unpack_and_multiply(
+    x: Array, kernel: Array, scale: Array, codebook: Array | None
+) -> Array:
+    # The barrier keeps XLA from fusing the unpacking into the product, in which it
+    # would be repeated for each tile.
+    wide = jax.lax.optimization_barrier(unpack(kernel, scale, codebook))
+    return x @ wide.astype(x.dtype)
