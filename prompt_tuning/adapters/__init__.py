@@ -1,1 +1,5 @@
-"""Adapters as files: read, converted to and from PEFT, and merged into weights."""
+"""Reads and writes adapters as files, converts them from and to PEFT, and merges them.
+
+Start with `adapter.Adapter`, an adapter in memory. `peft` has all that knows PEFT's
+folders, `prompt_files` single arrays, and `merge` puts LoRA and IA3 into the weights.
+"""

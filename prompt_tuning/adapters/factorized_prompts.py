@@ -1,4 +1,4 @@
-"""Prompts of several tasks in the factorized form in which PEFT stores them."""
+"""Turns multi-task prompts into the factors that PEFT stores."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Kernels that are packed in four bits while they are read."""
+"""Packs kernels in four bits while reading them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Kernels that are quantized to int8 while they are read."""
+"""Quantizes kernels to int8 while reading them."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,8 +1,8 @@
-"""The restore plan: decides the source of every parameter before any is read.
+"""Decides where every parameter comes from, before any is read.
 
-Each parameter is either restored from named arrays of the checkpoint, or fresh because
-an entry of the assignment map requires it. Each array that no parameter reads is
-reported as ignored. Everything else is an error.
+A parameter is restored from named arrays of the checkpoint, or fresh because an entry
+of the assignment map requires it. An array that no parameter reads is reported as
+ignored. Everything else is an error.
 """
 
 import dataclasses

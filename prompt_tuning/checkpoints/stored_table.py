@@ -1,4 +1,4 @@
-"""Tables that stay in their checkpoint, of which only requested rows are read."""
+"""Reads single rows of a table and leaves the rest in the checkpoint."""
 
 import functools
 from collections.abc import Mapping

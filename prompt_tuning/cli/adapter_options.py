@@ -1,4 +1,4 @@
-"""The option that names adapters, for commands that load several."""
+"""The option `--adapter NAME=PATH`, for commands that load adapters."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errors that are caused by the machine that a command runs on, in words."""
+"""Explains errors of the machine, e.g. a full disk, in words."""
 
 import errno
 import os

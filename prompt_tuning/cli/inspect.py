@@ -1,4 +1,4 @@
-"""`prompt-tuning inspect`: prints the norm and nearest tokens of each prompt vector."""
+"""`prompt-tuning inspect`: prints each prompt vector's norm and nearest tokens."""
 
 import argparse
 import dataclasses

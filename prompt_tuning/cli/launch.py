@@ -1,4 +1,4 @@
-"""Options that make a command one of several processes."""
+"""Options that start a command as one of many processes."""
 
 import argparse
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The command `prompt-tuning prepare`: converts text files to HDF5 files.
 
-The modules needed for the options import nothing heavy, so that help is instant.
+Help must be instant, so the modules behind the options import nothing heavy.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Options that several commands have in common."""
+"""Options that commands share, e.g. `--run`."""
 
 import argparse
 from pathlib import Path

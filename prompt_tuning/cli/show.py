@@ -1,6 +1,6 @@
 """The command `prompt-tuning show`: prints rows of data as text colored by token type.
 
-The modules needed for the options import nothing heavy, so that help is instant.
+Help must be instant, so the modules behind the options import nothing heavy.
 """
 
 import argparse

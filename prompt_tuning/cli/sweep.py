@@ -1,4 +1,4 @@
-"""`prompt-tuning sweep`: trains many prompts at once and compares them."""
+"""`prompt-tuning sweep`: trains many prompts together and compares them."""
 
 import argparse
 import os

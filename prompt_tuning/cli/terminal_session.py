@@ -1,4 +1,4 @@
-"""A session at a terminal, where a model answers each line that is typed."""
+"""A session at a terminal: you type a line, the model answers."""
 
 import contextlib
 import sys

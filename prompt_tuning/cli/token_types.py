@@ -1,6 +1,6 @@
 """The command `prompt-tuning token-types`: sets the types of the tokens of HDF5 rows.
 
-The modules needed for the options import nothing heavy, so that help is instant.
+Help must be instant, so the modules behind the options import nothing heavy.
 """
 
 import argparse

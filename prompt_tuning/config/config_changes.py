@@ -1,8 +1,8 @@
-"""Compares the config of a run with the config that it is continued with.
+"""Compares the config of a run with the config that continues it.
 
-A run may be continued with other settings as long as they change nothing that it has
-learned: where and in which order it computes, how long it trains, and what it logs,
-saves and measures.
+You may continue a run with other settings if they change nothing that it has learned:
+where and in which order it computes, how long it trains, and what it logs, saves and
+measures.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The methods, losses, optimizers and schedules: the shipped gin files, as a table.
 
-A file is a choice of the option of its folder, such as `--method mlp` of
-`prompts/mlp.gin`. Its first sentence is the help, and the macros that it uses are the
-options that it takes. The files are read as text, without gin, so that help is instant.
+Each file is a choice of an option, e.g. `prompts/mlp.gin` is `--method mlp`. Its first
+sentence is the help, and its macros are options. The files are read as text, without
+gin, so that help is instant.
 """
 
 import dataclasses

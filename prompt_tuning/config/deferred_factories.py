@@ -1,7 +1,7 @@
-"""Settings given from Python, kept as names and values until a run is opened.
+"""Settings from Python, kept as names and values until a run is opened.
 
-`SoftPrompt(length=20)` in gin is a pair of bindings, and in Python a `Configured`: the
-name of a factory and some of its parameters. Nothing heavy is imported to make one.
+`SoftPrompt(length=20)` is a pair of bindings in gin. In Python it is a `Configured`:
+the name of a factory and some of its parameters. To make one imports nothing heavy.
 """
 
 import ast

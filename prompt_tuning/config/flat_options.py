@@ -1,8 +1,8 @@
 """The options of the command line that set values of a run, in one table.
 
-Commands make their options from it, a run is configured by it, and messages name the
-option to type by it. It imports nothing heavy, so that help is instant. An option that
-sets a parameter has its type and default, which `config.options` reads.
+Commands make their options from it, a run is configured by it, and messages look up the
+option to type in it. An option for a parameter has its type and default, which
+`config.options` reads. Imports nothing heavy, so that help is instant.
 """
 
 from prompt_tuning.config.data_options import DATA_OPTIONS

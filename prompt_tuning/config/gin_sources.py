@@ -1,9 +1,9 @@
-"""The files and bindings of a config, read within limits and checked to be data.
+"""Reads a config's files and bindings within limits, and checks that they are data.
 
-A config may come with a model or a run of somebody else, so it may set values and
-nothing more. gin's import statements run code and are refused. All files, with the
-files that they include, are read and parsed before gin applies the first binding; gin
-then reads the same texts, and opens and imports nothing itself.
+You may have got a config with somebody else's model or run, so it may only set values.
+gin's import statements run code and are refused. All files, included ones too, are read
+and parsed before gin applies the first binding; gin then reads the same texts, and
+opens and imports nothing itself.
 """
 
 import ast

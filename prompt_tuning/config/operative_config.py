@@ -1,4 +1,4 @@
-"""The values that the run read last uses, and the bindings that it does not use.
+"""The values that the last config set, and the bindings that have no effect.
 
 gin keeps them until it reads the next config.
 """

@@ -1,4 +1,4 @@
-"""Checks the options of the flat command line, before anything heavy is imported."""
+"""Checks options before anything heavy is imported, e.g. `--steps 0`."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

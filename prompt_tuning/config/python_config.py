@@ -1,4 +1,4 @@
-"""The config of a run that was built from Python objects, for its directory."""
+"""Writes the config of a run from Python, for its directory."""
 
 import dataclasses
 import functools

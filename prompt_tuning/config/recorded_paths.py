@@ -1,8 +1,8 @@
-"""Finds the files that the config of a run names, from any working directory.
+"""Finds the files of a recorded config from any working directory.
 
-Relative paths in the config of a run start at the directory in which it was trained,
-which the config's first line records. They are found there, or at the same place
-relative to the run directory if that was moved together with its data.
+Relative paths in the config of a run start at the directory where it was trained; the
+first line of the config records it. If the run directory was moved together with its
+data, the files are found at the same place relative to the run directory.
 """
 
 import dataclasses

@@ -1,1 +1,4 @@
-"""Parts that all other rooms build on; imports nothing else of the package."""
+"""Foundations for all other rooms, e.g. errors, masks, dropout, atomic files.
+
+This room imports nothing else of the package.
+"""

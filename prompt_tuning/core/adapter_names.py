@@ -1,4 +1,4 @@
-"""Names by which a text chooses the model alone, or with what its run trained."""
+"""The names `base` (the model alone) and `trained` (with the adapters of its run)."""
 
 BASE = "base"
 """Name by which a text chooses the frozen model."""

@@ -1,11 +1,11 @@
 """Files and folders that are either complete or absent, even after a crash.
 
-New content is written under a temporary name in the same folder, synced to the disk,
-and renamed to its final name. `replace_file` and `replace_folder` do that alone;
-`write_file` and `write_folder` also refuse to overwrite the user's data.
+New content gets a temporary name in the same folder, is synced to the disk, and is then
+renamed. `replace_file` and `replace_folder` do only that; `write_file` and
+`write_folder` also refuse to overwrite the user's data.
 
-Temporary files that a killed process leaves are cleared by the next write of the same
-file or folder.
+If a killed process left temporary files, the next write of the same file or folder
+deletes them.
 """
 
 import contextlib

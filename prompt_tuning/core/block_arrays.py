@@ -1,9 +1,9 @@
-"""Arrays of all blocks with one array for each block, where a stack would be copied.
+"""One array per block instead of a stack of all blocks, to avoid copies.
 
-A loop over stacked blocks copies each block's slice before a product reads it. Where a
-product has few rows, as in a step of generation, the copies take as long as the
-products. A program that gets an array for each block runs the blocks one by one and
-copies nothing.
+A loop over stacked blocks copies the slice of a block before a product reads it. If a
+product has few rows, e.g. in a step of generation, the copies take as long as the
+products. With an array per block, a program runs the blocks one by one and copies
+nothing.
 """
 
 import dataclasses

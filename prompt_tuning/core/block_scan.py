@@ -1,4 +1,4 @@
-"""The scan over blocks, in parts and segments that are rematerialized together."""
+"""Scans over blocks, in segments that are rematerialized together."""
 
 import contextlib
 import functools

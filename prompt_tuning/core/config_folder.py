@@ -1,6 +1,6 @@
-"""The folder of the shipped gin files, and the factories that are found through it.
+"""Finds the shipped gin files, and the factories with the same names.
 
-A new prompt or loss is a module and a gin file with the same name, and no more.
+So a new prompt or loss needs only a module and a gin file of one name.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Dropout whose mask is the same on every mesh.
+"""Dropout with the same mask on every mesh.
 
 The random bits of an element are a function of the key and of the element's index in
 the whole batch: the number of its position among all positions and its column among all

@@ -1,4 +1,4 @@
-"""A queue in which clients take turns."""
+"""A queue with turns: no client waits for all rows of another."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator

@@ -1,7 +1,7 @@
-"""Locks that keep two commands from writing to the same place at once.
+"""Locks that keep two commands from writing to the same place together.
 
-A lock is `flock` on a file, so the system releases it when its holder ends, however it
-ends. The content of the file only informs: who holds the lock, and since when.
+A lock is `flock` on a file, so the system releases it when its holder ends, even by a
+kill. The file also tells who holds the lock and since when, only for messages.
 """
 
 import contextlib

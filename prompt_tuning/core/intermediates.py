@@ -1,9 +1,8 @@
-"""Intermediate arrays of a model by path, such as `decoder/layers/3/hidden`.
+"""Intermediate arrays of a model by path, e.g. `decoder/layers/3/hidden`.
 
-The blocks record the outputs of their parts; nothing is stored unless it is requested
-with `capture`. The requested arrays are carried through the loop over the blocks, so
-that they have gradients, also with rematerialization, on meshes and with streamed
-weights.
+The blocks record the outputs of their parts, and `capture` says which to keep. The
+requested arrays are carried through the loop over the blocks. So they have gradients,
+also with rematerialization, on meshes and with streamed weights.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""Ctrl-C that is acknowledged at once, and output that nothing reads.
+"""Answers Ctrl-C immediately, and survives a closed output, e.g. of `| head`.
 
-Python runs the handler of a signal between two instructions of the main thread, which
-may have to wait for the compiler for many seconds. A thread learns of a signal at once,
-from the file descriptor that Python's C handler writes to.
+Python runs the handler of a signal between two instructions of the main thread. That
+may have to wait for the compiler for many seconds. So a thread reads the signal from
+the file descriptor that Python's C handler writes to.
 """
 
 import contextlib

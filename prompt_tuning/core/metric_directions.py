@@ -1,4 +1,4 @@
-"""The metrics by which a run's best checkpoint can be chosen, in one table."""
+"""The metrics that can choose a run's best checkpoint, and whether higher is better."""
 
 from typing import Any
 

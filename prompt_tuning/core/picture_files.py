@@ -1,4 +1,4 @@
-"""Pictures of matplotlib, written to files in a single step."""
+"""Writes pictures of matplotlib to files in a single step."""
 
 import io
 from pathlib import Path

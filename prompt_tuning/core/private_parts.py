@@ -1,6 +1,7 @@
-"""The private parts of other packages that this one uses, as no public way exists.
+"""The private parts of other packages that we use, because no public way exists.
 
-A release may change them without notice: a test finds them, and finds no others.
+A release may change them without notice. A test checks that they exist, and that the
+package uses no others.
 """
 
 import importlib

@@ -1,9 +1,9 @@
-"""Rematerialization: which activations of the blocks are saved for the backward pass.
+"""Rematerialization: saves some activations for the backward pass, recomputes the rest.
 
-An activation is either saved, on the device or in host memory, or recomputed from what
-is saved (Chen et al. 2016). A block's *outer* activation is its input, its *inner*
-activations are all others: the outer one can be offloaded to host memory, the inner
-ones can be recomputed, or both.
+A saved activation stays on the device or in host memory; all others are recomputed from
+saved ones (Chen et al. 2016). The *outer* activation of a block is its input, and all
+others are *inner* ones. You can offload outer activations to host memory, recompute
+inner ones, or both.
 
 Under every policy, weights that a block gathers from other devices or slices from the
 stack of all blocks are gathered and sliced again: saving them for the backward pass

@@ -1,9 +1,9 @@
-"""A file of lines that several starts of a command may write together.
+"""A file of lines that a killed command can continue.
 
 The lines are in FILE.partial until the last one is written. FILE.partial-settings has
-the settings that determine them, so that only a command with equal settings continues
-them. The partial file exists before its settings and is renamed before they are
-deleted: settings without a partial file belong to a finished FILE.
+the settings behind them, so only a command with equal settings continues them. The
+partial file exists before its settings and is renamed before they are deleted. So
+settings without a partial file belong to a finished FILE.
 """
 
 import contextlib

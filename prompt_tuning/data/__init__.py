@@ -1,1 +1,5 @@
-"""From files to batches on the host: tokens, rows, examples, the plan, the batch."""
+"""Turns files into batches on the host: rows, then examples, then padded batches.
+
+`rows` reads files, `text` encodes texts, `examples` finds what is learned in a row, and
+`batching` plans and pads batches. `preparation` is `prompt-tuning prepare`.
+"""

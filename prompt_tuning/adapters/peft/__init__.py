@@ -1,1 +1,1 @@
-"""Adapters of PEFT: its folders, its names, and what they are in our terms."""
+"""PEFT's folders and names, translated to our adapters and back."""

@@ -3,8 +3,8 @@
     adapter_config.json         settings: JSON, indented by 2, keys sorted
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
-The format is that of PEFT 0.21 (`save_pretrained`), byte for byte; older releases omit
-some settings. `peft_conversion` interprets the arrays.
+The files equal those of PEFT 0.21 (`save_pretrained`) byte for byte; older releases
+omit some settings. `peft_conversion` interprets the arrays.
 """
 
 import dataclasses

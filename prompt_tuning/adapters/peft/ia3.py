@@ -1,7 +1,7 @@
 """Converts IA3 between PEFT's tensors and our parameters (Liu et al. 2022, 3.3).
 
-PEFT stores `ia3_l [out, 1]` for a module whose output is scaled, and `[1, in]` for one
-whose input is. We store `scale [L, out]`, or `[L, in]` for the feed-forward layer's
+PEFT stores `ia3_l [out, 1]` if it scales the output of a module, and `[1, in]` if it
+scales the input. We store `scale [L, out]`, or `[L, in]` for the feed-forward layer's
 `down`.
 """
 

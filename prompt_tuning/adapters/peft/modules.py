@@ -1,7 +1,7 @@
 """Maps our projections to the modules of transformers, and to PEFT's target settings.
 
-The names come from the tables that restore the model (`families.hf_folder`).
-Several families have query, key and value in one module, of which each is a part.
+The names come from the tables that restore the model (`families.hf_folder`). Some
+families fuse projections, e.g. query, key and value into one module of GPT-2.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Parameters of PEFT's adapters that are several parameters here."""
+"""Handles PEFT's parameters that are more than one parameter here."""
 
 from prompt_tuning.adapters.adapter import LORA, PREFIX, Adapter
 from prompt_tuning.adapters.peft.lora import A

@@ -1,7 +1,7 @@
-"""The settings that select modules, compared with the modules that have tensors.
+"""Compares the modules that the settings select with the modules that have tensors.
 
-PEFT adapts the modules that the settings select: it ignores tensors of others, and
-modules without tensors stay as in the base model. It warns of both.
+As in PEFT, a selected module without tensors stays as in the base model. PEFT ignores
+tensors of modules that are not selected.
 """
 
 import re

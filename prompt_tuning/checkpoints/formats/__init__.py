@@ -1,1 +1,1 @@
-"""File formats of the checkpoints of frozen models."""
+"""File formats of frozen models, e.g. safetensors: opens files as stored tensors."""

@@ -1,1 +1,1 @@
-"""Checkpoints that a run writes and resumes from."""
+"""Writes the checkpoints of a run, and finds and reads them to resume."""

@@ -1,6 +1,6 @@
 """Writes, verifies and reads the files of one checkpoint of a run.
 
-Small checkpoints, such as those of a prompt, use NumPy's formats:
+Small checkpoints, e.g. of a prompt, use NumPy's formats:
 
     checkpoint_{step}/
       encoder.prompt.prompt.npy   one file per trained leaf, float32, path with dots

@@ -1,13 +1,13 @@
-"""Arrays in an Orbax folder, of which each process writes and reads its own shards.
+"""Arrays in an Orbax folder; each process writes and reads its own shards.
 
     arrays/            Orbax's files: a tree with the levels group, name, array
 
-An array is stored as it is sharded on its mesh, including the padding of a vocabulary;
-its unpadded shape is recorded separately. A reader may use another mesh: it drops what
-exceeds the requested shape and fills what is missing with zeros (see
+An array is stored as it is sharded on its mesh, padding of a vocabulary included, and
+its unpadded shape is recorded separately. You may read it on another mesh: what
+exceeds the requested shape is dropped, and what is missing is filled with zeros (see
 `orbax.checkpoint.ArrayRestoreArgs.global_shape`).
 
-Orbax is imported on use, because that takes longer than the rest of the package.
+Orbax takes longer to import than the rest of the package, so it is imported on use.
 """
 
 import contextlib

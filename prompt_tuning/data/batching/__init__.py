@@ -1,1 +1,1 @@
-"""Batches of examples and their order."""
+"""Puts examples into batches, in an order that each process and resumed run repeats."""

@@ -1,4 +1,4 @@
-"""Plans of which examples form which batch; every process computes the same plan.
+"""Plans the examples of each batch; every process computes the same plan.
 
 A plan depends only on the lengths of the examples, the seed and the index of a batch.
 Processes need not communicate, and a resumed run continues at its index.

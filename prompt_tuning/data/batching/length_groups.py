@@ -1,4 +1,4 @@
-"""Divides rows that are read once, in any order, into batches of few lengths."""
+"""Divides rows into batches of few lengths, for reading each row once in any order."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

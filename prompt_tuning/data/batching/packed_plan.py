@@ -1,4 +1,4 @@
-"""Plans rows of several examples: batches of one shape with little padding."""
+"""Packs many examples into a row: batches of one shape with little padding."""
 
 import bisect
 from typing import NamedTuple

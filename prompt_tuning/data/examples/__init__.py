@@ -1,1 +1,1 @@
-"""Examples, and how rows are read as examples."""
+"""Reads rows as examples: given tokens, learned tokens and their weights."""

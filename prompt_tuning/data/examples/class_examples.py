@@ -1,4 +1,4 @@
-"""Examples of a task with classes: each prompt once with the label of every class."""
+"""Examples of a task with classes: each prompt once, with the labels of all classes."""
 
 from collections.abc import Sequence
 

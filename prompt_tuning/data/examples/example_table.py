@@ -1,4 +1,4 @@
-"""Tables of examples: rows that are checked once, and read on demand."""
+"""Tables of examples, checked once and read on demand."""
 
 import dataclasses
 import operator

@@ -1,4 +1,4 @@
-"""Lines of JSON made of files whose records are no lines, so that any can be read."""
+"""Copies records to lines of JSON if a file gives no access to a single record."""
 
 import json
 import math

@@ -1,8 +1,8 @@
-"""Order of the records and choice of held-out records, from a seed in constant memory.
+"""Orders records and draws held-out ones, from a seed in constant memory.
 
-Each element of a permutation is computed separately: a balanced Feistel network (Luby
-and Rackoff 1988) permutes a range whose size is a power of four, and is applied again
-to every value outside the permutation (cycle walking, Black and Rogaway 2002).
+Each element of a permutation is computed separately. A balanced Feistel network (Luby
+and Rackoff 1988) permutes a range with a power of four elements; it is applied again
+while a value is outside the permutation (cycle walking, Black and Rogaway 2002).
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""The scratch directory next to an output, in which the output is built.
+"""The scratch directory next to an output, for work that is not finished.
 
 It has the index of the records, the encoded shards, and a folder with the output's
-files, which gets its final name by a single rename. A process that is killed leaves the
-directory there; the next one with the same settings and inputs keeps the shards.
+files, which gets its final name by a single rename. If a process is killed, the
+directory stays, and the next process with equal settings and inputs keeps the shards.
 """
 
 import contextlib

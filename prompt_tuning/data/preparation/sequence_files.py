@@ -1,4 +1,4 @@
-"""HDF5 files of sequences, to which rows are appended a few chunks at a time."""
+"""HDF5 files of sequences; appends rows a few chunks at a time."""
 
 from collections.abc import Mapping
 from pathlib import Path

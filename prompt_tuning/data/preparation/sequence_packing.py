@@ -1,7 +1,7 @@
-"""Packs a stream of examples into sequences of one length, in one of several ways.
+"""Packs a stream of examples into sequences of one length.
 
-Tokens are columns of one int32 array `[C, n]` (ids, types and any further columns), so
-that the packer moves all columns together without interpreting them.
+Tokens are columns of one int32 array `[C, n]`: ids, types and others, e.g. categories.
+So the packer moves all columns together and interprets none.
 """
 
 from collections.abc import Iterator, Sequence

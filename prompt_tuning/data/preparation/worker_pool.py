@@ -1,4 +1,4 @@
-"""Runs the tasks of a preparation in several processes, with results in order."""
+"""Runs the tasks of a preparation in worker processes; results come in order."""
 
 import collections
 import concurrent.futures

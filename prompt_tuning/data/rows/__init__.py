@@ -1,1 +1,1 @@
-"""Rows of token ids, read from HDF5 and jsonl files."""
+"""Reads rows from files and Python objects, e.g. jsonl, tables, HDF5, Parquet."""

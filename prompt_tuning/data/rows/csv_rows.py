@@ -1,4 +1,4 @@
-"""The cells of tables (`.csv`, `.tsv`), and the bytes of text files."""
+"""Parses the rows of tables (`.csv`, `.tsv`), and checks the bytes of text files."""
 
 import csv
 import io

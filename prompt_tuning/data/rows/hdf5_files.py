@@ -1,9 +1,9 @@
-"""HDF5 files that anybody may have written, opened without following foreign data.
+"""Opens HDF5 files that anybody may have written, without following foreign data.
 
 An HDF5 file can refer to other files (external links, virtual data sets, external
-storage) and to code (filters that are plugins). Only data sets that are in the file
-itself and that built-in filters can decode are opened. All access to the library passes
-through `reporting_damage`.
+storage) and to code (filters that are plugins). We open a data set only if it is in the
+file itself and built-in filters can decode it. All access to the library passes through
+`reporting_damage`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The lines of jsonl files: JSON objects whose values are text."""
+"""The lines of jsonl files: JSON objects with texts as values."""
 
 import contextlib
 import dataclasses

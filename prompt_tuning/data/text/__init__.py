@@ -1,1 +1,1 @@
-"""Tokenizers and prompt templates."""
+"""Turns text into tokens: tokenizers, templates and chat templates."""

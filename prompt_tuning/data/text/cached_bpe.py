@@ -1,11 +1,11 @@
 """Encodes GPT-2's byte-level BPE word by word with a cache of words.
 
-The tokenizer splits a text into words with a regular expression, and no token spans two
-words, so the ids of a text are the concatenated ids of its words. Here Python's `re`
+The tokenizer splits a text into words by a regular expression, and no token spans two
+words. So the ids of a text are the ids of its words, one after another. Python's `re`
 finds the words, and the tokenizer encodes each distinct word once. The character
-classes of the expression (letters, numbers, white space) are generated from Python's
-Unicode tables; a text with a character that another version of Unicode may classify
-differently is passed to the tokenizer as a whole.
+classes of the expression (letters, numbers, white space) come from Python's Unicode
+tables. If another version of Unicode may classify a character differently, the whole
+text goes to the tokenizer.
 """
 
 import functools

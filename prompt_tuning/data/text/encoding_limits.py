@@ -1,9 +1,8 @@
-"""Limits of what a `tokenizer.json` makes its library compute.
+"""Limits how much work a `tokenizer.json` can make its library do.
 
-It may contain regular expressions whose matching takes time that is exponential in
-their length, and replacements that lengthen a text without bound. The library cannot be
-interrupted; but while it encodes a batch, other threads run, so a thread can be left
-waiting for it.
+The file may contain regular expressions that take exponential time to match, and
+replacements that lengthen a text without bound. You cannot interrupt the library. But
+other threads run while it encodes a batch, so a thread can be left waiting for it.
 """
 
 import math

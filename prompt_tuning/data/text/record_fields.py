@@ -1,8 +1,8 @@
 """Fields of records and of messages that change what is learned.
 
-A field is read, refused by its name, or harmless: it describes the record, and nothing
-about learning depends on it. A message has further fields that only its template knows;
-the template gets them all.
+A field is read, refused by its name, or harmless, e.g. an id that only describes the
+record. A message may have more fields that only its template knows, so the template
+gets them all.
 """
 
 import warnings

@@ -1,8 +1,7 @@
-"""The fields of a sentencepiece file that are read (sentencepiece_model.proto).
+"""The fields that we read of a sentencepiece file (sentencepiece_model.proto).
 
-The messages are described here and not imported from the library `sentencepiece`, whose
-generated code needs the version of `protobuf` that it was generated with, or a newer
-one.
+We describe the messages here instead of importing them from `sentencepiece`: its
+generated code needs at least the version of `protobuf` that generated it.
 """
 
 import functools

@@ -1,12 +1,12 @@
 """Renders conversations with a chat template, in a process that may be killed.
 
-A conversation is rendered message by message: an answer's text is what rendering the
-answer adds to the prompt before it. No markers are inserted into the text, so the data
-cannot contain anything that is mistaken for one.
+A conversation is rendered message by message: the text of an answer is what it adds to
+the rendered prompt before it. No markers are inserted, so no data can be mistaken for
+one.
 
-A template is a program from a foreign file. It is compiled and run only by `serve`,
-whose process has little memory, ends itself when a rendering takes too long, and
-exchanges plain values with its parent: each frame is a length and a marshaled value.
+A template is a program from a foreign file. Only `serve` compiles and runs it. Its
+process has little memory, ends itself if a rendering takes too long, and exchanges
+plain values with its parent: each frame is a length and a marshaled value.
 """
 
 import contextlib

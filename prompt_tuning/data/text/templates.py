@@ -1,12 +1,12 @@
 """Templates of text and prompt vectors: `{soft:20} Review: {text} {soft:5} Mood:`.
 
-A template defines the prompt of each example: the text before the completion in a
+A template makes the prompt of each example: the text before the completion in a
 decoder-only model, or the encoder's input. It consists of
 
 - text, with `{{` and `}}` for braces,
-- `{key}`, the string value of a key of a jsonl line,
-- `{soft:5}`, five prompt vectors; `{soft:5:"words"}`, five that are initialized from
-  the embeddings of the words; `{soft:"words"}`, one for each token of the words. The
+- `{key}`, the text under a key of a jsonl line,
+- `{soft:5}`, five prompt vectors; `{soft:5:"words"}`, five that start from the
+  embeddings of the words; `{soft:"words"}`, one for each token of the words. The
   quoted words are a JSON string.
 
 The prompt vectors are used in order, beginning with the first soft part.

@@ -1,4 +1,4 @@
-"""Encodes many texts at once."""
+"""Encodes many texts together."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
 """Builds one `tokenizers.Tokenizer` from the files of any tokenizer.
 
-The ids are equal to transformers 5.24: its class gives the parts that are in no file
+The ids equal those of transformers 5.24. Its class gives the parts that are in no file
 (see `tokenizer_classes`), the files next to the vocabulary add tokens, and the
 post-processor puts tokens before a text. With a `tokenizer.json`, transformers follows
-the post-processor and ignores `add_bos_token`; otherwise the flag alone counts.
+the post-processor and ignores `add_bos_token`; otherwise only the flag counts.
 """
 
 import dataclasses

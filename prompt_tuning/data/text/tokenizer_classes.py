@@ -1,9 +1,9 @@
-"""Classes of transformers that tokenizers belong to, and what only they define.
+"""The tokenizer classes of transformers, and what only their code defines.
 
-A sentencepiece file, and `vocab.json` with `merges.txt`, contain a vocabulary; how a
-text is divided before and joined afterwards, and which further tokens there are, is
-code of a class. The table contains the classes for the families that this package
-reads, as in transformers 5.24.
+A sentencepiece file, and `vocab.json` with `merges.txt`, contain only a vocabulary. The
+code of a class says how to divide a text before, how to join it after, and which tokens
+to add. The table has the classes for the families that this package reads, as in
+transformers 5.24.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Texts whose parts have token types, and their encoding as one continuous text."""
+"""Encodes a text with parts of different token types as one continuous text."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Tools that display and rewrite data files."""
+"""Shows and rewrites data files, for `prompt-tuning show` and `token-types`."""

@@ -1,4 +1,4 @@
-"""Arrays of integers in NumPy files, from which token types are computed."""
+"""NumPy files of integers that token types are computed from."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows prepared for display: the text, type and loss weight of each token."""
+"""Prepares rows for display: the text, type and loss weight of each token."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

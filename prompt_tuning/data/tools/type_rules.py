@@ -1,8 +1,8 @@
 """Rules for the type of each token of a row: prompt, completion, separator or padding.
 
-A row consists of one or several examples, each ended by an *end* token (type 3), and of
-padding (type 2) before, after or between them. The first part of each example is its
-prompt (type 0), and the rest its completion (type 1).
+A row has one or more examples, each ended by an *end* token (type 3), and padding
+(type 2) before, after or between them. The first part of an example is its prompt
+(type 0), and the rest its completion (type 1).
 """
 
 import dataclasses
