@@ -116,6 +116,7 @@ class DecodingEngine:
             that it replaces.
         """
         self._check_unused(name)
+        self._reader.forget()
         self._resident.add(name, model, parameters, prefixes)
 
     def find_adapter(self, name: str | None) -> ResidentAdapter:
@@ -130,6 +131,7 @@ class DecodingEngine:
         """
         self._resident.find(name)
         self._check_unused(name)
+        self._reader.forget()
         self._resident.remove(name)
 
     def _check_unused(self, name: str) -> None:
@@ -275,13 +277,16 @@ class DecodingEngine:
             for slot, row in enumerate(self._rows)
             if row is not None and row.ready
         ]
+        read = [each for each in active if each[1].new_tokens == 0]
+        ended = [self._free(slot, row.end_reading()) for slot, row in read]
+        active = [each for each in active if each not in read]
         if not active:
-            return []
+            return ended
         chosen = self._choose(active)
         if not self.guesses:
             self._reader.read_tokens(active, chosen.tokens)
-            return self._deliver(active, chosen)
-        pieces = self._deliver(active, chosen)
+            return ended + self._deliver(active, chosen)
+        pieces = ended + self._deliver(active, chosen)
         return [*pieces, *self._read_guesses(active)]
 
     def _read_guesses(self, active: Sequence[tuple[int, RowProgress]]) -> list[Piece]:
@@ -306,7 +311,10 @@ class DecodingEngine:
         chosen: token_choice.Chosen | None = None,
     ) -> Piece:
         """Adds a token to a row, and frees its slot if it ends."""
-        piece = row.add(token, chosen, slot)
+        return self._free(slot, row.add(token, chosen, slot))
+
+    def _free(self, slot: int, piece: Piece) -> Piece:
+        """Frees the slot of a row that ends with a piece, which is returned."""
         if piece.completion is not None:
             self._rows[slot] = None
             self._metrics.ended()
@@ -314,26 +322,13 @@ class DecodingEngine:
 
     def _admit(self) -> None:
         """Gives free slots to rows that wait; their clients take turns."""
-        for slot, occupant in enumerate(self._rows):
-            if occupant is None and self._queue:
+        for slot in self._reader.oldest_first():
+            if self._rows[slot] is None and self._queue:
                 if (row := self._queue.pop_for(self._rows)) is None:
                     return
                 self._rows[slot] = row
-                row.leader = self._leader(row)
+                self._reader.start(slot, row, self._rows)
                 self._start_choices(slot, row)
-
-    def _leader(self, row: RowProgress) -> int | None:
-        """Returns the slot of another sample of a row, whose text is not read yet."""
-        for slot, other in enumerate(self._rows):
-            if (
-                other is not None
-                and other is not row
-                and other.handle == row.handle
-                and other.leader is None
-                and not other.ready
-            ):
-                return slot
-        return None
 
     # Tokens
 

@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import PositiveInteger
 from prompt_tuning.decoding.row_draws import repetitions
 from prompt_tuning.decoding.sampling_settings import Sampling
 
@@ -38,6 +40,8 @@ class Request:
       client: whose row it is, for clients that take turns, or None.
       fits: whether a row has as many new tokens as there is room for, if that is fewer
         than its settings allow; otherwise such a request is refused.
+      scored_from: index of the first given token that `Sampling.given_logprobs` is
+        about; the first one of a row follows nothing, and has none.
     """
 
     text: str | None = None
@@ -51,8 +55,10 @@ class Request:
     first_sample: int = 0
     client: Hashable = None
     fits: bool = False
+    scored_from: PositiveInteger = 1
 
     def __post_init__(self):
+        check_value("scored_from", self.scored_from, PositiveInteger)
         given = [x is not None for x in (self.text, self.ids, self.embeddings)]
         if sum(given) != 1:
             raise InputError(
@@ -86,20 +92,22 @@ def separate_equal(requests: Sequence[Request]) -> list[Request]:
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probabilities at one new token, before temperature and penalties.
+    """Log-probabilities at one token, before temperature and penalties.
 
     Attributes:
-      token: id of the chosen token.
+      token: id of the token that was chosen or given.
       logprob: its natural log-probability.
       top: ids and log-probabilities of the most probable tokens, best first.
       offset: position of the token's first character in the row's text; tokens that are
         parts of one character have the same.
+      rank: number of tokens that are at least as probable as a given one.
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
     offset: int = 0
+    rank: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -115,6 +123,10 @@ class Completion:
       given_tokens: number of tokens of the request.
       score: score by which beams are ranked; None otherwise.
       problem: why a row whose reason is "failed" cannot be continued.
+      given_logprobs: log-probabilities of the given tokens from
+        `Request.scored_from` on; None if they were not requested.
+      end_logprob: log-probabilities of the token that ended it, which `ids` leaves out;
+        None if no token did, or they were not requested.
     """
 
     text: str
@@ -125,6 +137,8 @@ class Completion:
     given_tokens: int
     score: float | None = None
     problem: str = ""
+    given_logprobs: tuple[TokenLogprob, ...] | None = None
+    end_logprob: TokenLogprob | None = None
 
     def __str__(self) -> str:
         return self.text

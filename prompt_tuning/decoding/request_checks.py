@@ -61,7 +61,8 @@ def fitting_tokens(
       InputError: if the row and its new tokens do not fit into a slot and the model.
     """
     if request.fits:
-        new = max(min(new, _room_for_new(given, adapter, prompt, limit)), 1)
+        room = _room_for_new(given, adapter, prompt, limit)
+        new = max(min(new, room), min(new, 1))
     _check_room(given, adapter, prompt, new, limit)
     return new
 
@@ -137,6 +138,13 @@ def read_ids(request: Request, adapter: ResidentAdapter) -> list[int]:
         check_embeddings(request.embeddings, adapter)
     ids = encode_request(request, model)
     check_ids(ids, adapter)
+    if request.sampling.given_logprobs is not None and (
+        adapter.whole or request.embeddings is not None
+    ):
+        raise InputError(
+            "log-probabilities of given tokens need a causal model, a prompt that "
+            "comes first, and tokens: leave out given_logprobs (echo, prompt_logprobs)"
+        )
     return ids
 
 

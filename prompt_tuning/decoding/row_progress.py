@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, UInt32
 
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.detokenizer import Detokenizer, NewText
+from prompt_tuning.decoding.given_scores import GivenScores
 from prompt_tuning.decoding.ngram_drafts import guess_tokens
 from prompt_tuning.decoding.request import (
     Completion,
@@ -47,11 +48,13 @@ class RowProgress:
       written: number of its keys that its slot holds.
       first: position of the first of them.
       ready: whether its text is read, so that tokens can be generated.
-      leader: slot of the sample whose text is read for this one, else None.
+      leader: row that reads the beginning of this one's text first, or None.
+      shared: number of tokens of that beginning.
       tokens: generated tokens.
       needs: options that its settings use.
       vocabulary_size: number of tokens that the model scores.
       mask: tokens that may follow; None if its text has no constraint.
+      scores: scores of its given tokens; None if they were not requested.
     """
 
     def __init__(
@@ -69,14 +72,20 @@ class RowProgress:
         self.adapter, self.prompt, self.submitted = adapter, prompt, submitted
         self.sampling, self.new_tokens = handle.request.sampling, handle.new_tokens
         self.written, self.first, self.ready = 0, prompt.length, False
-        self.leader: int | None = None
+        self.leader: RowProgress | None = None
+        self.shared = 0
         self.tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._end_logprob: TokenLogprob | None = None
         self.ends, stop = row_ends(self.sampling, model), self.sampling.stop
         self.mask = None if mask is None else mask.copy()
         self.needs = sampling_needs(self.sampling)
         self.vocabulary_size = model.config.vocabulary_size
         self.embeddings = handle.request.embeddings
+        self.scores = None
+        if self.sampling.given_logprobs is not None:
+            count = self.sampling.given_logprobs
+            self.scores = GivenScores(handle.request.scored_from, count)
         self.content = content_number(given, self.embeddings)
         separate = model.config.architecture == "encoder_decoder"
         before = text_before(handle.request, given, model)
@@ -118,7 +127,11 @@ class RowProgress:
         """
         if self.mask is not None and not self.mask.check(token):
             return self._end("failed")
+        scored = None
+        if self.sampling.logprobs is not None and chosen is not None:
+            scored = _logprob(token, chosen, slot, self.sampling.logprobs)
         if token in self.ends:
+            self._end_logprob = scored
             return self._end("stop")
         self.tokens.append(token)
         if self.mask is not None:
@@ -127,9 +140,8 @@ class RowProgress:
         if self._text is not None:
             added = self._text.add(token)
         text = added.text
-        if self.sampling.logprobs is not None and chosen is not None:
-            logprob = _logprob(token, chosen, slot, self.sampling.logprobs)
-            logprobs = (logprob._replace(offset=added.offset),)
+        if scored is not None:
+            logprobs = (scored._replace(offset=added.offset),)
             self._logprobs += logprobs
         if added.stopped:
             return self._end("stop", text, (token,), logprobs)
@@ -159,6 +171,10 @@ class RowProgress:
         left = self.new_tokens - len(self.tokens)
         return guess_tokens([*self.given, *self.tokens], min(count, left))
 
+    def end_reading(self) -> Piece:
+        """Ends a row that makes no tokens, once its text is read."""
+        return self._end("length")
+
     def _end(
         self,
         reason: EndReason,
@@ -187,6 +203,7 @@ class RowProgress:
             self._text.finish()
             text = self._text.text
         wanted = self.sampling.logprobs is not None
+        scores, end = self.scores if self.ready else None, self._end_logprob
         completion = Completion(
             text=text,
             ids=tuple(self.tokens),
@@ -195,6 +212,8 @@ class RowProgress:
             sample=self.sample,
             given_tokens=len(self.given),
             problem=self.mask.problem if self.mask and reason == "failed" else "",
+            given_logprobs=scores and scores.results(self.given),
+            end_logprob=end and end._replace(offset=len(text)),
         )
         self.handle.completions.append(completion)
         return completion

@@ -45,7 +45,7 @@ class Sampling:
       forbidden: ids that are never chosen.
       forced: ids that the new tokens begin with.
       minimum_new_tokens: number of new tokens before which no end is chosen.
-      new_tokens: maximum number of new tokens.
+      new_tokens: maximum number of new tokens; 0, with `given_logprobs`, for none.
       ends: ids of which each ends a row, in addition to the model's own.
       ignores_end: whether the model's own end tokens do not end the row.
       stop: texts of which each ends the row; they are not part of its text.
@@ -53,6 +53,7 @@ class Sampling:
       seed: seed of sampling; sample `i` of the row draws with its own key.
       logprobs: number of most probable tokens whose log-probabilities are returned with
         that of the chosen one; None for none.
+      given_logprobs: the same for each given token after the first.
       regex: regular expression that the whole new text matches, in the syntax of Rust's
         `regex` without look-around; None for none. Needs the extra `guided`, as do
         `json_schema` and `grammar`.
@@ -80,13 +81,14 @@ class Sampling:
     forbidden: tuple[NonnegativeInteger, ...] = ()
     forced: tuple[NonnegativeInteger, ...] = ()
     minimum_new_tokens: NonnegativeInteger = 0
-    new_tokens: PositiveInteger = NEW_TOKENS
+    new_tokens: NonnegativeInteger = NEW_TOKENS
     ends: tuple[NonnegativeInteger, ...] = ()
     ignores_end: bool = False
     stop: tuple[str, ...] = ()
     n: SampleCount = 1
     seed: NonnegativeInteger = 0
     logprobs: LogprobCount | None = None
+    given_logprobs: LogprobCount | None = None
     regex: str | None = None
     json_schema: Mapping[str, Any] | str | None = None
     grammar: str | None = None
@@ -109,6 +111,11 @@ class Sampling:
         object.__setattr__(self, "constraint", found)
 
     def _check_lengths(self) -> None:
+        if self.new_tokens == 0 and (self.given_logprobs is None or self.n > 1):
+            raise InputError(
+                "new_tokens is 0, expected at least 1, or one sample (n = 1) with the "
+                "log-probabilities of the given tokens (given_logprobs)"
+            )
         if self.minimum_new_tokens > self.new_tokens:
             raise InputError(
                 f"minimum_new_tokens is {self.minimum_new_tokens}, expected 0 to "

@@ -5,11 +5,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
+from prompt_tuning.decoding.given_scores import BlockScores, score_states
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
-from prompt_tuning.decoding.slot_state import Page, RowStates, Slots
+from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
 from prompt_tuning.decoding.slots import (
     copy_slot,
     read_chunks,
@@ -55,6 +57,9 @@ class SlotReader:
         # Chunks begin at multiples of their size, and must not pass the end.
         self.slots = Slots.create(self._config, count, -(-length // chunk) * chunk)
         self._no_page = self._empty_page(resident.page)
+        # The last row of each slot, and the order in which these began.
+        self._texts: list[RowProgress | None] = [None] * count
+        self._begun = list(range(count))
 
     def read_tokens(self, active: Placed, tokens: PerRow) -> None:
         """Reads the next token of each active row."""
@@ -146,6 +151,10 @@ class SlotReader:
         """
         generates = any(row is not None and row.ready for row in rows)
         for _ in range(CHUNKS_PER_STEP if generates else self._count):
+            for slot, row in enumerate(rows):
+                # A leader that was cancelled reads no more.
+                if row and row.leader and not any(x is row.leader for x in rows):
+                    self.start(slot, row, rows)
             waiting = [
                 (slot, row)
                 for slot, row in enumerate(rows)
@@ -158,18 +167,112 @@ class SlotReader:
             chosen = chosen[: self._together]
             self._read_part(chosen)
             for slot, row in chosen:
-                if row.ready:
-                    self._start_followers(rows, slot, row)
+                self._serve_followers(rows, slot, row)
 
-    def _start_followers(
-        self, rows: Sequence[RowProgress | None], slot: int, source: RowProgress
+    # What rows have in common
+
+    def forget(self) -> None:
+        """Lets no later row begin with what slots hold: the programs may change."""
+        self._texts = [None] * self._count
+
+    def oldest_first(self) -> list[int]:
+        """Returns the slots in the order in which their texts were begun."""
+        return sorted(range(self._count), key=self._begun.__getitem__)
+
+    def start(
+        self, slot: int, row: RowProgress, rows: Sequence[RowProgress | None]
     ) -> None:
-        """Copies a row that was read to the slots of its other samples."""
+        """Lets a row begin with what another slot holds, or will hold, of its text.
+
+        Only whole chunks are shared, so that all its keys have the same bits as if it
+        had read them.
+
+        Args:
+          slot: slot of the row.
+          row: a row of which nothing is read.
+          rows: the row in each slot.
+        """
+        shared = [
+            self._common(row, other, runs=other is occupant)
+            for other, occupant in zip(self._texts, rows, strict=True)
+        ]
+        source = max(range(self._count), key=shared.__getitem__)
+        self._begun[slot] = max(self._begun) + 1
+        leader, row.shared = self._texts[source], shared[source]
+        self._texts[slot] = row
+        row.leader = None
+        if leader is not None and row.shared:
+            if leader.ready or leader.written >= row.shared:
+                self._take_over(source, leader, slot, row)
+            else:
+                row.leader = leader
+
+    def _common(self, row: RowProgress, other: RowProgress | None, runs: bool) -> int:
+        """Returns the number of tokens that a row can take over from another.
+
+        Args:
+          row: a row of which nothing is read.
+          other: the last row of a slot.
+          runs: whether it has not ended.
+        """
+        if other is None or other is row:
+            return 0
+        if runs and other.handle == row.handle and not other.ready:
+            return max(len(row.given), 1)  # another sample
+        if (
+            other.adapter is not row.adapter
+            or other.prompt is not row.prompt
+            or row.reads_whole
+            or row.embeddings is not None
+            or other.embeddings is not None
+        ):
+            return 0
+        size = self._chunk
+        # At least one token is read, so that its state predicts the next.
+        most = len(row.given) - 1
+        most = min(most, len(other.given) if runs else other.written)
+        if row.scores and not (other.scores and other.scores.covers(row.scores)):
+            most = min(most, row.scores.first - 1)
+        count = 0
+        while count + size <= most and (
+            row.given[count : count + size] == other.given[count : count + size]
+        ):
+            count += size
+        return count
+
+    def _take_over(
+        self, source: int, leader: RowProgress, slot: int, row: RowProgress
+    ) -> None:
+        """Copies the beginning of a row that was read into the slot of another."""
+        if slot != source:
+            self.slots = copy_slot(self.slots, np.int32(source), np.int32(slot))
+        row.leader, row.first = None, leader.first
+        if row.shared >= len(row.given):
+            row.written, row.ready, row.scores = leader.written, True, leader.scores
+            return
+        row.written = row.shared
+        if row.scores is not None and leader.scores is not None:
+            scores = (leader.scores, row.given, row.shared, self._score)
+            row.scores.take_over(*scores)
+
+    def _score(
+        self, states: Float[Array, "N D"], tokens: Integers, top: int
+    ) -> BlockScores:
+        """Scores tokens after states; see `score_states`."""
+        parameters, graph = self._resident.parameters, self._resident.graph
+        return score_states(parameters, states, tokens, graph=graph, top=top)
+
+    def _serve_followers(
+        self, rows: Sequence[RowProgress | None], slot: int, leader: RowProgress
+    ) -> None:
+        """Copies what a row has read to the rows that wait for it."""
         for other, row in enumerate(rows):
-            if row is not None and row.leader == slot and row.handle == source.handle:
-                self.slots = copy_slot(self.slots, np.int32(slot), np.int32(other))
-                row.written, row.first = source.written, source.first
-                row.ready, row.leader = True, None
+            if row is None or row.leader is not leader:
+                continue
+            if leader.ready or leader.written >= row.shared:
+                self._take_over(slot, leader, other, row)
+                if row.ready:
+                    self._serve_followers(rows, other, row)
 
     def _kind(self, row: RowProgress) -> tuple[Any, ...]:
         """Returns what rows that are read together have in common."""
@@ -201,7 +304,7 @@ class SlotReader:
             tokens[i, : len(part)], counts[i] = part, len(part)
         placed = [(i, row) for i, (_, row) in enumerate(filled)]
         pages, visible = self._active_pages(placed, count)
-        self.slots = read_chunks(
+        self.slots, hidden = read_chunks(
             self._resident.parameters,
             self.slots,
             numbers,
@@ -212,6 +315,8 @@ class SlotReader:
             graph=self._resident.graph,
         )
         for i, (_, row) in enumerate(chosen):
+            if row.scores is not None:
+                row.scores.read(row.given, row.written, hidden, i, self._score)
             row.written += int(counts[i])
             row.ready = row.written == len(row.given)
 

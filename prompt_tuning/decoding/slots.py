@@ -205,7 +205,7 @@ def read_chunks(
     pages: tuple[Page, ...],
     *,
     graph: nnx.GraphDef,
-) -> Slots:
+) -> tuple[Slots, Float[Array, "R C D"]]:
     """Reads a chunk of the text of each of some rows into their slots.
 
     Args:
@@ -217,6 +217,9 @@ def read_chunks(
       rows: state of each row.
       pages: the pages that some row sees.
       graph: structure of the model.
+
+    Returns:
+      the slots, and the states that predict the token after each.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     chosen = jnp.asarray(numbers)
@@ -224,9 +227,10 @@ def read_chunks(
     hidden, key_values = _run_chunks(model, tokens, rows, pages, past)
     own = _write_rows(slots.own, key_values, numbers, rows.written)
     last = hidden[jnp.arange(len(hidden)), jnp.asarray(counts) - 1]  # [R, D]
-    return dataclasses.replace(
+    slots = dataclasses.replace(
         slots, own=own, hidden=slots.hidden.at[numbers].set(last)
     )
+    return slots, hidden
 
 
 @functools.partial(jax.jit, static_argnames="graph")

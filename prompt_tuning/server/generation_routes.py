@@ -1,5 +1,6 @@
 """The routes that generate: `/v1/completions` and `/v1/chat/completions`."""
 
+import asyncio
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Sequence
@@ -101,7 +102,7 @@ class GenerationRoutes:
         common = self._common(body, adapter, client)
         requests = separate_equal([dataclasses.replace(row, **common) for row in rows])
         name = body.model or self._models.name
-        form = CompletionFormat(name, self._models.tokenizer)
+        form = CompletionFormat(name, self._models.tokenizer, body.given)
         return await self._work(body, requests, form, body.beams)
 
     async def _encode(
@@ -140,7 +141,8 @@ class GenerationRoutes:
             both = (*row.sampling.ends, *ends)
             sampling = dataclasses.replace(row.sampling, ends=both)
             row = dataclasses.replace(row, sampling=sampling)
-        form = ChatFormat(body.model or models.name, models.tokenizer)
+        name = body.model or models.name
+        form = ChatFormat(name, models.tokenizer, body.given)
         return await self._work(body, [row], form)
 
     async def _read(
@@ -212,7 +214,9 @@ class GenerationRoutes:
         if not await collect(request.receive, generation):
             return Response(status_code=GONE)
         check_completions(generation.handles)
-        return json_response(done.form.answer(generation.handles), headers=headers)
+        # The tokens of long texts take time to name.
+        answer = await asyncio.to_thread(done.form.answer, generation.handles)
+        return json_response(answer, headers=headers)
 
     async def _search(
         self, request: HttpRequest, work: "_Work", beams: BeamSearch

@@ -16,8 +16,15 @@ from prompt_tuning.decoding.detokenizer import (
 from prompt_tuning.decoding.request import (
     Completion,
     Piece,
+    Request,
     RequestHandle,
     TokenLogprob,
+)
+from prompt_tuning.server.given_parts import (
+    NOTHING_GIVEN,
+    GivenParts,
+    GivenText,
+    prompt_logprobs,
 )
 
 
@@ -27,13 +34,16 @@ class AnswerFormat(abc.ABC):
     Args:
       model: name of the model.
       tokenizer: its tokenizer.
+      given: which parts of the answer are about the given tokens.
     """
 
     prefix = ""
     whole = part = ""
 
-    def __init__(self, model: str, tokenizer: Tokenizer):
-        self._model, self._tokenizer = model, tokenizer
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, given: GivenParts = NOTHING_GIVEN
+    ):
+        self._model, self._tokenizer, self.given = model, tokenizer, given
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -42,7 +52,7 @@ class AnswerFormat(abc.ABC):
         choices = []
         for handle in handles:
             for completion in sorted(handle.completions, key=lambda x: x.sample):
-                choices.append(self._choice(len(choices), completion))
+                choices.append(self._choice(len(choices), completion, handle.request))
         return {
             **self._head(self.whole),
             "choices": choices,
@@ -79,13 +89,24 @@ class AnswerFormat(abc.ABC):
             "model": self._model,
         }
 
-    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+    def _choice(
+        self, index: int, completion: Completion, request: Request
+    ) -> dict[str, Any]:
+        del request
         return {
             "index": index,
             **self._content(completion.text),
             "logprobs": self._logprobs(completion.logprobs),
             "finish_reason": completion.reason,
         }
+
+    def _prompt_logprobs(self, completion: Completion) -> dict[str, Any]:
+        """Returns vLLM's field about given tokens, if it was requested."""
+        count = self.given.prompt_logprobs
+        if count is None:
+            return {}
+        given = prompt_logprobs(completion, self._tokenizer, count)
+        return {"prompt_logprobs": given}
 
     @abc.abstractmethod
     def _content(self, text: str) -> dict[str, Any]:
@@ -112,6 +133,19 @@ class CompletionFormat(AnswerFormat):
 
     _delta = _content
 
+    def _choice(
+        self, index: int, completion: Completion, request: Request
+    ) -> dict[str, Any]:
+        choice = super()._choice(index, completion, request)
+        if self.given.echo:
+            given = GivenText.decode(self._tokenizer, request.ids or ())
+            choice |= self._content(given.text + completion.text)
+            if self.given.logprobs is not None:
+                later = self._logprobs(given.logprobs(completion)) or {}
+                first = given.first_entry(self._tokenizer)
+                choice["logprobs"] = {x: [*first[x], *later[x]] for x in later}
+        return choice | self._prompt_logprobs(completion)
+
     def _logprobs(
         self, logprobs: Sequence[TokenLogprob] | None
     ) -> dict[str, Any] | None:
@@ -136,6 +170,11 @@ class ChatFormat(AnswerFormat):
     """Answers of `/v1/chat/completions`."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def answer(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
+        """Returns the answer, with vLLM's field if it was requested."""
+        (handle,) = handles
+        return super().answer(handles) | self._prompt_logprobs(handle.completions[0])
 
     def opening(self, rows: int) -> list[dict[str, Any]]:
         """Returns an event with the role of each row."""

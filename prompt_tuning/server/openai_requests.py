@@ -1,14 +1,11 @@
 """Bodies of OpenAI's requests, checked field by field."""
 
-import base64
 import dataclasses
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
@@ -16,6 +13,8 @@ from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.server import structured_outputs
+from prompt_tuning.server.given_embeddings import read_embeddings
+from prompt_tuning.server.given_parts import NOTHING_GIVEN, GivenParts
 from prompt_tuning.server.request_fields import (
     CHANGING,
     IGNORED,
@@ -38,7 +37,10 @@ SAMPLING = (
     *("min_tokens", "ignore_eos", "stop_token_ids", *structured_outputs.FIELDS),
 )
 """Fields that set how tokens are chosen; vLLM's names where OpenAI has none."""
-COMMON = ("model", "stream", "stream_options", "logprobs", "prompt_id", *SAMPLING)
+COMMON = (
+    *("model", "stream", "stream_options", "logprobs", "prompt_logprobs"),
+    *("prompt_id", *SAMPLING),
+)
 BEAMS = ("use_beam_search", "best_of", "length_penalty")
 """Fields of beam search, named as in vLLM."""
 WITH_BEAMS = (
@@ -46,7 +48,7 @@ WITH_BEAMS = (
     *("stream", *BEAMS),
 )
 """Fields that a request with beam search may have."""
-COMPLETION = ("prompt", "prompt_embeds", *BEAMS, *COMMON)
+COMPLETION = ("prompt", "prompt_embeds", "echo", *BEAMS, *COMMON)
 CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
 ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
 """A completion's text begins as in training, with BOS if the model expects it."""
@@ -70,6 +72,7 @@ class CommonBody:
       usage: whether the stream ends with the numbers of tokens.
       asked: maximum number of new tokens that the request names, or None.
       unknown: names of fields that are not known.
+      given: which parts of the answer are about the given tokens.
     """
 
     model: str | None
@@ -79,6 +82,7 @@ class CommonBody:
     usage: bool
     asked: int | None
     unknown: Sequence[str]
+    given: GivenParts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,10 @@ def read_completion(body: JsonObject) -> CompletionBody:
     logprobs = None
     if body.values.get("logprobs") is not False:
         logprobs = body.integer("logprobs", None, maximum=MAXIMUM_LOGPROBS)
-    common = _common(body, COMPLETION_TOKENS, logprobs, rows)
+    echo = body.flag("echo", False)
+    if echo and embeddings:
+        raise InputError("prompt_embeds have no text to echo: leave out echo")
+    common = _common(body, COMPLETION_TOKENS, logprobs, rows, echo=echo)
     return CompletionBody(beams=None, **fields, **common)
 
 
@@ -172,44 +179,6 @@ def read_beams(body: JsonObject) -> BeamSearch:
         length_penalty=body.number("length_penalty", 1.0, minimum=-100, maximum=100),
         new_tokens=body.integer("max_tokens", COMPLETION_TOKENS, minimum=1),
     )
-
-
-def read_embeddings(body: JsonObject) -> list[np.ndarray]:
-    """Reads `prompt_embeds`, one or several matrices, as vLLM names them.
-
-    Each is the base64 of a safetensors file with one tensor `[T, D]`. vLLM's are
-    pickled by torch, which could run code, and are refused.
-
-    Raises:
-      InputError: if one cannot be read.
-    """
-    given = body.value("prompt_embeds", None)
-    if given is None:
-        return []
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
-        body.refuse("prompt_embeds", "base64 of safetensors bytes, or a list of such")
-    return [_embeddings(text) for text in texts]
-
-
-def _embeddings(text: str) -> np.ndarray:
-    """Decodes one matrix; its width is checked by the engine."""
-    try:
-        content = base64.b64decode(text, validate=True)
-        tensors = list(load(content).values())
-    except (ValueError, KeyError, SafetensorError) as problem:
-        raise InputError(
-            f"prompt_embeds is no base64 of safetensors bytes: {shown(str(problem))}; "
-            "save one tensor by safetensors.torch.save, not torch.save"
-        ) from problem
-    if len(tensors) != 1:
-        raise InputError(f"prompt_embeds has {len(tensors)} tensors, expected one")
-    (array,) = tensors
-    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
-        raise InputError(
-            f"prompt_embeds has numbers of type {array.dtype}, expected floating ones"
-        )
-    return array.astype(np.float32)
 
 
 def read_chat(body: JsonObject, room: int) -> ChatBody:
@@ -284,13 +253,25 @@ def _messages(body: JsonObject) -> list[dict[str, Any]]:
 
 
 def _common(
-    body: JsonObject, tokens: int, logprobs: int | None, prompts: int = 1
+    body: JsonObject,
+    tokens: int,
+    logprobs: int | None,
+    prompts: int = 1,
+    *,
+    echo: bool = False,
 ) -> dict[str, Any]:
     """Returns the fields of `CommonBody`."""
     stream = body.flag("stream", False)
+    given = GivenParts(
+        echo,
+        logprobs if echo else None,
+        body.integer("prompt_logprobs", None, maximum=MAXIMUM_LOGPROBS),
+    )
+    if stream and given != NOTHING_GIVEN:
+        raise InputError("echo and prompt_logprobs are not streamed: leave out stream")
     options = body.nested("stream_options", {})
     check_known(options, STREAM_OPTIONS, STREAM_CHANGING)
-    sampling = _sampling(body, tokens, logprobs)
+    sampling = _sampling(body, tokens, logprobs, given)
     if prompts * sampling.n > MAXIMUM_ROWS:
         raise InputError(
             f"the request has {prompts} prompts and n = {sampling.n}, expected at most "
@@ -303,11 +284,21 @@ def _common(
         "stream": stream,
         "usage": options.flag("include_usage", False),
         "asked": body.integer("max_tokens", None),
+        "given": given,
     }
 
 
-def _sampling(body: JsonObject, tokens: int, logprobs: int | None) -> Sampling:
+def _sampling(
+    body: JsonObject, tokens: int, logprobs: int | None, given: GivenParts
+) -> Sampling:
     """Returns the settings; values that change nothing are left out."""
+    samples = body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS)
+    new_tokens = body.integer("max_tokens", tokens, minimum=0)
+    if new_tokens == 0 and (given == NOTHING_GIVEN or samples > 1):
+        raise InputError(
+            "max_tokens is 0, expected at least 1, or n = 1 with echo or "
+            "prompt_logprobs, which are about the prompt"
+        )
     top_p, min_p = body.number("top_p", 1.0), body.number("min_p", 0.0)
     top_k = body.integer("top_k", 0, minimum=-1)
     seed = body.integer("seed", None)
@@ -325,13 +316,14 @@ def _sampling(body: JsonObject, tokens: int, logprobs: int | None) -> Sampling:
         ),
         logit_bias=_biases(body),
         minimum_new_tokens=body.integer("min_tokens", 0),
-        new_tokens=body.integer("max_tokens", tokens, minimum=1),
+        new_tokens=new_tokens,
         ends=_stop_tokens(body),
         ignores_end=body.flag("ignore_eos", False),
         stop=_stops(body),
-        n=body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS),
+        n=samples,
         seed=secrets.randbits(31) if seed is None else seed,
         logprobs=logprobs,
+        given_logprobs=given.count(new_tokens),
         **structured_outputs.read_constraint(body),
     )
 

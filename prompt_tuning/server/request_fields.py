@@ -34,7 +34,6 @@ CHANGING: Mapping[str, Changing] = {
     # OpenAI
     "audio": Changing(),
     "best_of": Changing((1,)),
-    "echo": Changing((False,)),
     "function_call": Changing(("none", "auto")),
     "functions": Changing(([],)),
     "modalities": Changing((["text"],)),

@@ -248,6 +248,65 @@ def test_logprobs_have_as_many_entries_as_requested(server):
     assert texts == [name.replace("<eos>", "") for name in logprobs["tokens"][:-1]]
 
 
+def test_echoed_tokens_have_log_probabilities(server, model):
+    ids = [encode_given(model.prompted, text) for text in (TEXT, "rot1: ab=")]
+    common = {"echo": True, "logprobs": 1, "temperature": 0, "seed": 1234}
+    # The request of lm-evaluation-harness.
+    status, answer = server.ask({**common, "prompt": ids, "max_tokens": 1})
+    assert status == 200, answer
+    for row, choice in zip(ids, answer["choices"], strict=True):
+        logprobs = choice["logprobs"]
+        assert {len(each) for each in logprobs.values()} == {len(row) + 1}
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        scored = zip(
+            *(logprobs[name][1:] for name in ("tokens", "token_logprobs")),
+            logprobs["top_logprobs"][1:],
+            strict=True,
+        )
+        for name, value, top in scored:
+            assert value == top.get(name, value) <= max(top.values()) <= 0
+        bounds = itertools.pairwise([*logprobs["text_offset"], None])
+        texts = [choice["text"][i:j] for i, j in bounds]
+        plain = [re.sub("<[be]os>", "", name) for name in logprobs["tokens"]]
+        assert texts == plain
+    # Texts are scored as their ids, and alone as beside others.
+    form = {**common, "max_tokens": 0}
+    (whole,) = server.ask({**form, "prompt": ids[0]})[1]["choices"]
+    (text,) = server.ask({**form, "prompt": TEXT})[1]["choices"]
+    assert whole == text and text["text"] == TEXT and text["finish_reason"] == "length"
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    both = answer["choices"][0]["logprobs"]
+    assert {x: both[x][:-1] for x in names} == whole["logprobs"]
+    adapted = server.ask({**form, "prompt": TEXT, "model": "soft"})[1]["choices"][0]
+    values = adapted["logprobs"]["token_logprobs"]
+    assert values[1:] != whole["logprobs"]["token_logprobs"][1:]
+
+
+def test_echo_alone_repeats_the_text(server):
+    body = {"prompt": [TEXT], "max_tokens": 4, "temperature": 0}
+    (plain,) = server.ask(body)[1]["choices"]
+    (choice,) = server.ask({**body, "echo": True})[1]["choices"]
+    assert choice == {**plain, "text": TEXT + plain["text"]}
+    body = {"prompt": TEXT, "echo": True, "max_tokens": 0}
+    assert server.ask(body)[1]["choices"][0]["text"] == TEXT
+
+
+def test_prompt_logprobs_have_the_form_of_vllm(server, model):
+    ids = encode_given(model.prompted, TEXT)
+    body = {"prompt": TEXT, "prompt_logprobs": 2, "max_tokens": 0}
+    (choice,) = server.ask(body)[1]["choices"]
+    first, *others = choice["prompt_logprobs"]
+    assert (first, len(others), choice["text"]) == (None, len(ids) - 1, "")
+    for token, entry in zip(ids[1:], others, strict=True):
+        assert len(entry) in (2, 3) and next(iter(entry)) == str(token)
+        assert {each["rank"] for each in entry.values()} >= {1, 2}
+        assert set(entry[str(token)]) == {"logprob", "rank", "decoded_token"}
+    echo = {**body, "echo": True, "logprobs": 0}
+    logprobs = server.ask(echo)[1]["choices"][0]["logprobs"]["token_logprobs"]
+    values = [each[str(i)]["logprob"] for i, each in zip(ids[1:], others, strict=True)]
+    assert logprobs[1:] == values
+
+
 def test_an_answer_that_cannot_match_is_an_error(server):
     # No token of the vocabulary has "#".
     body, message = constrained(regex="ab#"), "no token continues a text"
@@ -276,7 +335,13 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": "a", "chat_template": "b"}, 400, "'b' is not supported"),
         ({"prompt": "a", "skip_special_tokens": False}, 400, "is not supported"),
         ({"prompt": "a", "return_token_ids": 0}, 400, "is not supported"),
-        ({"prompt": "a", "echo": True}, 400, "echo = True is not supported"),
+        ({"prompt": "a", **BEAMS, "echo": True}, 400, "echo has no effect"),
+        ({"prompt": "a", "echo": 1}, 400, "expected true or false"),
+        ({"prompt": "a", "echo": True, "stream": True}, 400, "leave out stream"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
+        ({"prompt": "a", "echo": True, "max_tokens": 0, "n": 2}, 400, "or n = 1"),
+        ({"prompt": "a", "prompt_logprobs": 21}, 400, "from 0 to 20"),
+        ({"prompt_embeds": encoded([[1.0] * WIDTH]), "echo": True}, 400, "to echo"),
         ({"prompt": "a", "n": 10**9}, 400, "n = 1000000000"),
         ({"prompt": "a", "n": 9}, 400, "n is 9, expected 1 to 8"),
         ({"prompt": "a", "n": 2, "temperature": 0}, 400, "the same"),

@@ -1,0 +1,177 @@
+"""Log-probabilities of given tokens, from the states that are read before them.
+
+Each program scores a block of positions of one row, so that no array has a logit for
+each token of a long text, and a score does not depend on the rows that are read with
+it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.decoding.request import TokenLogprob
+from prompt_tuning.decoding.slot_state import Integers
+from prompt_tuning.models.language_model import LanguageModel
+
+BLOCK = 16
+"""Number of positions that are scored at once."""
+
+
+class BlockScores(NamedTuple):
+    """Scores of a block of tokens, each after the ones before it.
+
+    Attributes:
+      logprobs: log-probability of each token, `[N]`.
+      ranks: number of tokens that are at least as probable, `[N]`.
+      top_tokens: ids of the most probable tokens, `[N, k]`.
+      top_logprobs: their log-probabilities, `[N, k]`.
+    """
+
+    logprobs: Float[Array, "N"]
+    ranks: Int[Array, "N"]
+    top_tokens: Int[Array, "N k"]
+    top_logprobs: Float[Array, "N k"]
+
+
+@jax.jit
+def gather_states(
+    hidden: Float[Array, "*lead D"], numbers: Integers
+) -> Float[Array, "N D"]:
+    """Returns the states of some positions, counted over all rows."""
+    return hidden.reshape(-1, hidden.shape[-1])[jnp.asarray(numbers)]
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "top"))
+def score_states(
+    parameters: Parameters,
+    states: Float[Array, "N D"],
+    tokens: Integers,
+    *,
+    graph: nnx.GraphDef,
+    top: int,
+) -> BlockScores:
+    """Scores a token after each state.
+
+    Args:
+      parameters: all parameters of the model by path.
+      states: states that predict the tokens.
+      tokens: the tokens, `[N]`.
+      graph: structure of the model.
+      top: number of most probable tokens.
+    """
+    model = cast(LanguageModel, merge(graph, parameters))
+    logits = model.token_logits(states).astype(jnp.float32)
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    chosen = jnp.take_along_axis(logprobs, jnp.asarray(tokens)[:, None], axis=-1)
+    ranks = jnp.sum(logprobs >= chosen, axis=-1)
+    if top == 1:
+        # Much faster than a sort.
+        ids = jnp.argmax(logprobs, axis=-1)[:, None]
+        values = jnp.take_along_axis(logprobs, ids, axis=-1)
+    else:
+        values, ids = jax.lax.top_k(logprobs, min(top, logprobs.shape[-1]))
+    return BlockScores(chosen[:, 0], ranks, ids, values)
+
+
+Scorer = Callable[[Float[Array, "N D"], Integers, int], BlockScores]
+"""Scores tokens after states, with a number of most probable tokens."""
+
+
+class GivenScores:
+    """Scores of the given tokens of a row, as far as these are read.
+
+    Attributes:
+      first: index of the first token that is scored, at least 1.
+      top: number of most probable tokens that are computed with each.
+    """
+
+    def __init__(self, first: int, count: int):
+        self.first, self._count = first, count
+        # Few programs: most clients ask for the most probable token alone.
+        self.top = 1 if count <= 1 else MAXIMUM_LOGPROBS
+        self._blocks: list[tuple[int, int, BlockScores]] = []
+        self._ends: dict[int, Float[Array, "1 D"]] = {}
+
+    def covers(self, other: "GivenScores") -> bool:
+        """Whether it has all that another one needs of the same tokens."""
+        return self.first <= other.first and self.top == other.top
+
+    def read(
+        self,
+        given: Sequence[int],
+        start: int,
+        hidden: Float[Array, "R C D"],
+        number: int,
+        scorer: Scorer,
+    ) -> None:
+        """Scores each token that follows one of a chunk.
+
+        Args:
+          given: all given tokens of the row.
+          start: index of the first token of the chunk.
+          hidden: states of chunks.
+          number: number of the row's chunk.
+          scorer: scores the tokens.
+        """
+        size = hidden.shape[1]
+        end = min(start + size, len(given) - 1) + 1
+        for first in range(max(self.first, start + 1), end, BLOCK):
+            columns = np.arange(first, min(first + BLOCK, end)) - start - 1
+            self._add(given, first, hidden, number * size + columns, scorer)
+        self._ends[start + size] = gather_states(
+            hidden, np.array([(number + 1) * size - 1])
+        )
+
+    def take_over(
+        self, source: "GivenScores", given: Sequence[int], count: int, scorer: Scorer
+    ) -> None:
+        """Takes the scores of the first tokens from a row that begins with them.
+
+        Args:
+          source: scores of that row.
+          given: all given tokens of this row.
+          count: number of tokens that the rows have in common; whole chunks.
+          scorer: scores the token after them.
+        """
+        for first, size, scores in source._blocks:
+            if first < count:
+                self._blocks.append((first, min(size, count - first), scores))
+        self._ends |= {n: state for n, state in source._ends.items() if n <= count}
+        if count >= self.first:
+            self._add(given, count, source._ends[count], np.zeros(1, int), scorer)
+
+    def _add(
+        self,
+        given: Sequence[int],
+        first: int,
+        hidden: Float[Array, "*lead D"],
+        numbers: Int[np.ndarray, "N"],
+        scorer: Scorer,
+    ) -> None:
+        """Scores some tokens in a row by the states with some numbers."""
+        size = len(numbers)
+        padding = (0, BLOCK - size)
+        states = gather_states(hidden, np.pad(numbers, padding))
+        tokens = np.pad(np.array(given[first : first + size], np.int32), padding)
+        self._blocks.append((first, size, scorer(states, tokens, self.top)))
+
+    def results(self, given: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        """Returns the scores of the tokens from the first that is scored."""
+        results = []
+        for first, size, block in jax.device_get(self._blocks):
+            ids = block.top_tokens[:, : self._count].tolist()
+            values = block.top_logprobs[:, : self._count].tolist()
+            logprobs, ranks = block.logprobs.tolist(), block.ranks.tolist()
+            for i in range(max(self.first - first, 0), size):
+                top = tuple(zip(ids[i], values[i], strict=True))
+                score = TokenLogprob(given[first + i], logprobs[i], top, rank=ranks[i])
+                results.append(score)
+        return tuple(results)
