@@ -1,4 +1,4 @@
-"""The resident adapters of an engine, in the form in which rows choose among them."""
+"""The resident adapters of an engine, as tables that rows choose entries from."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Beam search: the most probable continuations of rows, several of each.
+"""Beam search: finds the most probable continuations of a row.
 
 All beams of a row attend to one copy of its prompt, its text and its encoder's output;
 only the keys and values of new tokens are reordered.

@@ -1,4 +1,4 @@
-"""The text of generated tokens, piece by piece, and where a stop text ends it."""
+"""Turns generated tokens into text, piece by piece, and ends it at a stop text."""
 
 import codecs
 import contextlib

@@ -1,8 +1,8 @@
-"""Keys and values that prompts result in: computed, or read from a file next to them.
+"""Keys and values of prompts: computed, or read from a file next to them.
 
-`prompt-tuning convert RUN prompt_kv` writes the file. It has the digests of the frozen
-weights and of the prompt, so that one of another model, or from before the prompt was
-trained further, is recognized and not used.
+`prompt-tuning convert RUN prompt_kv` writes the file. It has digests of the frozen
+weights and of the prompt, so a file from another model, or from before the prompt was
+trained further, is not used.
 """
 
 import functools

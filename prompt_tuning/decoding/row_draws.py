@@ -1,9 +1,8 @@
-"""Numbers by which rows draw differently: of what they contain, and of equal ones.
+"""Numbers that make rows draw differently, even if they are equal.
 
-A row draws with a key of its seed, its content, the number of its sample and the number
-of its token, so that its tokens do not depend on other rows or on their order. Rows
-that are equal in all of this draw differently: the second one continues the samples
-of the first.
+A row draws with a key made of its seed, its content, and the numbers of its sample and
+token. So its tokens do not depend on other rows or on their order. If two rows are
+equal in all of this, the second one continues the samples of the first.
 """
 
 import zlib

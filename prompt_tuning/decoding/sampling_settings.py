@@ -1,4 +1,4 @@
-"""Settings with which the new tokens of one row are chosen."""
+"""Settings that choose the new tokens of a row, e.g. temperature and `top_p`."""
 
 import dataclasses
 from collections.abc import Mapping

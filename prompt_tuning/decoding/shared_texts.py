@@ -1,4 +1,4 @@
-"""Texts that several rows begin with: read once, and stored as pages."""
+"""Texts that many rows begin with: read once, and stored as pages."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

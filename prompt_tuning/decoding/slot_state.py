@@ -1,4 +1,4 @@
-"""What the device holds of the rows in slots, and what programs know of each row."""
+"""The arrays of the rows in slots, on the device, and how programs describe a row."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,10 +1,10 @@
 """The programs that read tokens into slots.
 
 A slot holds the keys and values of one row. The keys of prompts and of shared texts are
-in pages that rows attend to together: each page is a separate source of attention with
-the rows that do not see it masked, so that it is read once a step. A masked page adds
-exactly 0 to a row's sums, and a row's pages keep their order, so that a row's results
-do not depend on which other pages are read.
+in pages that rows attend to together. Each page is a separate source of attention, read
+once a step, with the rows masked that do not see it. A masked page adds exactly 0 to a
+row's sums, and a row's pages keep their order. So the results of a row do not depend on
+which other pages are read.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Functions that choose the next token of each row from its logits.
 
-Each changes or marks logits `[B, V]` by numbers of each row `[B]`, and leaves a row
-with the neutral number exactly as it is, so that rows with unlike settings share one
-program.
+Each changes or marks logits `[B, V]` by numbers of each row `[B]`. A row with the
+neutral number, e.g. a penalty of 1, stays exactly as it is, so rows with unlike
+settings share one program.
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""Masks of the tokens with which a text can still match a constraint.
+"""Masks the tokens that would make a text break its constraint.
 
-The masks are computed on the host by llguidance (https://github.com/guidance-ai), while
-the device reads the row's last token.
+llguidance (https://github.com/guidance-ai) computes the masks on the host, while the
+device reads the row's last token.
 """
 
 import copy

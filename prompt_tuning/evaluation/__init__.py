@@ -1,1 +1,4 @@
-"""Evaluation on held-out data: metrics, their intervals, and predictions."""
+"""Measures a model on held-out data: metrics, their intervals, and predictions.
+
+Start with `evaluator.Evaluator`. `evaluation_settings.Evaluation` says what to measure.
+"""

@@ -1,4 +1,4 @@
-"""Loss and correctness of every learned token of held-out examples."""
+"""The loss of every learned token of held-out examples, and whether it is right."""
 
 import dataclasses
 import functools

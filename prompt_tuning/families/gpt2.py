@@ -1,4 +1,4 @@
-"""GPT-2, whose linear layers are `[in, out]`, with query, key and value fused."""
+"""GPT-2: stores linear layers as `[in, out]`, with query, key and value fused."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""GPT-Neo: a GPT-2 with windows in alternate layers and scores that are not scaled."""
+"""GPT-Neo: a GPT-2 with windows in alternate layers and unscaled scores."""
 
 from collections.abc import Collection
 from typing import Any

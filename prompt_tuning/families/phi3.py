@@ -1,4 +1,4 @@
-"""Phi-3, 3.5 and 4: a Llama whose projections are stored fused."""
+"""Phi-3, 3.5 and 4: a Llama with fused projections."""
 
 import dataclasses
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts, of which one processes every token."""
+"""Qwen 1.5 and 2 with experts; one expert processes every token."""
 
 import dataclasses
 from collections.abc import Collection

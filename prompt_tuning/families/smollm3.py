@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama of which every fourth layer has no rotary embedding."""
+"""SmolLM3: a Llama without rotary embedding in every fourth layer."""
 
 import dataclasses
 from typing import Any

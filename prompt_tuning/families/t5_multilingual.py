@@ -1,4 +1,4 @@
-"""mT5, and UMT5 whose blocks each have their own relative position bias."""
+"""mT5, and UMT5 with a relative position bias in every block."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,7 @@
-"""Objectives of training: losses of tokens and classes, and what divides their sums."""
+"""Objectives: what training minimizes, and what divides the sum of losses.
+
+Start with `objective.Objective`. `cross_entropy` has its own backward pass.
+"""
 
 from prompt_tuning.core.config_folder import with_configured
 

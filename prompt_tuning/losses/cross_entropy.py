@@ -1,9 +1,9 @@
 """Cross-entropy from hidden states, with a custom backward pass.
 
-Softmax cross-entropy needs the logits once. Written as `hidden @ head.T` and left to
-automatic differentiation, the logits are stored for the backward pass, and the matrix
+Softmax cross-entropy needs the logits once. If you write `hidden @ head.T` and leave it
+to automatic differentiation, the logits are stored for the backward pass, and the
 product with the head runs a second time there. With a frozen head, the gradient of the
-loss with respect to the hidden state depends on nothing that is computed later:
+loss with respect to the hidden state needs no later result:
 
     d nll / d hidden = (softmax(logits) - q) @ head,    q: target distribution
 

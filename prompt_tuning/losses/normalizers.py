@@ -1,7 +1,7 @@
 """Divisors of a sum of token losses: the three of T5X, and a constant.
 
-The factors of the losses and the divisor depend on the weights of a batch alone, so
-the divisor of a batch in micro-batches is that of the whole batch.
+The factors of the losses and the divisor depend only on the weights of a batch. So a
+batch in micro-batches has the same divisor as the whole batch.
 """
 
 import dataclasses

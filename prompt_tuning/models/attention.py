@@ -1,8 +1,8 @@
-"""Attention over several sources of keys and values, with a hand-written backward pass.
+"""Attention over many sources of keys and values, with a hand-written backward pass.
 
-A query may attend to keys that were computed for its own row, for several rows at once
-(a shared prompt) or earlier (a cache). `attend` takes them as a list of sources and
-normalizes over all of them together, so a shared source is never copied per row.
+A query may attend to keys of its own row, to keys that rows share (a prompt), and to
+earlier ones (a cache). `attend` takes them as a list of sources and normalizes over all
+of them together, so a shared source is never copied per row.
 
 Automatic differentiation of softmax would store its input and its output and sum over
 all scores again. Here the scores are exponentiated once and never divided: the division
@@ -10,10 +10,10 @@ is applied to the output, which is `S / K` times smaller, and the sum that the b
 pass needs runs over `K` numbers instead of `S` (Dao et al. 2022, appendix B.2).
 
 Shapes: `R` rows of queries with `Q` positions; `N` rows of keys, each shared by
-`r = R / N` rows of queries; `H` query heads, of which `h = H / G` share each of the `G`
-key/value heads. Queries are `[G, R, h, Q, K]`, keys and values `[G, N, S, K]`, and
-scores `[G, N, r, h, Q, S]`. In this order every product is a batched matrix product of
-its operands as they lie in memory, whether a source is shared or not: all queries that
+`r = R / N` rows of queries; `H` query heads and `G` key/value heads, each shared by
+`h = H / G` query heads. Queries are `[G, R, h, Q, K]`, keys and values `[G, N, S, K]`,
+and scores `[G, N, r, h, Q, S]`. In this order every product is a batched matrix product
+of its operands as they lie in memory, shared source or not, because all queries that
 attend to the same keys are adjacent. `groups_first` rearranges positions once per block
 instead.
 """

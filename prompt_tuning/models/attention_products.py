@@ -1,4 +1,4 @@
-"""Products of attention, for sources that several rows of queries share.
+"""Products of attention, for sources that rows of queries share.
 
 Dimensions are as in `attention`.
 """

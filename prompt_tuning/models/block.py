@@ -1,8 +1,8 @@
 """One block: attention over sources, then a feed-forward layer, both residual.
 
 Position-wise layers (norms, projections, the feed-forward layer) run on all streams as
-one `[positions, D]`, so that each weight is read once. A block knows nothing of prompts
-or decoding: its stream views define which keys each stream attends to.
+one `[positions, D]`, so each weight is read once. A block has no code for prompts or
+decoding: its stream views say which keys each stream attends to.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The fused attention kernel of cuDNN, for NVIDIA GPUs.
 
-`jax.nn.dot_product_attention` computes the gradient of one source: it passes its own
-log-sum-exp to cuDNN's backward pass and drops the gradient of the log-sum-exp that it
-returns. Here cuDNN is called through the functions below it, whose parameters are
-checked when a model is opened, because JAX does not promise to keep them.
+`jax.nn.dot_product_attention` is made for one source: it passes its own log-sum-exp to
+cuDNN's backward pass, and drops the gradient of the log-sum-exp that it returns. So we
+call cuDNN through the functions below it. JAX does not promise to keep these, so their
+parameters are checked when a model is opened.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """The decoder-only model; its config makes it a Llama, a GPT-2 or another family.
 
-The bare model has no prompt. The methods of `Decoder` and `Stack` that return nothing
-here (`prefix_stream`, `prefix_contexts`) are overridden by prompted decoders.
+This bare model has no prompt. Prompted decoders override the methods of `Decoder` and
+`Stack` that return nothing here (`prefix_stream`, `prefix_contexts`).
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Feed-forward layers of which a few experts process each token (Shazeer et al. 2017).
+"""Feed-forward layers with experts; a few process each token (Shazeer et al. 2017).
 
-A router scores all experts for a token, and the token's output is the sum of those of
+A router scores all experts for a token. The token's output is the sum of the outputs of
 the `k` experts with the highest scores, weighted by the softmax of the scores (Jiang et
 al. 2024, "Mixtral of Experts", section 2.1). Losses that balance the load of experts
 are not computed: the router is frozen.

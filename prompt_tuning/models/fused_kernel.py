@@ -1,8 +1,8 @@
 """The interface of fused attention kernels: attention to one source, in one pass.
 
-A kernel never stores scores. It returns the log-sum-exp of each query's scores with
-the output, from which outputs of several sources are merged, and its backward pass
-takes both as arguments: those of all sources together, instead of its own.
+A kernel never stores scores. It returns the output and the log-sum-exp of each query's
+scores; `flash_attention` merges the outputs of all sources from these. Its backward
+pass takes output and log-sum-exp as arguments, for all sources together.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""ALiBi: scores get a bias that is linear in the distance (Press et al. 2022)."""
+"""ALiBi: adds a bias to scores that is linear in the distance (Press et al. 2022)."""
 
 import math
 

@@ -1,16 +1,17 @@
 """Sums of token, position and segment embeddings on a mesh, for any model.
 
-It is the input layer of BERT (Devlin et al. 2019, figure 2), whose token table Megatron
-divides by vocabulary (Shoeybi et al. 2019, section 3), called inside `jax.shard_map`:
+This is the input layer of BERT (Devlin et al. 2019, figure 2). As in Megatron, the
+token table is divided by vocabulary (Shoeybi et al. 2019, section 3). Call it inside
+`jax.shard_map`:
 
     embedding = ParallelEmbedding(key, (32000, 64), positions=512, segments=2)
     graph, arrays = nnx.split(embedding)
     specs = embedding.specs()
 
 No family of `prompt_tuning.families` has a table of segments. GPT-2, GPT-J and GPT-Neo
-of transformers add rows of the token table if they are given `token_type_ids`, which
-none of their checkpoints was trained with; token types of data are roles of tokens for
-the loss, and no input of a model.
+of transformers add rows of the token table if you give them `token_type_ids`, but no
+checkpoint was trained with them. The token types of our data are roles of tokens for
+the loss, not an input of a model.
 """
 
 import jax

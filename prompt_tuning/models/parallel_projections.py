@@ -1,7 +1,7 @@
-"""Linear layers whose kernel a mesh axis divides by column or by row.
+"""Linear layers with a kernel that a mesh axis divides by column or by row.
 
-They are Megatron's two projections (Shoeybi et al. 2019, section 3) for any model,
-called inside `jax.shard_map`:
+These are Megatron's two projections (Shoeybi et al. 2019, section 3), for any model.
+Call them inside `jax.shard_map`:
 
     up = ColumnParallel(key, (8, 32), gather_output=False)
     down = RowParallel(key, (32, 8), input_is_parallel=True)

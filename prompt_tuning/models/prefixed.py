@@ -1,7 +1,7 @@
 """Models with trained keys and values before every row, in every block.
 
-The attention masks of the plain models remain: a prefix is one more context of each
-row, which every query sees.
+The plain models keep their attention masks: a prefix is one more context of each row,
+and every query sees it.
 """
 
 import dataclasses

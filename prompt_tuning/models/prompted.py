@@ -1,14 +1,13 @@
-"""Models with prompts among their input, and the attention masks that these need.
+"""Models with prompts in their input, and the attention masks for them.
 
 There are two executions with the same results. *Shared*: the prompt is a separate
 stream, `[N, P, D]` for `N` prompts, that runs once before the text, and every row of
-text attends to it. This is valid where the prompt comes first and no prompt vector sees
+text attends to it. This is valid if the prompt comes first and no prompt vector sees
 text. *Joined*: the prompt is inserted into every row, `[B, P + T, D]`. This is always
 valid.
 
 `PromptEncoder` and `PromptDecoder` rebuild the masks and positions of the plain stacks
-for both executions. The models at the end of this file name the combinations of such
-stacks that are tuned.
+for both executions. The models at the end of this file combine such stacks.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""Streams of rows that run through the blocks together, and which keys each attends to.
+"""Streams of rows that run through the blocks together, and the keys they attend to.
 
-A *stream* is a set of rows whose positions attend to the same kinds of keys: text, a
-prompt, or both joined. Position-wise layers (norms, projections, the feed-forward
-layer) run on all streams at once as one `[positions, D]`; `flatten_streams` and
+A *stream* is a set of rows with positions that attend to the same kinds of keys: text,
+a prompt, or both joined. Position-wise layers (norms, projections, the feed-forward
+layer) run on all streams together as one `[positions, D]`; `flatten_streams` and
 `split_streams` convert between the two forms.
 """
 

@@ -1,7 +1,7 @@
 """The stages of a model, compiled for one shape of micro-batch.
 
-With virtual stages, each chunk of blocks is compiled as if it were a stage. The
-chunks are in the order of the model, and several have the same devices.
+With virtual stages, each chunk of blocks is compiled like a stage. The chunks are in
+the order of the model, and the chunks of a stage have the same devices.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""The gradient of a training step, computed by a pipeline of stages.
+"""Computes the gradient of a training step by a pipeline of stages.
 
-Each stage has devices, programs and a thread, which runs its operations in
-the order of the schedule. The arguments and results are whole arrays, so nothing else
-of a training step knows about stages.
+Each stage has devices, programs and a thread that runs its operations in the order of
+the schedule. Arguments and results are whole arrays, so the rest of a training step
+needs no code for stages.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""Megatron's interleaved schedule: each stage has several chunks; without JAX.
+"""Megatron's interleaved schedule, with many chunks per stage; without JAX.
 
-A micro-batch passes all stages once for each chunk. A stage waits for the first one's
-chunk alone, so that the bubble of `v` chunks is `(N - 1) / (v M)` of the work instead
-of `(N - 1) / M` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+A micro-batch passes all stages once for each chunk. A stage waits only for the first
+stage's chunk, so the bubble of `v` chunks is `(N - 1) / (v M)` of the work instead of
+`(N - 1) / M` (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 """
 
 from collections import deque

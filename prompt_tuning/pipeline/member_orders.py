@@ -1,9 +1,9 @@
 """The order of operations if independent members share a pipeline; without JAX.
 
-The micro-batches of one member's step after another's form an endless sequence, which
-each stage computes in the order of 1f1b. While one member waits for its next update,
-the stages compute the others, so no stage waits between steps. Nothing is gained by
-postponing p2, because no waiting time is left for it.
+The micro-batches of all members, step after step, form an endless sequence, and each
+stage computes it in the order of 1f1b. While one member waits for its next update, the
+stages compute the others, so no stage waits between steps. There is no waiting time
+left for p2, so it is not postponed.
 """
 
 import dataclasses

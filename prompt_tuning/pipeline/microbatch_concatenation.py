@@ -1,4 +1,4 @@
-"""How arrays of several micro-batches become one with all of their rows."""
+"""Concatenates the arrays of micro-batches to one with all of their rows."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The plan of a pipeline: blocks of each stage, schedule, timeline and its report."""
+"""Plans a pipeline: the blocks of each stage, the schedule, and its timeline."""
 
 import dataclasses
 import functools

@@ -1,9 +1,9 @@
-"""Divides a traced program into what some outputs need and what is left.
+"""Splits a traced program: what some outputs need first, then the rest.
 
-The first half computes some outputs, the second half all others. A value that both need
-is computed in the first half and handed over, except if it is cheap to compute again
-from the program's inputs: a mask, a cast, a broadcast. A loop of which both halves need
-a part becomes two loops: the first stacks what the second reads.
+The first half computes some outputs, the second half all others. If both need a value,
+the first half computes it and hands it over, unless it is cheap to compute again from
+the program's inputs, e.g. a mask, a cast or a broadcast. If both need parts of a loop,
+it becomes two loops: the first stacks what the second reads.
 """
 
 import dataclasses

@@ -3,10 +3,10 @@
 A stage computes the forward pass of each micro-batch and its backward pass. A backward
 pass in one part (`BACKWARD`) sends the gradient of the stage's input upstream when all
 of it is computed. In two parts, the gradient of the input (`INPUT_GRADIENT`, p1) is
-sent at once, and that of the stage's weights (`WEIGHT_GRADIENT`, p2) is computed later,
-where the stage would otherwise wait.
+sent first, and the gradient of the stage's weights (`WEIGHT_GRADIENT`, p2) is computed
+later, when the stage would wait.
 
-With virtual stages, a stage has several chunks of consecutive blocks: stage `s` of `N`
+With virtual stages, a stage has many chunks of consecutive blocks: stage `s` of `N`
 has chunks `s`, `s + N`, `s + 2 N`, ... of the model, numbered 0, 1, 2, ... here.
 """
 

@@ -2,9 +2,8 @@
 
 `(weights, inputs, others, g) -> (outputs, input gradients, weight gradients)` is
 traced once. The forward pass is what does not depend on `g`. Of the rest, p1 is what
-the gradients of the inputs need, and p2 is what is left. No part computes what an
-earlier one did, so p1 and p2 together are exactly the backward pass of `jax.vjp`, with
-the same bits.
+the gradients of the inputs need, and p2 what remains. No part repeats earlier work, so
+p1 and p2 together are exactly the backward pass of `jax.vjp`, bit by bit.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Joins what all stages computed to whole arrays, also in several processes.
+"""Joins the results of all stages to whole arrays, also across processes.
 
-The stages' parts are one array with a dimension of stages, of which each stage has its
-own part. It is made of the parts without a copy. With virtual stages there are several
-such arrays: one of the stages' first chunks, one of the second ones, and so on.
+The parts of the stages become one array with a dimension of stages, without a copy:
+each stage holds its own part. With virtual stages there is one such array for the
+stages' first chunks, one for the second chunks, and so on.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The compiled programs of one stage: forward pass, p1, p2, and both at once."""
+"""The compiled programs of one stage: forward pass, p1, p2, and both together."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

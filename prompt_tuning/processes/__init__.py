@@ -1,4 +1,4 @@
-"""Joins several processes that run one command together."""
+"""Lets many processes run one command together: joining, sharing, watching."""
 
 from prompt_tuning.processes.group import (
     Launch,

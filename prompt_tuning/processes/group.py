@@ -1,13 +1,13 @@
-"""Several processes that run one command together.
+"""Processes that run one command together.
 
 All processes run the same program on the same config. JAX joins their devices into one
-mesh; every process plans and builds every batch and puts its own devices' rows on them,
-and all processes take part in every step. Only process 0 prints and writes files. Where
-the others depend on files that it writes, process 0 reads them and broadcasts the
+mesh. Every process plans and builds every batch and puts the rows of its own devices on
+them, and all processes take part in every step. Only process 0 prints and writes files.
+If all need the content of a file that it writes, process 0 reads it and broadcasts the
 result (`run_on_first`).
 
-Broadcasts use the key-value store of JAX's runtime, which process 0 keeps. The store
-needs no device, so a broadcast neither waits for steps in progress nor blocks a thread.
+Broadcasts use the key-value store of JAX's runtime in process 0. The store needs no
+device, so a broadcast neither waits for steps in progress nor blocks a thread.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Heartbeats: every process watches all others, and ends itself if one is gone.
 
-A collective operation waits for all processes, so if one of them died, the others would
-wait forever. Each process writes an increasing number to the key-value store that
-process 0 keeps, and reads the numbers of the others.
+A collective operation waits for all processes, so if one died, the others would wait
+forever. Each process writes an increasing number to the key-value store of process 0,
+and reads the numbers of all others.
 """
 
 import contextlib

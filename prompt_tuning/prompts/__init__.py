@@ -1,4 +1,7 @@
-"""Prompts and projection adapters: the trained modules and their initializers."""
+"""The methods: prompts and projection adapters, and their initial values.
+
+Start with `soft.SoftPrompt`. `prompt_module` has the base classes.
+"""
 
 from prompt_tuning.core.config_folder import with_configured
 

@@ -1,7 +1,7 @@
-"""The kinds of adapters, found through the list of factories.
+"""Finds the class of an adapter by its kind or its arrays.
 
-A prompt class or adapter spec states the kind that it is rebuilt from; these functions
-look it up, by its name or by the arrays that a file contains.
+A prompt class or adapter spec states the kind that it is rebuilt from. These functions
+look it up among the listed factories, by name or by the arrays of a file.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""Prompts of several tasks that share some of their parameters.
+"""Prompts of many tasks with shared parameters.
 
-Each prompt returns `[N, P, D]`, one prompt for each of `N` tasks; the batch's
-`prompt_ids` choose the prompt of each row. The ways to combine `shared` with a task's
-parameters follow google-research/prompt-tuning. Its table `task_prompts`, `[N, size]`,
-is our `task` with the axes after the first flattened.
+Each prompt returns `[N, P, D]`, one prompt per task; the batch's `prompt_ids` choose
+the prompt of a row. The ways to combine `shared` with the parameters of a task follow
+google-research/prompt-tuning. Its table `task_prompts`, `[N, size]`, is our `task` with
+the axes after the first flattened.
 """
 
 import jax

@@ -1,10 +1,10 @@
 """Base classes of prompts, and what a prompt class states about itself.
 
-A new prompt is one module with a subclass of `InputPrompt`, `InputDependentPrompt` or
-`KeyValuePrefix`, and one line in `prompt_tuning.prompts.FACTORIES`. The class states
-where it attaches (`attachment`), the form in which files store it (`form`), how it is
-exported (`export`) and which vectors are inspected (`input_vectors`). Models, files and
-commands ask the class, so that none of them lists the prompts that there are.
+To add a prompt, write one module with a subclass of `InputPrompt`,
+`InputDependentPrompt` or `KeyValuePrefix`, and a config of the same name. The class
+states where it attaches (`attachment`), the form in which files store it (`form`), how
+to export it (`export`) and which vectors to inspect (`input_vectors`). Models, files
+and commands ask the class, so none of them lists all prompts.
 """
 
 import dataclasses

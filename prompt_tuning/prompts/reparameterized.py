@@ -1,6 +1,6 @@
-"""Prompts whose vectors a small network computes from trained ones.
+"""Prompts that a small network computes from trained vectors.
 
-The network only helps training. Evaluated, the prompt is plain vectors, and so it is
+The network only helps training. Evaluated, the prompt is plain vectors, and these are
 exported.
 """
 

@@ -1,4 +1,4 @@
-"""Prompts that are kept near a discrete prompt."""
+"""Prompts that training keeps near a discrete prompt."""
 
 import jax.numpy as jnp
 import numpy as np

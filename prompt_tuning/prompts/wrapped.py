@@ -1,4 +1,4 @@
-"""Base class of prompts that are computed from another prompt."""
+"""Base class of prompts that compute their vectors from another prompt."""
 
 from jaxtyping import Array, Float, Key
 

@@ -1,4 +1,4 @@
-"""Connections with limits of time, of which the idle ones make room for new ones."""
+"""Connections with time limits; idle ones make room for new ones."""
 
 import contextlib
 import heapq

@@ -1,4 +1,4 @@
-"""Fields of requests that are not read: harmless, unknown, or refused."""
+"""Fields of requests that we do not read: harmless, unknown, or refused."""
 
 import logging
 from collections.abc import Mapping, Sequence

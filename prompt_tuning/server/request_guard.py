@@ -1,4 +1,4 @@
-"""Checks of each HTTP request before anything else is read of it."""
+"""Checks each HTTP request before its body is read."""
 
 import hashlib
 import hmac

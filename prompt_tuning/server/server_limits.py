@@ -1,4 +1,4 @@
-"""Limits of the server, and the errors by which it refuses requests."""
+"""Limits of the server, and the errors for requests beyond them."""
 
 import dataclasses
 

@@ -1,11 +1,11 @@
 """A table of rules that maps logical axes to mesh axes.
 
-Every parameter names its dimensions ("layers", "embed", "heads"), and a rule maps a
-name to a mesh axis, to several, or to none. Rules are applied in order, and a mesh axis
+Every parameter names its dimensions ("layers", "embed", "heads"). A rule maps a name to
+a mesh axis, to more than one, or to none. Rules are applied in order, and a mesh axis
 shards at most one dimension of an array: if the axis of a rule is taken, a later rule
 for the same name applies (as in T5X's `logical_axis_rules`). Rules for dimensions that
-only prompts and adapters have come last, so that a dimension that is computed in shards
-is sharded in the same way in a kernel and in the adapter of that kernel.
+only prompts and adapters have come last. So if a dimension is computed in shards, a
+kernel and its adapter shard it in the same way.
 """
 
 import dataclasses

@@ -3,11 +3,11 @@
 A step on a mesh is written for one device (`jax.shard_map`): each device has its own
 rows of the batch and its own shards of the parameters, and the model states explicitly
 what the devices exchange. The two operators around a sharded computation are Megatron's
-(Shoeybi et al. 2019, section 3): before it, an identity whose backward pass all-reduces
-the gradient; after it, an all-reduce whose backward pass is the identity.
+(Shoeybi et al. 2019, section 3): before it, an identity with a backward pass that
+all-reduces the gradient; after it, an all-reduce with an identity as backward pass.
 
-Dimensions are given by their logical names; `AxisRules` maps these to mesh axes. In the
-shapes, upper case is the size on all devices together and lower case that of one shard.
+Dimensions are given by their logical names; `AxisRules` maps these to mesh axes. In
+shapes, upper case is the size on all devices together, and lower case that of a shard.
 """
 
 import contextlib

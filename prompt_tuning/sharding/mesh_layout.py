@@ -1,4 +1,4 @@
-"""The layout of one model on a mesh: which shard of each parameter a device has."""
+"""The layout of one model on a mesh: each device's shard of each parameter."""
 
 import dataclasses
 import functools

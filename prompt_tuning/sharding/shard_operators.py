@@ -1,11 +1,11 @@
 """Operators between a whole array and its shards along mesh axes, with their gradients.
 
-They are called by the program of one device, inside `jax.shard_map`. The four are
-Megatron's (Shoeybi et al. 2019, section 3) and come in pairs, of which each is the
-backward pass of the other: `copy_to` and `reduce_from`, `scatter_columns` and
-`gather_columns`. A whole array has the same value on every device of the axes.
+Call them in the program of one device, inside `jax.shard_map`. The four are Megatron's
+(Shoeybi et al. 2019, section 3) and come in pairs; each is the backward pass of its
+partner: `copy_to` and `reduce_from`, `scatter_columns` and `gather_columns`. A whole
+array has the same value on every device of the axes.
 
-Their gradients are right wherever they are taken:
+You get the right gradients in all these cases:
 
 - With `check_vma=True`, JAX tracks which arrays are whole, and its own derivatives are
   right inside and outside of `jax.shard_map`.

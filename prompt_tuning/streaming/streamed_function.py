@@ -1,4 +1,4 @@
-"""A function of weights that are not in memory, with forward and backward pass."""
+"""Runs a function and its backward pass with weights that are not in memory."""
 
 import functools
 from collections.abc import Callable, Sequence

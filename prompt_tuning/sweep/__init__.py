@@ -1,1 +1,4 @@
-"""Sweeps: many prompts trained at once over one frozen model."""
+"""Sweeps: trains many prompts together over one frozen model.
+
+`sweep_run` starts or resumes a sweep; `training.loop` steps all members.
+"""

@@ -1,10 +1,9 @@
-"""A sweep: `K` runs trained at once over one copy of a frozen model.
+"""A sweep: `K` runs trained together over one copy of a frozen model.
 
-Each member is an ordinary run with its own directory inside the sweep's, and can be
-evaluated, used and resumed like any other. A sweep that is killed at any moment resumes
-from the newest step of which all members have an intact checkpoint, and ends with the
-same bits. A member whose loss or parameters are no longer finite is dropped; the others
-continue.
+Each member is an ordinary run with its own directory inside the sweep's: evaluate, use
+and resume it like any other. If a sweep is killed, it resumes from the newest step with
+intact checkpoints of all members, and ends with the same bits. A member is dropped if
+its loss or parameters are no longer finite; the others continue.
 """
 
 import dataclasses

@@ -1,1 +1,5 @@
-"""Texts and conversations in, texts out: the room above `decoding`."""
+"""Continues texts and conversations: the room above `decoding`.
+
+`texts.Texts` is the front for the command, the server and Python. Each
+`loaded_adapter.LoadedAdapter` has its own template and chat template.
+"""

@@ -1,9 +1,8 @@
 """Continues the lines of a jsonl file, and writes a line of results for each.
 
-A line has `prompt`, a text, or `messages`, a conversation for the chat template; and if
-it differs from the others `adapter`, `prompt_id` and `seed`. A result has the number of
-its line, the input, the fields of `completion_fields`, and as `record` all other fields
-of its line.
+A line has a text as `prompt`, or a conversation as `messages`, and optionally its own
+`adapter`, `prompt_id` and `seed`. A result has the number of its line, the input, the
+fields of `completion_fields`, and all other fields of the line as `record`.
 """
 
 import dataclasses

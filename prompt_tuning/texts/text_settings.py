@@ -1,4 +1,4 @@
-"""Settings with which a command or a call continues its texts."""
+"""Settings of a command or a call that continues texts."""
 
 import dataclasses
 

@@ -1,1 +1,4 @@
-"""From a frozen model and batches to a tuned prompt."""
+"""Trains prompts and adapters: opens a run, steps, logs, evaluates and saves.
+
+Read `opening`, `loop` and `step`, in this order.
+"""

@@ -1,8 +1,8 @@
 """Compiles the programs of a run in a thread, while its first steps run.
 
-The shapes of all batches are known from the plan, and the compiler does not need
-Python, so that the shapes that come later are compiled while the others are trained.
-Programs are compiled one after another, in the order of their first use.
+The plan of batches tells all shapes in advance, and the compiler does not need Python.
+So later shapes are compiled while earlier ones are trained, one program after another,
+in the order of their first use.
 """
 
 import contextlib

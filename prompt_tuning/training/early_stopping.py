@@ -1,4 +1,4 @@
-"""Stops a run whose held-out metric no longer improves."""
+"""Stops a run when its held-out metric no longer improves."""
 
 import dataclasses
 import json

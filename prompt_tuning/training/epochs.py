@@ -1,4 +1,4 @@
-"""The number of steps in which each example is read a number of times."""
+"""Counts the steps of a run that reads its data a number of times."""
 
 import math
 from fractions import Fraction

@@ -1,7 +1,7 @@
-"""Updates of trained parameters in host memory, one layer at a time.
+"""Updates trained parameters in host memory, one layer at a time.
 
-Parameters, gradients and optimizer state are NumPy arrays. Each layer of each parameter
-is brought to the device with its gradient and its state, updated there, and written
+Parameters, gradients and optimizer state are NumPy arrays. Each layer of a parameter
+comes to the device with its gradient and its state, is updated there, and is written
 back in place.
 """
 

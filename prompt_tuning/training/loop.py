@@ -1,8 +1,8 @@
 """The training loop: step, log, evaluate, save; one run, or members that step together.
 
-A run that is killed at any moment and started again resumes from its newest complete
-checkpoint and ends with the same bits: batches and random keys are functions of the
-step number, and a checkpoint holds everything else that a step reads.
+If a run is killed and started again, it resumes from its newest complete checkpoint and
+ends with the same bits: batches and random keys are functions of the step number, and a
+checkpoint holds everything else that a step reads.
 """
 
 import contextlib

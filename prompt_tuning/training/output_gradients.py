@@ -1,9 +1,10 @@
-"""A step with named outputs, whose output gradients are arguments of the program.
+"""A step with named outputs; their gradients are arguments of the program.
 
-A loss is one way to choose the gradients of a step's outputs: each token's negative log
-likelihood gets its loss weight over the sum of the weights. Here any array can be set.
-The forward and backward pass are compiled once; output gradients are zero until they
-are set, and setting one compiles nothing (SambaFlow, "Backpropagation best practices").
+A loss is one way to choose the gradients of a step's outputs: the negative log
+likelihood of a token gets its loss weight over the sum of the weights. Here you can set
+any array. The forward and backward pass are compiled once; output gradients are zero
+until you set them, and setting one compiles nothing (SambaFlow, "Backpropagation best
+practices").
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The plan of a run's pipeline, made before its weights are read."""
+"""Plans a run's pipeline before its weights are read."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plans how the stages of a run share a step, from the shapes of its data and model."""
+"""Sets up the pipeline of a run from the shapes of its data and model."""
 
 import dataclasses
 from collections.abc import Collection, Mapping

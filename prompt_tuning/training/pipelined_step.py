@@ -1,4 +1,4 @@
-"""A training step whose gradient the stages of a pipeline compute."""
+"""A training step with a gradient from the stages of a pipeline."""
 
 from typing import Any
 

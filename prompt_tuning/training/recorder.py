@@ -1,6 +1,6 @@
 """Records a run on disk: log lines, evaluations, checkpoints.
 
-A run whose numbers are no longer finite ends before they are saved.
+If the numbers of a run are no longer finite, it ends before they are saved.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Signals that stop a run at a point from which it can be resumed."""
+"""Stops a run after a signal, when it can be resumed."""
 
 import contextlib
 import signal

@@ -1,10 +1,10 @@
 """One training step of `K` prompts over one frozen model, as a pure function.
 
 The gradient is one `vmap` over the arrays that differ among members. Each frozen weight
-is in the program once, and is multiplied with the rows of all members, or of as many
-members as are worth computing at once, group after group in a `scan`. The optimizers
-run member by member on leaves of each member's own shape, so that operations over a
-whole leaf, such as Adafactor's clipping, never mix members.
+is in the program once. It is multiplied with the rows of all members together, or of
+groups of members in a `scan` if that is faster. The optimizers run member by member on
+leaves of each member's own shape, so operations over a whole leaf, e.g. Adafactor's
+clipping, never mix members.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Prompt ensembles: several prompts of one frozen model vote on each answer.
+"""Prompt ensembles: prompts of one frozen model vote on each answer.
 
 Prompt ensembling (Lester et al. 2021, section 6). The `k` prompts are one module, and
-every row runs once with each prompt, in the same batches: the frozen model is in memory
-once, and each prompt is computed once for a batch.
+every row runs once with each prompt, in the same batches. So the frozen model is in
+memory once, and each prompt is computed once for a batch.
 """
 
 import dataclasses

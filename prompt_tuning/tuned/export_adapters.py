@@ -1,7 +1,7 @@
 """Exports the trained parameters of a model as adapters.
 
-Prompts are evaluated, so that the adapters contain nothing but arrays and do not need
-the modules that computed them.
+Prompts are evaluated first, so an adapter contains only arrays and does not need the
+module that computed them.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Where a run stored what it trained, and how large that is."""
+"""Tells where a run stored what it trained, and how large it is."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Tools that inspect, compare and recycle prompts."""
+"""Inspects, compares and recycles prompts."""
