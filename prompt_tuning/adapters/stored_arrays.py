@@ -115,10 +115,6 @@ def _in_memory(arrays: Mapping[str, Any], path: Path) -> dict[str, StoredTensor]
 def read_array(path: Path, name: str) -> np.ndarray:
     """Reads one array of a checkpoint; bfloat16 becomes float32, for NumPy's format.
 
-    Args:
-      path: as for `open_arrays`.
-      name: name of the array in the checkpoint.
-
     Raises:
       InputError: if the checkpoint has no such array.
     """

@@ -131,9 +131,6 @@ class RestorePlan:
     def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the restored parameters one by one.
 
-        Args:
-          dtype: see `readers`.
-
         Raises:
           InputError: if the checkpoint turns out to be damaged.
         """

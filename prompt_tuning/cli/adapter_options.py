@@ -7,12 +7,7 @@ from prompt_tuning.core.errors import InputError, shown
 
 
 def add_adapter_option(parser: argparse.ArgumentParser, purpose: str) -> None:
-    """Adds `--adapter NAME=PATH`.
-
-    Args:
-      parser: parser of the command.
-      purpose: what the command does with an adapter.
-    """
+    """Adds `--adapter NAME=PATH`."""
     parser.add_argument(
         "--adapter",
         action="append",

@@ -14,11 +14,7 @@ REQUESTED = "_ARGCOMPLETE"
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Answers the shell and exits, if it asks for completions.
-
-    Args:
-      parser: parser of all commands.
-    """
+    """Answers the shell and exits, if it asks for completions."""
     if REQUESTED not in os.environ:
         return
     import argcomplete

@@ -111,13 +111,7 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
 def vote_table(
     results: Mapping[str, EnsembleResult], prompts: Sequence[str], vote: str
 ) -> Table:
-    """Tabulates each metric of the prompts together, and of each alone.
-
-    Args:
-      results: results by metric.
-      prompts: names of the prompts.
-      vote: how they vote.
-    """
+    """Tabulates each metric of the prompts together, and of each alone."""
     table = Table("metric", f"together ({vote})", *map(escape, prompts))
     for metric, result in results.items():
         values = (result.together, *result.alone)

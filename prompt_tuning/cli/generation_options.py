@@ -163,10 +163,6 @@ def _is_given(options: argparse.Namespace, name: str) -> bool:
 def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
     """Returns the settings that the options describe.
 
-    Args:
-      options: parsed options.
-      slots: number of rows that are continued together.
-
     Raises:
       InputError: if an option cannot be used.
     """

@@ -26,12 +26,7 @@ SYNONYMS = {
 
 
 def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Describes arguments that a command does not have.
-
-    Args:
-      unknown: the arguments.
-      parser: parser of the command.
-    """
+    """Describes arguments that a command does not have."""
     flags = [argument for argument in unknown if argument.startswith("-")]
     if not flags:
         text = f"unrecognized arguments: {shortened(shlex.join(unknown))}"

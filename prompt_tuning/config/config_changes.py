@@ -239,11 +239,7 @@ class _Config:
         return {name: value for name, value in chosen.items() if name not in unused}
 
     def measuring(self, factories: Collection[str]) -> dict[str, str]:
-        """Returns the settings of the evaluation.
-
-        Args:
-          factories: factories that only evaluations use.
-        """
+        """Returns the settings of the evaluation."""
         return {
             name: self.resolved(name)
             for name in self.values

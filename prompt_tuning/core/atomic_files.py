@@ -259,11 +259,6 @@ def check_writable(
 ) -> None:
     """Checks that writing a folder would not destroy anything.
 
-    Args:
-      folder: see `write_folder`.
-      known: see `write_folder`.
-      force: see `write_folder`.
-
     Raises:
       InputError: with the files that would be lost.
     """

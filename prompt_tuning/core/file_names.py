@@ -21,10 +21,6 @@ MAXIMUM_PATH = 4095
 def check_name(name: Any, source: str) -> str:
     """Checks the relative path of a file that another file names.
 
-    Args:
-      name: value found.
-      source: where it was found, for messages.
-
     Returns:
       The name.
 

@@ -151,10 +151,6 @@ def _check_kind(shape: tuple[int, ...], dtype: np.dtype, source: str) -> None:
 def check_shape(shape: Any, source: str) -> tuple[int, ...]:
     """Checks a value that declares the shape of an array.
 
-    Args:
-      shape: list or tuple that was found.
-      source: where it was found, for messages.
-
     Raises:
       InputError: for anything but a few sizes of at least 0.
     """

@@ -58,10 +58,6 @@ class Pattern:
     def fill(self, name: str, template: str) -> str:
         r"""Replaces `\1` or `\g<1>` in a template by the text of the first group, etc.
 
-        Args:
-          name: a name that the expression matches.
-          template: text with references to groups.
-
         Raises:
           IndexError: if there is no such group.
           ValueError: for other escapes, and for groups beside lookaheads.

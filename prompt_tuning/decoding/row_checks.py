@@ -13,11 +13,6 @@ def positions_taken(model: PromptedModel, given: int, new: int) -> int:
     """Returns the number of positions of a row's tokens, without a prompt's vectors.
 
     An encoder and a decoder count their positions separately.
-
-    Args:
-      model: the model.
-      given: number of tokens of the row.
-      new: maximum number of new tokens.
     """
     separate = model.config.architecture == "encoder_decoder"
     return max(given, new) if separate else given + new

@@ -78,10 +78,6 @@ class SlotReader:
     def read_guesses(self, active: Placed, guesses: int) -> dict[int, list[int]]:
         """Reads the last token of each row, and guesses of the next ones.
 
-        Args:
-          active: the rows.
-          guesses: maximum number of guesses of a row.
-
         Returns:
           the right guesses of each row, by its slot.
         """

@@ -170,10 +170,6 @@ class Evaluator:
     def check_metric(self, name: str, setting: str) -> None:
         """Checks that a metric, by which the best checkpoint is chosen, is measured.
 
-        Args:
-          name: name of the metric.
-          setting: setting that names it, for the message.
-
         Raises:
           InputError: if it is not, with the metrics that are.
         """
@@ -241,10 +237,6 @@ class Evaluator:
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
         """Writes a line of JSON for each example; see `prediction_lines`.
-
-        Args:
-          system: name of the measured model.
-          result: result of `measure` with texts.
 
         Raises:
           InputError: if the model has no tokenizer to decode texts with.

@@ -293,12 +293,7 @@ def _completion_text(example: Example, ids: list[int], model: PromptedModel) -> 
 
 
 def space_hint(text: str, labels: Sequence[str]) -> str:
-    """Returns the labels to set, if they differ from the data only in their spaces.
-
-    Args:
-      text: completion of an example.
-      labels: labels as they are set.
-    """
+    """Returns the labels to set, if they differ from the data only in their spaces."""
     if text.strip() not in [label.strip() for label in labels]:
         return ""
     before = text[: len(text) - len(text.lstrip())]

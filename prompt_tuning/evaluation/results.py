@@ -125,12 +125,6 @@ def prediction_lines(
     `input`, `target`, `output` (the generated text, else the winning label, else null),
     the winning `label` and the cost of each (`label_nats`) if labels were ranked, and
     `scores`, each metric that is meaningful for a single example.
-
-    Args:
-      system: name of the measured model.
-      result: its evaluation.
-      texts: inputs and answers as texts.
-      categories: categories of the examples, or None.
     """
     values = {n: each.each() for n, each in result.metrics.items() if each.per_example}
     ranking = result.ranking

@@ -17,9 +17,6 @@ from prompt_tuning.core.model_config import ModelConfig, t5_config
 def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
     """Returns how each parameter of a T5 is made from the arrays in a T5X checkpoint.
 
-    Args:
-      config: config of the model, from `t5_config`.
-
     Raises:
       InputError: if the model is not an encoder-decoder.
     """

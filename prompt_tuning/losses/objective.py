@@ -66,12 +66,7 @@ class TeacherModel(Protocol):
     """A second model, computed from the student's frozen parameters."""
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """Hidden states that predict the targets at `batch.loss_positions`.
-
-        Args:
-          student: all parameters of the trained model.
-          batch: one batch, without an accumulation axis.
-        """
+        """Hidden states that predict the targets at `batch.loss_positions`."""
         ...
 
 
@@ -115,9 +110,6 @@ class ObjectiveConfig(abc.ABC):
 
     def check_columns(self, available: Collection[str]) -> None:
         """Checks that the data provides the columns of this objective.
-
-        Args:
-          available: names of the columns that the data provides.
 
         Raises:
           InputError: if one is missing, with the setting that adds it.
@@ -175,12 +167,7 @@ class Objective(ObjectiveConfig):
     def intermediate_loss(
         self, arrays: Mapping[str, Float[Array, "B S D"]], batch: Batch
     ) -> Float[Array, ""] | float:
-        """Computes what the intermediate arrays add to the sum of the loss.
-
-        Args:
-          arrays: the arrays by path in `intermediates`.
-          batch: one batch, without an accumulation axis.
-        """
+        """Computes what the intermediate arrays add to the sum of the loss."""
         del arrays, batch
         return 0.0
 

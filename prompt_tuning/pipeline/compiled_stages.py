@@ -335,11 +335,6 @@ class CompiledStages:
     ) -> Program:
         """Returns a stage's p2 of several micro-batches as one product.
 
-        Args:
-          stage: the stage.
-          larger: the stages for a micro-batch with the rows of all of them.
-          count: number of micro-batches.
-
         Raises:
           InputError: if something of p2 cannot be joined.
         """

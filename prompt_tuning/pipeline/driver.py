@@ -222,10 +222,6 @@ class PipelinedGradients:
 def divide_rows(batch: Batch, microbatches: int) -> Batch:
     """Divides a batch, or its micro-batches, into more micro-batches of fewer rows.
 
-    Args:
-      batch: one batch, or micro-batches on a leading axis.
-      microbatches: number of micro-batches.
-
     Raises:
       InputError: if the rows cannot be divided.
     """

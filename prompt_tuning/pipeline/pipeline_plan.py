@@ -184,12 +184,7 @@ def plan_pipeline(
 
 
 def balanced_layers(costs: Sequence[float], stages: int) -> tuple[int, ...]:
-    """Divides blocks among stages so that the most expensive stage costs least.
-
-    Args:
-      costs: cost of each block, in order.
-      stages: number of stages.
-    """
+    """Divides blocks among stages so that the most expensive stage costs least."""
     total = len(costs)
     # For each number of blocks: the largest cost of a stage, the sum of squares, which
     # decides between equals, and the blocks of each stage.

@@ -192,14 +192,7 @@ class SplitBackward:
     def input_gradient(
         self, weights: Any, others: Any, kept: Arrays, gradients: Any
     ) -> tuple[Any, Arrays]:
-        """Computes p1: the gradient of the inputs, and what p2 reads of this.
-
-        Args:
-          weights: the weights.
-          others: the other arguments.
-          kept: from `forward`.
-          gradients: the gradient of each output.
-        """
+        """Computes p1: the gradient of the inputs, and what p2 reads of this."""
         results = self._p1(self._values(weights, others, kept, gradients))
         count = self._structures[1].num_leaves
         return self._structures[1].unflatten(results[:count]), results[count:]
@@ -214,14 +207,7 @@ class SplitBackward:
     def weight_gradient(
         self, weights: Any, others: Any, held: Arrays, handed: Arrays
     ) -> Any:
-        """Computes p2: the gradient of the weights.
-
-        Args:
-          weights: the weights.
-          others: the other arguments.
-          held: from `held`.
-          handed: from `input_gradient`.
-        """
+        """Computes p2: the gradient of the weights."""
         known = jax.tree.leaves((weights, others))
         names = self._backward_inputs[: len(known)]
         values = dict(zip(names, known, strict=True))

@@ -133,10 +133,6 @@ class StagePrograms:
     def joined_gradient(self, larger: "StagePrograms", count: int) -> Program:
         """Returns p2 of several micro-batches, as one product for each weight.
 
-        Args:
-          larger: the programs of a micro-batch with the rows of all of them.
-          count: number of micro-batches.
-
         Returns:
           `weight_gradient`, of lists of `others`, of `held` and of `handed`.
 

@@ -103,12 +103,7 @@ def _drawn_kinds(timeline: Timeline) -> set[str]:
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """Draws a row for each stage, with a legend below.
-
-    Args:
-      timeline: the timeline.
-      title: text that viewers show for the picture.
-    """
+    """Draws a row for each stage, with a legend below."""
     scale = (PICTURE_WIDTH - LEFT - RIGHT) / timeline.makespan
     height = TOP + ROW * timeline.stages + LEGEND
     parts = [

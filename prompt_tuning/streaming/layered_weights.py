@@ -137,11 +137,6 @@ def read_slice(
 ) -> dict[int, Layer]:
     """Reads consecutive layers of some weights.
 
-    Args:
-      weights: the weights.
-      indices: indices of the layers.
-      pool: threads that read the shards of a mesh.
-
     Returns:
       the layers by index; they are on the device when this returns.
     """

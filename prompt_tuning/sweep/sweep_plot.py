@@ -23,12 +23,7 @@ LISTED = 16
 
 
 def plot_curves(summary: SweepSummary, file: Path) -> None:
-    """Plots the training loss and the held-out metric by which members are compared.
-
-    Args:
-      summary: results of the sweep.
-      file: PNG file to write.
-    """
+    """Plots the training loss and the held-out metric by which members are compared."""
     metrics = ["loss"]
     if EVALUATION + summary.by[0] in summary.evaluated:
         metrics.append(EVALUATION + summary.by[0])

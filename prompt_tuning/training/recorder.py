@@ -166,10 +166,6 @@ class Recorder:
     def _refuse_not_finite(self, when: str, values: Mapping[str, Any]) -> None:
         """Raises an error if a value is not finite.
 
-        Args:
-          when: when the values were computed, for the message.
-          values: values by name.
-
         Raises:
           NotFiniteError: with the first such value, its cause if that is a frozen
             parameter, and the newest checkpoint.

@@ -57,15 +57,7 @@ def batch_metrics(
     sums: LossSums,
     objective: Objective = NATS_PER_WEIGHT,
 ) -> Metrics:
-    """Computes the loss (the value that `gradients` differentiates) and the accuracy.
-
-    Args:
-      graph: the model's structure.
-      parameters: all of the model's parameters.
-      batch: one batch, or micro-batches on a leading axis.
-      sums: the objective's sums over the batch.
-      objective: the training objective.
-    """
+    """Computes the loss, the value that `gradients` differentiates, and accuracy."""
     loss = sums.loss / objective.divisor(batch)
     model = merge_model(graph, parameters)
     if not model.has_penalty:

@@ -132,12 +132,7 @@ def open_comparison(
 def measure_each(
     systems: list[ComparedModel], *, with_texts: bool = False
 ) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
-    """Measures each model, removes it from the list, and releases its parameters.
-
-    Args:
-      systems: the models.
-      with_texts: as for `Evaluator.measure`.
-    """
+    """Measures each model, removes it from the list, and releases its parameters."""
     while systems:
         system = systems.pop(0)
         name, evaluator = system.name, system.evaluator

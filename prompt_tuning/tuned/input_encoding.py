@@ -157,12 +157,6 @@ def fit_inputs(
 
     Longer ones are cut if the data's are (`DataSource.on_too_long`), as in evaluation.
 
-    Args:
-      model: model that reads them.
-      source: settings of the run's data.
-      inputs: the inputs.
-      new_tokens: maximum number of tokens of an answer.
-
     Raises:
       InputError: for the first row that is too long.
     """

@@ -270,12 +270,7 @@ def _stored_layers(config: ModelConfig, stored: int, count: int) -> list[int]:
 
 
 def repeated_layers(settings: Settings, config: ModelConfig) -> tuple[int, ...]:
-    """Returns layers that read the same stored layer; none if each has its own.
-
-    Args:
-      settings: settings of a prefix that was read from PEFT.
-      config: config of the model.
-    """
+    """Returns layers that read the same stored layer; none if each has its own."""
     count = submodules(settings, "the prefix")
     order = _stored_layers(config, settings["num_layers"], count)[: config.layers]
     layers = tuple(i for i, stored in enumerate(order) if stored == order[0])

@@ -50,10 +50,6 @@ _MAXIMUM_NAMES = 20
 def reporting_damage(path: Path, part: str = "") -> Iterator[None]:
     """Reports errors of the HDF5 library within the block as a damaged file.
 
-    Args:
-      path: path of the file.
-      part: part of the file that is read, for the message.
-
     Raises:
       InputError: for any error within the block.
     """

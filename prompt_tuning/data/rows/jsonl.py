@@ -77,10 +77,6 @@ class JsonLine:
     def value(self, key: str, setting: str) -> Any:
         """Returns the value of a key.
 
-        Args:
-          key: the key.
-          setting: name of the setting that contains the key, for the message.
-
         Raises:
           InputError: if the line does not have the key.
         """

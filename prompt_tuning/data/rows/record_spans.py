@@ -77,11 +77,6 @@ def leaves_quote_open(line: bytes, delimiter: bytes, opened: bool = False) -> bo
 
     A quote opens a cell only as its first character; inside, two quotes stand for one.
     Invalid text after a closing quote is left to the row's parser.
-
-    Args:
-      line: one line with its line ending.
-      delimiter: delimiter of the cells.
-      opened: whether the line starts inside a quoted cell.
     """
     at = 0
     if not opened and line.startswith(b'"'):

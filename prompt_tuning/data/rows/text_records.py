@@ -33,10 +33,6 @@ def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
 
     A byte order mark at the start is skipped.
 
-    Args:
-      path: path of the file, which may be compressed.
-      quotes: whether `"` quotes the cells of a table.
-
     Raises:
       InputError: at a record that is not an object of its kind.
     """

@@ -123,10 +123,6 @@ class LimitedCalls:
     def __call__(self, function: Callable[[], Result], size: int) -> Result:
         """Calls a function that lets other threads run.
 
-        Args:
-          function: function without arguments.
-          size: number of characters or ids that it processes.
-
         Raises:
           TooSlowError: if it, or an earlier one, takes too long.
         """

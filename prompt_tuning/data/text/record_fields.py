@@ -101,13 +101,7 @@ _SAYS_NOTHING = (None, "", [], {})
 def warn_of_unread(
     content: Mapping[str, Any], location: str, read: Collection[str]
 ) -> None:
-    """Warns of the fields of a record whose meaning is unknown, and that are not read.
-
-    Args:
-      content: the record.
-      location: where it comes from, for the message.
-      read: names of the fields that are read.
-    """
+    """Warns of fields of a record that are not read and have an unknown meaning."""
     known = {*read, *REFUSED, *HARMLESS}
     names = sorted(name for name in content if name not in known)
     names = [name for name in names if content[name] not in _SAYS_NOTHING]
@@ -124,11 +118,6 @@ def refuse_unread(
     read: Collection[str] = (),
 ) -> None:
     """Refuses a record with a field that is not read and changes what is learned.
-
-    Args:
-      content: the record.
-      location: where it comes from, for messages.
-      read: names of the fields that are read.
 
     Raises:
       InputError: with the name of the field.

@@ -99,10 +99,6 @@ class Template:
 def parse_template(template: str, setting: str = "DataSource.template") -> Template:
     """Parses a template.
 
-    Args:
-      template: text of the template.
-      setting: name of the setting that contains it, for messages.
-
     Raises:
       InputError: if it cannot be parsed; the message gives the character, from 1.
     """

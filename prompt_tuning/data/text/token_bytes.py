@@ -41,11 +41,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def find_spaced(added: Sequence[bytes]) -> int | None:
-    """Returns a token that is a space and a word; None if there is none.
-
-    Args:
-      added: result of `token_bytes`.
-    """
+    """Returns a token that is a space and a word; None if there is none."""
     spaced = (i for i, each in enumerate(added) if re.fullmatch(rb" [a-z]+", each))
     return next(spaced, None)
 

@@ -270,14 +270,7 @@ def _with_parts(
     content: Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> "tokenizers.Tokenizer":
-    """Returns a tokenizer with the parts of its class, which override its file's.
-
-    Args:
-      kind: the class.
-      tokenizer: tokenizer of a `tokenizer.json`.
-      content: content of that file.
-      settings: settings next to it.
-    """
+    """Returns a tokenizer with the parts of its class, which override its file's."""
     model = content["model"]
     if model.get("type", "BPE") != ("Unigram" if kind.is_unigram else "BPE"):
         return tokenizer

@@ -27,12 +27,6 @@ def plot_similarities(
 
     The colors span the similarities of different prompts, so that small differences are
     visible. The diagonal is gray.
-
-    Args:
-      names: names of the `k` prompts.
-      similarities: similarities of all pairs.
-      title: title of the plot.
-      file: PNG file to write.
     """
     size = min(max(INCHES_PER_PROMPT * len(names), 2.2), 14.0)
     with matplotlib.rc_context({"font.size": 9, "axes.titlesize": 10}):
