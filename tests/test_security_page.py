@@ -31,6 +31,7 @@ LIMITS = {
     "decoding.text_constraints": {
         "MAXIMUM_REGEX": (10_000, "match | 10,000 and 2^17 characters"),
         "MAXIMUM_SCHEMA": (2**17, "10,000 and 2^17 characters"),
+        "MAXIMUM_GRAMMAR": (2**17, "grammars 2^17"),
         "COMPILE_SECONDS": (1, "at most 1 s of computing and 1 GiB; 30,000"),
         "MAXIMUM_STATES": (30_000, "30,000 states"),
     },
@@ -71,6 +72,7 @@ LIMITS = {
         "BODY_SECONDS": (30, "bodies of 4 MiB within 30 s"),
         "MAXIMUM_ROWS": (128, "128 rows (prompts times `n`)"),
         "MAXIMUM_STOPS": (16, "16 stop texts"),
+        "MAXIMUM_TOOLS": (128, "128 tools"),
         "MAXIMUM_BIASES": (1024, "1,024 biases"),
         "MAXIMUM_CONNECTIONS": (2048, "2,048 connections"),
         "MAXIMUM_ADAPTERS": (256, "256 adapters loaded by clients"),

@@ -41,6 +41,11 @@ class ChatEncoder:
         (parts,) = self._encode([texts])
         return [token for ids in parts for token in ids]
 
+    def source(self, *, tools: bool) -> str:
+        """Returns the text of the template, for conversations with or without tools."""
+        template = self._template
+        return (template.tool_source if tools else None) or template.source
+
     def turn_ends(self) -> list[int]:
         """Returns the special token that the template writes after an answer, if any.
 

@@ -2,7 +2,8 @@
 
 import codecs
 import contextlib
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from prompt_tuning.data.text.added_text import (
@@ -42,6 +43,7 @@ class Detokenizer:
         within a character, which then belongs to the new text.
       stop: texts of which each ends the row, and is not part of its text.
       minimum: number of new tokens in which no stop text ends.
+      written: texts of special tokens that are part of the text.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Detokenizer:
         given: Sequence[int],
         stop: Sequence[str] = (),
         minimum: int = 0,
+        written: Mapping[int, str] = types.MappingProxyType({}),
     ):
         self._tokenizer, self._search = tokenizer, StopSearch(stop)
-        self._minimum, self._count = minimum, 0
+        self._minimum, self._count, self._written = minimum, 0, written
         # Tokens that are decoded together: some whose text is known, and new ones.
         self._ids = list(given[-CONTEXT_TOKENS - CHARACTER_BYTES :])
         self._move_window()
@@ -75,6 +78,9 @@ class Detokenizer:
         earlier, self._whole = self._whole, self._tokenizer.decode(self._window)
         same = common_beginning(earlier, self._whole)
         offset = self._offset(same)
+        if token in self._written:
+            self._part = b""
+            return self._extend(self._added + self._written[token], offset)
         if self._whole.endswith(INCOMPLETE):
             content = token_content(self._tokenizer, token)
             return NewText("", False, self._part_offset(content, offset))

@@ -1,7 +1,7 @@
 """Requests of the decoding engine and their results."""
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ class Request:
       first_sample: number of the first sample among all of equal requests, so
         that these draw differently; see `separate_equal`.
       client: whose row it is, for clients that take turns, or None.
+      written: texts of special tokens that are part of the text of its new tokens.
       fits: whether a row has as many new tokens as there is room for, if that is fewer
         than its settings allow; otherwise such a request is refused.
       scored_from: index of the first given token that `Sampling.given_logprobs` is
@@ -54,6 +55,7 @@ class Request:
     shared_ids: Sequence[int] | None = None
     first_sample: int = 0
     client: Hashable = None
+    written: Mapping[int, str] = dataclasses.field(default_factory=dict)
     fits: bool = False
     scored_from: PositiveInteger = 1
 

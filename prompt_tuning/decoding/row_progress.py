@@ -93,7 +93,8 @@ class RowProgress:
         self._text = None
         if model.tokenizer is not None:
             minimum = self.sampling.minimum_new_tokens
-            self._text = Detokenizer(model.tokenizer, before, stop, minimum)
+            written = handle.request.written
+            self._text = Detokenizer(model.tokenizer, before, stop, minimum, written)
 
     @property
     def reads_whole(self) -> bool:

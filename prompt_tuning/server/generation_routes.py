@@ -17,6 +17,7 @@ from prompt_tuning.decoding.request import Request, RequestHandle, separate_equa
 from prompt_tuning.decoding.token_masks import RowMask
 from prompt_tuning.server import openai_requests
 from prompt_tuning.server.beam_searches import BeamSearches
+from prompt_tuning.server.chat_syntax import required_calls
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import (
     BodyReader,
@@ -135,14 +136,29 @@ class GenerationRoutes:
         read = functools.partial(openai_requests.read_chat, room=limit)
         body = await self._read(content, read, client)
         adapter = self._check(body, client)
-        ids, ends = await models.encode_chat(body.messages, adapter, client, limit)
-        row = Request(ids=ids, **self._common(body, adapter, client))
-        if not row.sampling.ignores_end:
-            both = (*row.sampling.ends, *ends)
-            sampling = dataclasses.replace(row.sampling, ends=both)
-            row = dataclasses.replace(row, sampling=sampling)
+        if body.tools is not None and body.sampling.constraint is not None:
+            raise InputError(
+                "the answer cannot match response_format or structured_outputs and "
+                "call tools: leave out one of them"
+            )
+        chat = await models.encode_chat(
+            body.messages, adapter, client, limit, body.tools
+        )
+        sampling = body.sampling
+        if not sampling.ignores_end:
+            sampling = dataclasses.replace(sampling, ends=(*sampling.ends, *chat.ends))
+        if body.tools is not None and body.tools.required:
+            grammar = required_calls(chat.syntax, body.tools)
+            constrain = functools.partial(
+                dataclasses.replace, sampling, grammar=grammar
+            )
+            sampling = await self.constraints.run(client, constrain)
+        body = dataclasses.replace(body, sampling=sampling)
+        written = chat.syntax.written(models.tokenizer)
+        common = self._common(body, adapter, client)
+        row = Request(ids=chat.ids, written=written, **common)
         name = body.model or models.name
-        form = ChatFormat(name, models.tokenizer, body.given)
+        form = ChatFormat(name, models.tokenizer, chat.syntax, body.given)
         return await self._work(body, [row], form)
 
     async def _read(

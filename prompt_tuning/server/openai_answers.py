@@ -20,6 +20,8 @@ from prompt_tuning.decoding.request import (
     RequestHandle,
     TokenLogprob,
 )
+from prompt_tuning.server.chat_message import ChatMessage
+from prompt_tuning.server.chat_syntax import ChatSyntax
 from prompt_tuning.server.given_parts import (
     NOTHING_GIVEN,
     GivenParts,
@@ -67,13 +69,14 @@ class AnswerFormat(abc.ABC):
     def event(self, row: int, piece: Piece) -> dict[str, Any] | None:
         """Returns the event of a piece; None if it has nothing to show."""
         completion = piece.completion
-        if not (piece.text or piece.logprobs or completion):
+        delta = self._delta(row, piece)
+        if not (any(delta.values()) or piece.logprobs or completion):
             return None
         choice = {
             "index": row,
-            **self._delta(piece.text),
             "logprobs": self._logprobs(piece.logprobs),
             "finish_reason": None if completion is None else completion.reason,
+            **delta,
         }
         return {**self._head(self.part), "choices": [choice]}
 
@@ -95,9 +98,9 @@ class AnswerFormat(abc.ABC):
         del request
         return {
             "index": index,
-            **self._content(completion.text),
             "logprobs": self._logprobs(completion.logprobs),
             "finish_reason": completion.reason,
+            **self._content(completion),
         }
 
     def _prompt_logprobs(self, completion: Completion) -> dict[str, Any]:
@@ -109,11 +112,11 @@ class AnswerFormat(abc.ABC):
         return {"prompt_logprobs": given}
 
     @abc.abstractmethod
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, completion: Completion) -> dict[str, Any]:
         """Returns the fields of a choice that have its text."""
 
     @abc.abstractmethod
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, row: int, piece: Piece) -> dict[str, Any]:
         """Returns the fields of a streamed choice that have a part of its text."""
 
     @abc.abstractmethod
@@ -128,10 +131,12 @@ class CompletionFormat(AnswerFormat):
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _content(self, completion: Completion) -> dict[str, Any]:
+        return {"text": completion.text}
 
-    _delta = _content
+    def _delta(self, row: int, piece: Piece) -> dict[str, Any]:
+        del row
+        return {"text": piece.text}
 
     def _choice(
         self, index: int, completion: Completion, request: Request
@@ -139,7 +144,7 @@ class CompletionFormat(AnswerFormat):
         choice = super()._choice(index, completion, request)
         if self.given.echo:
             given = GivenText.decode(self._tokenizer, request.ids or ())
-            choice |= self._content(given.text + completion.text)
+            choice["text"] = given.text + completion.text
             if self.given.logprobs is not None:
                 later = self._logprobs(given.logprobs(completion)) or {}
                 first = given.first_entry(self._tokenizer)
@@ -167,9 +172,27 @@ class CompletionFormat(AnswerFormat):
 
 
 class ChatFormat(AnswerFormat):
-    """Answers of `/v1/chat/completions`."""
+    """Answers of `/v1/chat/completions`.
+
+    Args:
+      model: name of the model.
+      tokenizer: its tokenizer.
+      syntax: how its answers are written.
+      given: which parts of the answer are about the given tokens.
+    """
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        syntax: ChatSyntax,
+        given: GivenParts = NOTHING_GIVEN,
+    ):
+        super().__init__(model, tokenizer, given)
+        self._syntax = syntax
+        self._messages: dict[int, ChatMessage] = {}
 
     def answer(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Returns the answer, with vLLM's field if it was requested."""
@@ -183,11 +206,18 @@ class ChatFormat(AnswerFormat):
         head = self._head(self.part)
         return [{**head, "choices": [{"index": row, **choice}]} for row in range(rows)]
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _content(self, completion: Completion) -> dict[str, Any]:
+        message = ChatMessage(self._syntax)
+        message.add(completion.text, ends=True)
+        return {"message": message.whole(), **message.reason(completion)}
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}}
+    def _delta(self, row: int, piece: Piece) -> dict[str, Any]:
+        message = self._messages.setdefault(row, ChatMessage(self._syntax))
+        ends = piece.completion is not None
+        delta = {"delta": message.add(piece.text, ends=ends)}
+        if piece.completion is not None:
+            delta |= message.reason(piece.completion)
+        return delta
 
     def _logprobs(
         self, logprobs: Sequence[TokenLogprob] | None

@@ -12,7 +12,7 @@ from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.server import structured_outputs
+from prompt_tuning.server import structured_outputs, tool_choice
 from prompt_tuning.server.given_embeddings import read_embeddings
 from prompt_tuning.server.given_parts import NOTHING_GIVEN, GivenParts
 from prompt_tuning.server.request_fields import (
@@ -28,6 +28,7 @@ from prompt_tuning.server.server_limits import (
     MAXIMUM_STOP_TOKENS,
     MAXIMUM_STOPS,
 )
+from prompt_tuning.server.tool_choice import ToolChoice, read_tool_choice
 
 COMPLETION_TOKENS = 16
 """Maximum number of new tokens of a completion whose request gives none."""
@@ -49,7 +50,10 @@ WITH_BEAMS = (
 )
 """Fields that a request with beam search may have."""
 COMPLETION = ("prompt", "prompt_embeds", "echo", *BEAMS, *COMMON)
-CHAT = ("messages", "top_logprobs", "max_completion_tokens", *COMMON)
+CHAT = (
+    *("messages", "top_logprobs", "max_completion_tokens"),
+    *(*tool_choice.FIELDS, *COMMON),
+)
 ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
 """A completion's text begins as in training, with BOS if the model expects it."""
 STREAM_OPTIONS = ("include_usage",)
@@ -107,9 +111,11 @@ class ChatBody(CommonBody):
 
     Attributes:
       messages: the conversation.
+      tools: the tools that the answer may call; None for none.
     """
 
     messages: list[dict[str, Any]]
+    tools: ToolChoice | None
 
 
 def read_body(content: bytes) -> JsonObject:
@@ -206,7 +212,8 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
         values["max_tokens"] = tokens
     body = JsonObject(body.source, values)
     common = _common(body, room, (top or 0) if wanted else None)
-    return ChatBody(messages=_messages(body), unknown=unknown, **common)
+    tools = read_tool_choice(body)
+    return ChatBody(messages=_messages(body), tools=tools, unknown=unknown, **common)
 
 
 def _prompts(body: JsonObject) -> Sequence[str] | Sequence[Sequence[int]]:

@@ -4,12 +4,14 @@ import asyncio
 import functools
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import MAXIMUM_PATH
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import Message
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.server.chat_syntax import ChatSyntax, find_syntax
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.fair_workers import FairWorkers
 from prompt_tuning.server.server_limits import (
@@ -17,6 +19,7 @@ from prompt_tuning.server.server_limits import (
     WAITING_TEXTS,
     RequestError,
 )
+from prompt_tuning.server.tool_choice import ToolChoice
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 from prompt_tuning.texts.texts import Texts
 
@@ -206,19 +209,24 @@ class ServedModels:
         adapter: str | None,
         client: Hashable,
         positions: int,
-    ) -> tuple[list[int], tuple[int, ...]]:
-        """Encodes a conversation; returns its ids and the tokens that end an answer.
+        choice: ToolChoice | None = None,
+    ) -> "EncodedChat":
+        """Encodes a conversation, with the tools that its answer may call.
 
-        Arguments and errors are as in `encode_texts`.
+        Other arguments and errors are as in `encode_texts`.
         """
         # A template may write all fields of a message.
         size = sum(len(str(x)) for message in messages for x in message.values())
         self._check_length("the conversation", size, positions)
         encoding = self.texts.find(adapter).encoding
+        tools = None if choice is None else choice.tools
 
-        def encode() -> tuple[list[int], tuple[int, ...]]:
+        def encode() -> EncodedChat:
             chat = encoding.chat
-            return chat(answers_of(messages), "messages"), tuple(chat.turn_ends())
+            ids = chat(answers_of(messages)._replace(tools=tools), "messages")
+            template = chat.source(tools=tools is not None)
+            syntax = find_syntax(template, self.tokenizer, ids, choice)
+            return EncodedChat(ids, tuple(chat.turn_ends()), syntax)
 
         return await self._conversations.run(client, encode)
 
@@ -236,6 +244,20 @@ class ServedModels:
         ids = range(self.tokenizer.vocabulary_size)
         longest = max(len(self.tokenizer.token(id)) for id in ids)
         return min(max(longest, SHORTEST_LIMIT), LONGEST_LIMIT)
+
+
+class EncodedChat(NamedTuple):
+    """A conversation as a model reads it.
+
+    Attributes:
+      ids: the conversation, and what precedes its next answer.
+      ends: tokens that end the answer.
+      syntax: how the answer is written.
+    """
+
+    ids: list[int]
+    ends: tuple[int, ...]
+    syntax: ChatSyntax
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:

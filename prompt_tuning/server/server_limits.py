@@ -28,6 +28,8 @@ MAXIMUM_STOP = 1000
 """Maximum number of characters of a stop text."""
 MAXIMUM_STOP_TOKENS = 64
 """Maximum number of tokens that end the rows of a request."""
+MAXIMUM_TOOLS = 128
+"""Maximum number of tools of a request."""
 MAXIMUM_BIASES = 1024
 """Maximum number of tokens in the `logit_bias` of a request."""
 MAXIMUM_CONNECTIONS = 2048

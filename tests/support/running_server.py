@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,22 @@ from tests.support.small_runs import DECODER
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 KEY = "a key"
+EOS_ID = 260
+"""Id of the small tokenizer's EOS."""
 
 
-def open_chat_model(folder: Path, template: str = CHAT) -> Texts:
+def open_chat_model(
+    folder: Path, template: str = CHAT, special: Sequence[str] = ()
+) -> Texts:
     """Opens a decoder with random weights, of single bytes, with a chat template."""
-    write_tokenizer(folder, chat_template=template)
-    config = dataclasses.replace(DECODER, vocabulary_size=262, maximum_positions=1024)
+    write_tokenizer(folder, special, chat_template=template)
+    config = dataclasses.replace(
+        DECODER,
+        vocabulary_size=262 + len(special),
+        maximum_positions=1024,
+        eos_id=EOS_ID,
+        bos_id=None,
+    )
     random_model.write_random_model(folder, config)
     run = read_run(["models/checkpoint.gin"], [f"MODEL = {str(folder)!r}"])
     return Texts.of_frozen_model(run)

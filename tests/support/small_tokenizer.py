@@ -1,6 +1,7 @@
 """A byte-level tokenizer with 262 tokens, saved in a folder as in checkpoints."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -16,8 +17,14 @@ CHAT = (
 )
 
 
-def write_tokenizer(folder: Path, **config) -> Path:
-    """Writes the folder; `config` is added to tokenizer_config.json."""
+def write_tokenizer(folder: Path, special: Sequence[str] = (), **config) -> Path:
+    """Writes the folder.
+
+    Args:
+      folder: the folder.
+      special: further special tokens.
+      **config: added to tokenizer_config.json.
+    """
     folder.mkdir()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "a")]
@@ -26,7 +33,7 @@ def write_tokenizer(folder: Path, **config) -> Path:
     tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([EOS, PAD])
+    tokenizer.add_special_tokens([EOS, PAD, *special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": EOS, "pad_token": PAD} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
