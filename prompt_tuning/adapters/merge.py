@@ -47,7 +47,7 @@ def write_merged(
     Args:
       folder: folder to write.
       base: Hugging Face folder of the frozen model.
-      adapters: adapters of kind LORA or IA3, in the order in which they are applied.
+      adapters: adapters of kind LORA or IA3, in the order of their application.
       force: whether to replace a model that was written to this folder before.
 
     Raises:

@@ -180,7 +180,7 @@ def _is_nan(array: np.ndarray) -> np.ndarray:
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    """Converts to a dtype in which differences of elements neither wrap nor round."""
+    """Converts to a dtype that neither wraps nor rounds differences of elements."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 

@@ -23,8 +23,8 @@ class QuantizedKernel:
     """Reads a kernel `[L, in, out]` as int8, with a scale for each output channel.
 
     The scale of a channel depends on its largest weight. If the rows of a kernel are
-    sharded, each process also reads the rows of the others to compute the scales: the
-    only case in which a process reads more of a checkpoint than it keeps.
+    sharded, each process also reads the rows of the others to compute the scales: only
+    then does a process read more of a checkpoint than it keeps.
     """
 
     def __init__(

@@ -197,7 +197,7 @@ def _shows_pieces(options: argparse.Namespace) -> bool:
 
 
 def _day(options: argparse.Namespace) -> str | None:
-    """Returns the day on which the lines of the output were begun, or today's."""
+    """Returns the day when the output's lines were begun, or today."""
     from prompt_tuning.core.resumable_lines import earlier_settings
 
     if options.output is None:

@@ -267,7 +267,7 @@ def set_up_process() -> None:
 def _cache_folder() -> Path | None:
     """Returns the folder for compiled programs; None if nothing can be written there.
 
-    A user without a home directory, or whose home is read-only, has no such cache.
+    Without a home directory, or with a read-only one, there is no such cache.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "prompt_tuning" / "jax"

@@ -123,7 +123,7 @@ def state_defaults(parser: argparse.ArgumentParser) -> None:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Parser whose messages do not repeat long values."""
+    """A parser with messages that do not repeat long values."""
 
     def error(self, message: str) -> NoReturn:
         """Prints a message and exits with code 2."""

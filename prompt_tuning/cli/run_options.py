@@ -92,7 +92,7 @@ def _is_used(option: FlatOption) -> bool:
 
 
 def _arguments(option: FlatOption) -> dict[str, Any]:
-    """Returns the arguments by which argparse adds an option."""
+    """Returns the arguments that add an option to argparse."""
     arguments: dict[str, Any] = {"help": _help(option), "default": None}
     if option.kind is bool:
         return {**arguments, "action": "store_true"}

@@ -116,7 +116,7 @@ class NextCommand:
 
     @classmethod
     def of(cls, run: Run) -> "NextCommand":
-        """Chooses the command by the run's data, whose first record it may read."""
+        """Chooses the command by the run's data; may read its first record."""
         if label_settings(run) is not None:
             return cls("predict", "FILE")
         chat = run.source.is_text and not run.source.has_pairs

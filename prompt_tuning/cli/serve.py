@@ -202,7 +202,7 @@ def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
 
     Args:
       engine: the engine.
-      loads: whether adapters may be loaded later, of which each row may use another.
+      loads: whether adapters may be loaded later, for single rows.
     """
     from prompt_tuning.decoding.sampling_settings import Sampling
 

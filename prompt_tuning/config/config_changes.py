@@ -135,7 +135,7 @@ def compare_configs(
 
 
 def relevant_lines(config: str) -> list[str]:
-    """Returns a config's bindings without the run directory, in which it may move."""
+    """Returns a config's bindings without the run directory, which may move."""
     return [
         line
         for line in config_lines(config)

@@ -127,7 +127,7 @@ def find_choice(option: str, name: str) -> ShippedConfig:
 
 @functools.cache
 def settings_of(macro: str) -> frozenset[str]:
-    """Returns the settings for which shipped choices use a macro."""
+    """Returns the settings that shipped choices set by a macro."""
     files = [file for option in FOLDERS for file in choices_of(option).values()]
     return frozenset(
         name
@@ -142,7 +142,7 @@ def recipe_of_class(name: str, *, adapts: bool = False) -> ShippedConfig:
 
     Args:
       name: name of a class of prompts or adapters.
-      adapts: whether it is an adapter, whose optimizer an unknown one gets.
+      adapts: whether it is an adapter; an unknown one gets the optimizer of adapters.
     """
     for file in choices_of("method").values():
         if name in file.trained:

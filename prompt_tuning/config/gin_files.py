@@ -116,7 +116,7 @@ def read_run_directory(
 
 @dataclasses.dataclass(frozen=True)
 class _Explained:
-    """A prompt's factory, whose errors become an `InputError`."""
+    """A prompt's factory; turns its errors into an `InputError`."""
 
     factory: PromptFactory
 

@@ -44,7 +44,7 @@ def complete_values(omitted: Collection[str] = ()) -> Values:
     parsed, and its factories need not have been called.
 
     Args:
-      omitted: parameters of `Run` whose references are not followed.
+      omitted: parameters of `Run`; their references are not followed.
     """
     complete: Values = {key: dict(values) for key, values in _operative().items()}
     pending: list[tuple[str, Any]] = [

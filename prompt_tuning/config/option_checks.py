@@ -127,7 +127,7 @@ def _users(kind: str, name: str) -> str:
 
 
 def _check_needed(choice: str, config: ShippedConfig, choices: Choices) -> None:
-    """Checks that the options are given for which a config has no value.
+    """Checks that options are given if a config has no value for them.
 
     Raises:
       InputError: for the first that is missing.

@@ -80,7 +80,7 @@ class RecordedPaths:
         return cls(directory.absolute(), Path(recorded), origin)
 
     def locate(self, path: str) -> str:
-        """Returns a path by which a file of the config is found from here.
+        """Returns a path to a file of the config from here.
 
         Returns:
           the same path if it leads to the same file, or no other file is found.
@@ -92,7 +92,7 @@ class RecordedPaths:
         return path
 
     def _candidates(self, path: Path) -> list[Path]:
-        """Returns paths at which a file may be, the likeliest first."""
+        """Returns paths where a file may be, the likeliest first."""
         if not path.is_absolute():
             bases = filter(None, (self._moved, self.origin))
             return [_normalized(base / path) for base in bases]

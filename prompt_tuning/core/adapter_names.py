@@ -9,7 +9,7 @@ OWN = "(trained)"
 
 
 def shown_name(adapter: str | None) -> str:
-    """Returns the name by which a text chooses what an engine has under another.
+    """Returns the name that texts use for an adapter of an engine.
 
     Args:
       adapter: the engine's name; None for the frozen model.

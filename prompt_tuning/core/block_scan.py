@@ -110,7 +110,7 @@ def _scan_in_parts(body, hidden, parameters, others, policy):
 def _scan_segments(
     body: Body, hidden: Tree, layers: Any, policy: Rematerialization, every: int
 ) -> tuple[Tree, Any]:
-    """Scans over blocks, of which each `every` are rematerialized together."""
+    """Scans over blocks, and rematerializes each `every` of them together."""
     count = len(jax.tree.leaves(layers)[0])
     if every > 1:
         # The backward pass of a segment slices (or gathers) each block's weights again.

@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Items of several clients, of which each waits for its own client's items only.
+    """Items of many clients; each waits only for its own client's items.
 
     The first items of all clients come first, one after another, then the second ones.
     """

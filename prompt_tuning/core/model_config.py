@@ -296,7 +296,7 @@ def _check_layers(config: ModelConfig) -> None:
 
 
 def check_dtype(name: str, value: str) -> None:
-    """Checks that a dtype is one of those in which training is stable.
+    """Checks that training is stable in a dtype.
 
     Raises:
       InputError: for float16 (with the reason), for the store of quantized weights as

@@ -32,7 +32,7 @@ Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
 
 def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
-    """Derives the key of a named part, independent of which other parts exist."""
+    """Derives the key of a named part, whatever other parts exist."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
@@ -120,7 +120,7 @@ def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
 # Some annotations of the base class cannot be checked at run time.
 @no_type_check
 class Structure(nnx.GraphDef):
-    """The structure of a model, whose hash is computed once.
+    """The structure of a model; its hash is computed once.
 
     `jax.jit` asks for the hash of a static argument at each call, and compares it with
     that of the compiled program. Of a whole model each takes about a millisecond, which

@@ -249,7 +249,7 @@ def rematerialized(
     *,
     in_scan: bool = False,
 ) -> Callable[..., Tree]:
-    """Returns a function whose backward pass recomputes what a policy does not save.
+    """Makes the backward pass of a function recompute what a policy does not save.
 
     Arguments, keyword arguments and outputs are any trees. Their arrays are traced; all
     other leaves (strings, Python numbers, functions) are passed through unchanged.

@@ -38,7 +38,7 @@ NAMES = {
 class JsonObject:
     """A JSON object, with errors that name its source and the field.
 
-    A field whose value is null counts as absent.
+    A field with null counts as absent.
 
     Attributes:
       source: file, or part of one, for messages.
@@ -197,7 +197,7 @@ def as_object(value: Any, source: str) -> JsonObject:
 
 
 def read_limited(file: Path, maximum_bytes: int) -> bytes:
-    """Returns the content of a file, of which no more than a limit is ever read.
+    """Returns the content of a file, and never reads more than a limit.
 
     Raises:
       InputError: if it is missing, not a file, larger, or cannot be read.

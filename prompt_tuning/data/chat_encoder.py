@@ -63,7 +63,7 @@ class ChatEncoder:
         return ends
 
     def _render(self, record: ChatRecord, location: str) -> list[tuple[str, int]]:
-        """Renders a conversation with a next answer, whose text is the last."""
+        """Renders a conversation with a next answer; its text is the last."""
         answer = {"role": "assistant", "content": PLACEHOLDER}
         record = record._replace(
             messages=(*record.messages, answer), learned=(*record.learned, True)

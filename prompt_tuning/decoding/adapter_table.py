@@ -63,7 +63,7 @@ class ResidentAdapter:
     """One loaded adapter.
 
     Attributes:
-      name: name by which requests choose it.
+      name: name that requests choose it by.
       model: the model with the adapter, which reads whole rows.
       parameters: its parameters; the frozen ones are the engine's arrays.
       prompts: pages of each of its prompts; one without pages if it has none.

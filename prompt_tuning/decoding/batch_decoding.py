@@ -95,7 +95,7 @@ def _continue_local_rows(
 
 
 class Decoding(NamedTuple):
-    """Rows of which some tokens are generated.
+    """Rows with some tokens generated.
 
     Attributes:
       step: number of generated tokens of each row.

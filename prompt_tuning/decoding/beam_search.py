@@ -100,7 +100,7 @@ class _Beams:
 
     Attributes:
       settings: settings of the search.
-      ends: ids of which each ends a continuation.
+      ends: ids that end a continuation.
       ids: tokens of each beam.
       finished: the best continuations that ended, at most as many as beams.
       done: whether none of the beams can become one of the best.

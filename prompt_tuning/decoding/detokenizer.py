@@ -41,8 +41,8 @@ class Detokenizer:
       tokenizer: tokenizer of the model.
       given: tokens before the first new one, empty for an encoder-decoder; they may end
         within a character, which then belongs to the new text.
-      stop: texts of which each ends the row, and is not part of its text.
-      minimum: number of new tokens in which no stop text ends.
+      stop: texts that end the row, and are not part of its text.
+      minimum: no stop text ends within so many new tokens.
       written: texts of special tokens that are part of the text.
     """
 

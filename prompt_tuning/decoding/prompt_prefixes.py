@@ -45,7 +45,7 @@ class Prefix(NamedTuple):
     """Consecutive keys and values before a row.
 
     Attributes:
-      key_values: `[L, G, 1, P, K]`, in which the real ones come first.
+      key_values: `[L, G, 1, P, K]`, the real ones first.
       count: number of real ones.
       start: position of the first key.
     """
@@ -201,7 +201,7 @@ def adapted_digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
 
 
 class _Traced(NamedTuple):
-    """A `Prefix` whose numbers are arrays."""
+    """A `Prefix` with arrays as numbers."""
 
     key_values: KeyValues
     real: Bool[Array, "P"]
@@ -229,7 +229,7 @@ def _run(
 ) -> tuple[list[_Traced], Int[Array, ""]]:
     """Returns what precedes a row's own keys, and the position of the first of these.
 
-    A row of one token is read, of which nothing is used.
+    Reads a row of one token, and uses nothing of it.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     ones = jnp.ones(1, jnp.int32)

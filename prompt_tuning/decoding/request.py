@@ -85,7 +85,7 @@ class Request:
 
 
 def separate_equal(requests: Sequence[Request]) -> list[Request]:
-    """Returns requests of which equal ones draw differently, in their order."""
+    """Makes equal requests draw differently, and keeps their order."""
     numbers = repetitions([hash(request.row) for request in requests])
     return [
         dataclasses.replace(request, first_sample=int(number) * request.sampling.n)
@@ -157,7 +157,7 @@ class RequestHandle:
       number: number of the request, from 0.
       request: the request.
       new_tokens: maximum number of new tokens of each sample.
-      completions: the finished samples, in the order in which they ended.
+      completions: the finished samples, in the order of their ends.
     """
 
     number: int

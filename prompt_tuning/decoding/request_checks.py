@@ -176,7 +176,7 @@ def text_before(
 
 
 def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
-    """Returns the ids of which each ends a row, special tokens in `stop` among them.
+    """Returns the ids that end a row, with the special tokens in `stop`.
 
     Raises:
       InputError: if a stop text cannot be part of a text.

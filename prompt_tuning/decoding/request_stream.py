@@ -16,7 +16,7 @@ AHEAD = 32
 def stream_request(engine: DecodingEngine, request: Request) -> Iterator[Piece]:
     """Submits a request, steps, and yields its pieces until it has ended.
 
-    A request whose caller stops reading is cancelled. Pieces of other requests are
+    If its caller stops reading, a request is cancelled. Pieces of other requests are
     left out, so that one thread should read one stream at a time.
 
     Raises:

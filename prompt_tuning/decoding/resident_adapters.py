@@ -225,7 +225,7 @@ def _block_views(parameters: Parameters, ending: str = "") -> dict[str, Blocks]:
 
 
 def _differences(first: ModelConfig, second: ModelConfig) -> str:
-    """Lists the fields in which two configs differ."""
+    """Lists the fields that differ between two configs."""
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     return ", ".join(
         f"{name} ({shown(getattr(first, name))} and {shown(getattr(second, name))})"

@@ -82,7 +82,7 @@ def _open_engine(
     sampling: Sampling,
     slots: int,
 ) -> DecodingEngine:
-    """Opens an engine whose programs are shared by calls with rows like these.
+    """Opens an engine; calls with rows like these share its programs.
 
     Its number of slots is `slots`, or a power of two if there are fewer rows.
     """

@@ -131,7 +131,7 @@ class SlotReader:
         return programs
 
     def row_lengths(self, limit: int) -> list[int]:
-        """Returns the lengths to which whole rows are padded, up to a limit."""
+        """Returns the padded lengths of whole rows, up to a limit."""
         lengths = [min(self._chunk, limit)]
         while lengths[-1] < limit:
             lengths.append(min(2 * lengths[-1], limit))
@@ -172,7 +172,7 @@ class SlotReader:
         self._texts = [None] * self._count
 
     def oldest_first(self) -> list[int]:
-        """Returns the slots in the order in which their texts were begun."""
+        """Returns the slots, the first begun text first."""
         return sorted(range(self._count), key=self._begun.__getitem__)
 
     def start(

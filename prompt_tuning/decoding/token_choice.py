@@ -54,7 +54,7 @@ def penalize_frequency(
 def forbid(
     logits: Float[Array, "B V"], tokens: PerRow, applies: PerRow
 ) -> Float[Array, "B V"]:
-    """Sets listed tokens to -inf in the rows to which it applies.
+    """Sets listed tokens to -inf in the rows that ask for it.
 
     Args:
       logits: scores.
@@ -68,7 +68,7 @@ def forbid(
 
 
 def keep_allowed(logits: Float[Array, "B V"], words: PerRow) -> Float[Array, "B V"]:
-    """Sets the tokens whose bit in a mask is 0 to -inf; see `RowChoices.allowed`."""
+    """Sets tokens to -inf if their bit in a mask is 0; see `RowChoices.allowed`."""
     words = jnp.asarray(words)
     bits = words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
     allowed = bits.reshape(len(words), -1)[:, : logits.shape[1]]

@@ -35,7 +35,7 @@ def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
 
 
 class AlignedExamples(Examples):
-    """Examples whose targets have the weights of another table.
+    """Examples with the target weights of another table.
 
     Attributes:
       other: the other table, with the same examples in the same order.

@@ -168,7 +168,7 @@ class Evaluator:
         return len(self._examples)
 
     def check_metric(self, name: str, setting: str) -> None:
-        """Checks that a metric, by which the best checkpoint is chosen, is measured.
+        """Checks that the metric of the best checkpoint is measured.
 
         Raises:
           InputError: if it is not, with the metrics that are.

@@ -96,7 +96,7 @@ def split_by_category(
     Args:
       metrics: metrics over all examples.
       token_metrics: for each category, the metrics that count only its tokens. Other
-        metrics count the examples whose first category it is.
+        metrics count an example in its first category.
       categories: categories of the examples.
     """
     result = {}

@@ -77,7 +77,7 @@ def expert_recipes(
 def fused_expert_recipes(
     config: ModelConfig, names: Collection[str], router: str, inward: str, outward: str
 ) -> dict[str, Recipe]:
-    """Returns the recipes of parameters whose experts are stored in two tensors.
+    """Returns the recipes of experts that are stored in two tensors.
 
     Args:
       config: config of the model.

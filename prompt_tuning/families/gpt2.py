@@ -46,7 +46,7 @@ def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_gpt2_layout(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` whose settings are named as GPT-2's."""
+    """Returns the fields of `ModelConfig` from settings with GPT-2's names."""
     width, heads = settings.size("n_embd"), settings.size("n_head")
     activation = settings.text("activation_function", "gelu_new")
     return {

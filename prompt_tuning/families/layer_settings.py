@@ -52,7 +52,7 @@ def has_window(settings: HuggingFaceSettings, default: int = 0) -> bool:
 
 
 def alternating(layers: int, period: int) -> list[str]:
-    """Returns kinds of layers of which every `period`-th has no window."""
+    """Returns kinds of layers; every `period`-th has no window."""
     return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
 
 

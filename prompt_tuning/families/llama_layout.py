@@ -59,7 +59,7 @@ def read_layout(
     tied: bool = False,
     head_width: int | None = None,
 ) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` whose settings are named as Llama's.
+    """Returns the fields of `ModelConfig` from settings with Llama's names.
 
     Args:
       settings: the settings in `config.json`.

@@ -80,7 +80,7 @@ class OutputGradients(ObjectiveConfig):
         return self.objective.counts_padding
 
     def check_packing(self) -> None:
-        """Refuses packed rows, in which examples have no positions of their own.
+        """Refuses packed rows: their examples share the positions of a row.
 
         Raises:
           InputError: always.

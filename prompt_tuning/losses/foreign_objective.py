@@ -15,7 +15,7 @@ from prompt_tuning.losses.output_head import AnyHead
 
 @runtime_checkable
 class LossFunctions(Protocol):
-    """The methods by which any object is an objective; see `Objective`."""
+    """The methods that make any object an objective; see `Objective`."""
 
     def sums(
         self,

@@ -38,7 +38,7 @@ class LossSums(NamedTuple):
 
     @property
     def accuracy(self) -> Float[Array, ""]:
-        """Share of the weight whose target scored highest."""
+        """Share of the weight with the highest score on the target."""
         return self.correct / self.weight
 
 
@@ -87,7 +87,7 @@ class ObjectiveConfig(abc.ABC):
 
     @property
     def candidate_labels(self) -> tuple[str, ...] | None:
-        """Labels with each of which every example is read; None to read it once."""
+        """Labels to read every example with; None to read it once."""
         return None
 
     @property

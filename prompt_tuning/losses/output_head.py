@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputHead:
-    """A head whose logits are more than products of hidden states and its kernel.
+    """A head with more in its logits than products of hidden states and its kernel.
 
     Attributes:
       kernel: `[V, D]`, with the layout of an embedding table.

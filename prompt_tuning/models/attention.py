@@ -144,7 +144,7 @@ def attend(
 
 
 class ScoreSettings(NamedTuple):
-    """Numbers with which scores are computed; see `attend`."""
+    """Numbers that scores are computed with; see `attend`."""
 
     scale: float
     soft_cap: float | None
@@ -170,7 +170,7 @@ def _attend_by_blocks(
     sources: tuple[AttentionSource, ...],
     draws: _DropoutDraws | None,
 ) -> Float[Array, "G R h Q K"]:
-    """Runs attention on blocks of queries, of which the scores are not kept."""
+    """Runs attention on blocks of queries, and keeps no scores."""
     length = query.shape[3]
     blocks = -(-length // MAXIMUM_QUERIES)
     size = -(-length // blocks)

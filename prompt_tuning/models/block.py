@@ -187,7 +187,7 @@ class Attention(nnx.Module):
 def _sink(
     scores: Float[Array, "H"], query: Float[Array, "G R h Q K"]
 ) -> AttentionSource:
-    """Returns a source with one key, whose scores are given and whose value is zero."""
+    """Returns a source with one key of given scores and value zero."""
     groups, length, width = query.shape[0], query.shape[3], query.shape[4]
     zeros = jnp.zeros((groups, 1, 1, width), query.dtype)
     bias = jnp.broadcast_to(scores[None, :, None, None], (1, len(scores), length, 1))

@@ -69,7 +69,7 @@ class Cache:
         return Stream(embedded, (self.next_positions + self.step)[:, None], None)
 
     def append(self, key_values: KeyValues) -> "Cache":
-        """Returns the cache with one more token, whose keys are `[L, G, B, 1, K]`."""
+        """Returns the cache with one more token, with keys `[L, G, B, 1, K]`."""
         generated = KeyValues(
             *(
                 jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=3)

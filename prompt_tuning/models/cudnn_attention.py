@@ -147,7 +147,7 @@ def width_obstacle(width: int, most: int) -> Obstacle | None:
 
 
 def _changed() -> str | None:
-    """Returns the name of a function of JAX whose parameters are unexpected."""
+    """Returns the name of a JAX function with unexpected parameters."""
     for name, expected in ((FORWARD, _FORWARD), (BACKWARD, _BACKWARD)):
         function = getattr(cudnn, name, None)
         parameters = inspect.signature(function).parameters if function else ()

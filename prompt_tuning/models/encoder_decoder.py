@@ -30,7 +30,7 @@ from prompt_tuning.sharding import collectives
 
 
 class Encoder(Stack):
-    """A stack in which all real tokens of a row attend to each other."""
+    """A stack with attention among all real tokens of a row."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         super().__init__(

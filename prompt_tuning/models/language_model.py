@@ -98,7 +98,7 @@ class LanguageModel(nnx.Module):
         past: Sequence[Context],
         cross: Sequence[Context] = (),
     ) -> tuple[Float[Array, "B Q D"], KeyValues]:
-        """Reads further tokens of rows of which earlier ones were read before.
+        """Reads more tokens of rows, after earlier ones.
 
         Args:
           stream: embeddings of the tokens, at their positions in each row.

@@ -177,7 +177,7 @@ def sharded_mean_square_norm(
     axis: str,
     width: int,
 ) -> Float[Array, "*lead d"]:
-    """Computes the root-mean-square norm of an axis of which a mesh has shards.
+    """Computes the root-mean-square norm of an axis that a mesh shards.
 
     Args:
       x: this device's shard of the `width` elements.

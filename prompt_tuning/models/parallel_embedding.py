@@ -99,7 +99,7 @@ class ParallelEmbedding(nnx.Module):
         return embedded
 
     def _tokens(self, tokens: Int[Array, "*lead T"]) -> Float[Array, "*lead T D"]:
-        """Sums the devices' rows, of which all but one are zeros."""
+        """Sums the devices' rows; all but one are zeros."""
         rows = self.token[...]
         if self.axis is None:
             return rows[tokens]

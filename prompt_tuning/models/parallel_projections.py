@@ -24,7 +24,7 @@ from prompt_tuning.sharding.axis_rules import TENSOR
 
 
 class ColumnParallel(nnx.Module):
-    """`x @ kernel + bias`, of which each device computes its columns.
+    """`x @ kernel + bias`; each device computes its columns.
 
     Attributes:
       kernel: `[in, out]`, or this device's columns.
@@ -62,7 +62,7 @@ class ColumnParallel(nnx.Module):
 
 
 class RowParallel(nnx.Module):
-    """`x @ kernel + bias`, summed over the devices, each of which has rows of it.
+    """`x @ kernel + bias`, summed over devices that each have some of its rows.
 
     Attributes:
       kernel: `[in, out]`, or this device's rows.

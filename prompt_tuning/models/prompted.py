@@ -184,7 +184,7 @@ def assign_prompts(
 def _example_mask(
     segment_ids: Int[Array, "B T"], owner: Int[Array, "nP"], mask: Mask, examples: int
 ) -> Mask:
-    """Mask by which each example of a packed row sees only its own prompt."""
+    """Mask that shows each example of a packed row only its own prompt."""
     same = (segment_ids[..., None] == owner)[:, None]  # [B, 1, T, n * P]
     return same if mask is None else same & jnp.tile(mask, (1, 1, 1, examples))
 
@@ -368,7 +368,7 @@ class PromptDecoder(_Prompted, Decoder):
 
 
 class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model whose decoder is a `PromptDecoder`.
+    """A decoder-only model with a `PromptDecoder`.
 
     All behavior is in the decoder, which `DecoderOnly` runs like any other. The class
     names the prompted model, one of the public models of the library, so that
@@ -377,7 +377,7 @@ class PromptDecoderOnly(DecoderOnly):
 
 
 class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder whose encoder is a `PromptEncoder`.
+    """An encoder-decoder with a `PromptEncoder`.
 
     The decoder attends to the encoder's outputs at the prompt's positions through the
     context mask that the encoder returns, so no method differs from `EncoderDecoder`.

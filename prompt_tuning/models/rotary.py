@@ -82,9 +82,9 @@ def rotate(
 ) -> Float[Array, "n heads K"]:
     """Rotates the first half of each head against the second, as Hugging Face does.
 
-    Elements of the head for which there are no angles are not rotated. Interleaved,
-    each element at an even index is rotated against its right neighbor, as in the
-    original (Su et al. 2021, equation 34).
+    Elements of the head without angles are not rotated. Interleaved, each element at an
+    even index is rotated against its right neighbor, as in the original (Su et al.
+    2021, equation 34).
     """
     cosine, sine = angles
     half = cosine.shape[-1]

@@ -301,7 +301,7 @@ class Stack(nnx.Module):
 
 
 def _mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
-    """Repeats a mask of fewer rows, of which each serves several consecutive ones."""
+    """Repeats a mask of fewer rows; each serves consecutive rows."""
     if mask is None or len(mask) in (1, rows):
         return mask
     return jnp.repeat(mask, rows // len(mask), axis=0)
@@ -320,7 +320,7 @@ def _angles_in_block(
 def _encoder_outputs(
     contexts: Sequence[Context],
 ) -> list[Float[Array, "B S D"] | None]:
-    """Returns encoder outputs whose keys and values each block computes itself."""
+    """Returns encoder outputs; each block computes its keys and values itself."""
     return [
         None
         if isinstance(source, KeyValues)

@@ -176,7 +176,7 @@ class PipelinedGradients:
         return process_links().next_step(self._stages)
 
     def finish(self, step: "StepInStages") -> tuple[Parameters, LossSums]:
-        """Returns the gradient and the sums of a step whose operations have run."""
+        """Returns the gradient and the sums of a step that has run."""
         return step.stages.collect(step.trained, step.workers)
 
     def traced(
@@ -246,7 +246,7 @@ def divide_rows(batch: Batch, microbatches: int) -> Batch:
 
 @dataclasses.dataclass(frozen=True)
 class StepInStages:
-    """One step whose arrays are on the stages.
+    """One step with its arrays on the stages.
 
     Attributes:
       stages: the compiled stages.

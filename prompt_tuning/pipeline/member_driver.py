@@ -58,7 +58,7 @@ class MemberPipeline:
         self._threads: list[_StageThread] = []
 
     def submit(self, step: StepInStages) -> MemberStep:
-        """Adds a step of a member, whose previous one has finished."""
+        """Adds a step of a member after its previous one has finished."""
         stages = [s for s, worker in enumerate(step.workers) if worker is not None]
         if not self._threads:
             self._steps, self._count = {}, 0

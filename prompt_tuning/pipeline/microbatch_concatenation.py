@@ -51,6 +51,6 @@ class MicrobatchConcatenation:
 
 
 def _axis(each: Sequence[int], joined: Sequence[int]) -> int | None:
-    """Returns the dimension in which two shapes differ; None if they are equal."""
+    """Returns the dimension where two shapes differ; None if they are equal."""
     pairs = enumerate(zip(each, joined, strict=True))
     return next((axis for axis, (one, other) in pairs if one != other), None)

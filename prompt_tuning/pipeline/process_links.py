@@ -105,7 +105,7 @@ class RemoteSender:
 
 
 class LinkedMailbox(Mailbox):
-    """The mailbox of a stage whose neighbors may be stages of other processes."""
+    """The mailbox of a stage with neighbors that may be in other processes."""
 
     def __init__(
         self,

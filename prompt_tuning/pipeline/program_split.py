@@ -283,7 +283,7 @@ class _PartialLoop:
 
 
 class LoopHalves:
-    """A loop of which the first half of a program needs some outputs.
+    """A loop with some outputs that the first half of a program needs.
 
     Attributes:
       invars: what the first half's loop reads.

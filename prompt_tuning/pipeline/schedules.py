@@ -55,7 +55,7 @@ def stage_orders(
     prefix: bool = False,
     virtual: int = 1,
 ) -> tuple[Order, ...]:
-    """Returns the operations of each stage, in the order in which it computes them.
+    """Returns the operations of each stage, in order.
 
     Args:
       schedule: one of `SCHEDULES`:
@@ -286,7 +286,7 @@ def _result_at(place: int, stages: int, name: Kind, microbatch: int) -> Result:
 
 
 def runnable_sequence(orders: Sequence[Order]) -> Iterator[tuple[int, Operation]]:
-    """Yields all operations in a sequence in which none waits for a later one.
+    """Yields all operations so that none waits for a later one.
 
     Raises:
       DeadlockError: if there is none, with what each stage waits for.

@@ -109,7 +109,7 @@ class Timeline:
 
     @property
     def bubble_share(self) -> float:
-        """The share of all stages' time in which they wait."""
+        """The share of all stages' time that they wait."""
         if self.makespan == 0:
             return 0.0
         return 1 - sum(self.busy) / (self.stages * self.makespan)

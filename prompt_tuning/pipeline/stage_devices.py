@@ -34,7 +34,7 @@ class StageDevices:
 
     @property
     def process(self) -> int:
-        """The process whose devices they are."""
+        """The process with these devices."""
         return self.device.process_index
 
     @property
@@ -124,7 +124,7 @@ class StageDevices:
         return reduce_gradient(self.layout, gradient, axes, sums)
 
     def shapes(self, tree: Tree) -> Tree:
-        """Returns the shapes of arrays of which each device has its own."""
+        """Returns the shapes of arrays with one part per device."""
         if self.layout is None:
             return tree
         count = self.layout.mesh.size

@@ -231,7 +231,7 @@ def _add(total: Tree, added: Tree) -> Tree:
 
 
 def zeros_for_sum(shapes: Tree) -> Tree:
-    """Returns zeros to which gradients of these shapes are added, at least float32."""
+    """Returns zeros to add gradients of these shapes to, at least float32."""
     return jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes
     )

@@ -29,7 +29,7 @@ Tree = Any
 
 
 def block_counts(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the number of blocks of each stack, in the order in which they run.
+    """Returns the number of blocks of each stack, the first to run first.
 
     Args:
       graph: the model's structure.

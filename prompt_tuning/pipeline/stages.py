@@ -188,7 +188,7 @@ class StagedProgram:
         self.stages = self._divide()
 
     def _sliced_inputs(self, whole: set[Var]) -> dict[Var, str]:
-        """Finds the inputs of which loops of one stack alone read slices."""
+        """Finds the inputs that only loops of one stack read slices of."""
         program, readers = self._closed.jaxpr, {}
         for equation in program.eqns:
             _, name = self._loops.get(id(equation), (None, None))

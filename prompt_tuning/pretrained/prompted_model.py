@@ -173,7 +173,7 @@ class PromptedModel:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Tokens of which each ends a generated text."""
+        """Tokens that end a generated text."""
         ids = (self.eos_id, self.config.eos_id, *self.config.stop_ids)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 

@@ -144,7 +144,7 @@ class WeightStorage:
         )
 
     def on_mesh(self, placement: Placement) -> "WeightStorage":
-        """Returns the storage of weights of which each device streams its shard."""
+        """Returns the storage of weights that each device streams its shard of."""
         streamed = {}
         for path, weight in self.streamed.items():
             sharding = placement.shardings[path]

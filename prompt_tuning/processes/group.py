@@ -184,7 +184,7 @@ def wait_for_all() -> None:
 
 
 def own_address() -> str:
-    """Returns the IP address at which the other processes reach this machine."""
+    """Returns the IP address where the other processes reach this machine."""
     return "127.0.0.1" if _group is None else _group.own_address()
 
 

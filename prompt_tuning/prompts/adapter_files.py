@@ -158,7 +158,7 @@ def _as_float32(array: np.ndarray, file: Path) -> np.ndarray:
 
 
 def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
-    """Writes an adapter as a run's checkpoint 0, from which other runs can start.
+    """Writes an adapter as a run's checkpoint 0, for other runs to start from.
 
     Args:
       folder: an empty or a new folder.

@@ -199,7 +199,7 @@ class InputPrompt(PromptModule):
 
 
 class InputDependentPrompt(InputPrompt):
-    """A prompt whose vectors are computed from the text of each example.
+    """A prompt that computes its vectors from the text of each example.
 
     A subclass defines `length` and `for_text`. The prompt is joined to every row, and
     may read only the given tokens: what the model completes is unknown when it

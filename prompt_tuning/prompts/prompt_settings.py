@@ -104,7 +104,7 @@ class Prompting:
         return shared
 
     def joined_by_row(self) -> "Prompting":
-        """Returns the settings of a prompt whose vectors differ from row to row.
+        """Returns the settings of a prompt with different vectors in each row.
 
         Raises:
           InputError: if they require a prompt that runs once for the batch.

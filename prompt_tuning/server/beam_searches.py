@@ -68,7 +68,7 @@ def _search(
 def _check(
     engine: DecodingEngine, request: Request, settings: BeamSearch
 ) -> tuple[ResidentAdapter, BeamSearch]:
-    """Returns the adapter of a request, and settings whose new tokens fit.
+    """Returns the adapter of a request, and settings with new tokens that fit.
 
     Raises:
       InputError: if the request cannot be served.

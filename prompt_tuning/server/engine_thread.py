@@ -85,7 +85,7 @@ class EngineThread:
     async def generate(
         self, requests: Sequence[Request], masks: Sequence[RowMask | None]
     ) -> "Generation":
-        """Submits requests whose pieces form one stream.
+        """Submits requests as one stream of pieces.
 
         Args:
           requests: requests of one client.

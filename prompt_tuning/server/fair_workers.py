@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 class FairWorkers:
     """Runs functions in some threads; clients take turns.
 
-    A job whose caller is cancelled does not begin; one that has begun ends by itself,
+    If its caller is cancelled, a job does not begin; one that has begun ends by itself,
     and its thread is taken until then.
 
     Args:

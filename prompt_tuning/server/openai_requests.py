@@ -159,7 +159,7 @@ def read_completion(body: JsonObject) -> CompletionBody:
 
 
 def read_beams(body: JsonObject) -> BeamSearch:
-    """Reads the settings of beam search: `best_of` beams, of which `n` are returned.
+    """Reads the settings of beam search: `best_of` beams; `n` are returned.
 
     Raises:
       InputError: if a field contradicts beam search.

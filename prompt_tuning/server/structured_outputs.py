@@ -41,7 +41,7 @@ def read_constraint(body: JsonObject) -> dict[str, Any]:
 
 
 def _response_format(body: JsonObject) -> dict[str, str]:
-    """Reads `response_format`, in which a schema is always strict."""
+    """Reads `response_format`; a schema is always strict."""
     form = body.nested("response_format", {})
     if not form.values:
         return {}

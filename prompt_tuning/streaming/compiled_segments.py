@@ -162,7 +162,7 @@ class CompiledLoop:
         Args:
           loop: the loop.
           active: variables that have a gradient.
-          gathered: sharding in which a layer of each weight is computed on a mesh.
+          gathered: sharding of each weight's layer when it is computed on a mesh.
         """
         self.loop = loop
         self._gathered = [gathered[var] for var in loop.weights]

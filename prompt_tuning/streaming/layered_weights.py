@@ -24,7 +24,7 @@ Layer = list[Array]
 
 @dataclasses.dataclass(frozen=True)
 class LayeredWeight:
-    """A parameter of all blocks of a stack, none of which is on the device.
+    """A parameter of all blocks of a stack, with no block on the device.
 
     Attributes:
       path: path of the parameter.

@@ -13,7 +13,7 @@ from prompt_tuning.streaming.traced_program import Leaves, TracedProgram
 
 
 class StreamedFunction:
-    """A function of a model's parameters whose layers are brought in one by one.
+    """A function of a model's parameters that brings in layers one by one.
 
     It is traced and compiled once for each shape of its arguments.
 

@@ -179,7 +179,7 @@ class _InlinedStep:
 
 
 class _InlinedCall(_InlinedStep):
-    """A call of which only the called program remains."""
+    """A call, reduced to the called program."""
 
     def run(self, *values: Any) -> list[Any]:
         """Runs the called program."""
@@ -192,7 +192,7 @@ class _InlinedCall(_InlinedStep):
 
 
 class _InlinedLoop(_InlinedStep):
-    """A loop whose body has no calls."""
+    """A loop without calls in its body."""
 
     def run(self, *values: Any) -> list[Any]:
         """Runs the loop with the other body."""

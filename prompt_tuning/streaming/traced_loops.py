@@ -154,7 +154,7 @@ class _Stages:
         self._sliced: dict[Var, int] = {}
 
     def add(self, equation: JaxprEqn) -> None:
-        """Adds an equation to the first stage at which its inputs are available."""
+        """Adds an equation to the first stage that has its inputs."""
         if any(var in self._streamed for var in variables(equation.invars)):
             self._add_loop(equation)
             return

@@ -23,7 +23,7 @@ LISTED = 16
 
 
 def plot_curves(summary: SweepSummary, file: Path) -> None:
-    """Plots the training loss and the held-out metric by which members are compared."""
+    """Plots the training loss and the held-out metric that compares members."""
     metrics = ["loss"]
     if EVALUATION + summary.by[0] in summary.evaluated:
         metrics.append(EVALUATION + summary.by[0])

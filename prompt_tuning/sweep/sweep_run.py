@@ -202,7 +202,7 @@ def common_step(
     stores: Sequence[CheckpointStore],
     say: Callable[[str], None],
 ) -> tuple[int, dict[str, str]]:
-    """Finds the step from which a sweep resumes, and the members dropped before it.
+    """Finds the step that a sweep resumes from, and the members dropped before it.
 
     Args:
       members: members of the sweep.
@@ -269,7 +269,7 @@ def _newest_common(
 
 
 def read_diverged(directory: Path) -> tuple[int, str] | None:
-    """Returns the step at which a member was dropped, and why; None if it was not."""
+    """Returns the step when a member was dropped, and why; None if it was not."""
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None

@@ -44,7 +44,7 @@ class MemberResult:
     best_value: float | None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """The steps at which the log has a metric, with its values."""
+        """The steps and values of a metric in the log."""
         return [
             (int(line["step"]), line[metric]) for line in self.log if metric in line
         ]

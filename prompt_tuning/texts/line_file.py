@@ -257,7 +257,7 @@ class LineFile:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def _check_unchanged(self) -> None:
-        """Checks that the file is the one whose lines were checked.
+        """Checks that the file did not change since its lines were checked.
 
         Raises:
           InputError: if it is not.

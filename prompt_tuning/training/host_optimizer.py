@@ -155,7 +155,7 @@ class HostOptimizer:
 
 
 class HostFinish:
-    """`finish` of a step some of whose trained parameters are in host memory."""
+    """`finish` of a step with some trained parameters in host memory."""
 
     def __init__(
         self,

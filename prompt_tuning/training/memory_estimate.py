@@ -67,7 +67,7 @@ class StepBytes:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """A run whose weights are not read, and the largest of its batches.
+    """A run without its weights, and its largest batch.
 
     Attributes:
       opened: the opened run.

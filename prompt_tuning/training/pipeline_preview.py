@@ -30,7 +30,7 @@ FIRST_STAGE = ("token_embedder/", "position_embedder/")
 
 @dataclasses.dataclass(frozen=True)
 class PipelinePreview:
-    """A run in stages whose weights are not read.
+    """A run in stages, without its weights.
 
     Attributes:
       opened: the opened run.

@@ -123,7 +123,7 @@ def refuse_stages(run: Run, subject: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """A run whose model is described and checked, before any weights are read.
+    """A run with a described and checked model, before any weights are read.
 
     Attributes:
       run: configuration of the run.
@@ -182,7 +182,7 @@ class RunPlan:
         )
 
     def batch_plan(self, examples: Examples | ClassExamples) -> BatchPlan:
-        """Plans the order in which the run reads the examples."""
+        """Plans the order of the run's examples."""
         return plan_batches(
             self.data,
             training_interface(self.run, self.model),

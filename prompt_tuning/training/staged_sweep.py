@@ -170,7 +170,7 @@ def staged_sweep_step(
     *,
     own_batches: bool,
 ) -> StagedSweepStep:
-    """Builds the step of a sweep whose model is divided into stages.
+    """Builds the step of a sweep with its model in stages.
 
     Args:
       members: the members' runs.

@@ -112,7 +112,7 @@ def streamed_step(
     host: HostOptimizer | None = None,
     **reading: Any,
 ) -> Step:
-    """Builds a step whose frozen weights are streamed; nothing is compiled yet.
+    """Builds a step with streamed frozen weights; nothing is compiled yet.
 
     Args:
       graph: the model's structure.

@@ -57,7 +57,7 @@ def text_encoding_of(
 
 
 def run_folder(path: Path) -> Path | None:
-    """Returns the run directory that an adapter is, or whose checkpoint it is."""
+    """Returns the run directory that an adapter is, or that has it as a checkpoint."""
     checkpoints = (x for x in path.absolute().parents if x.name in (FOLDER, KEPT))
     folders = [path, *(folder.parent for folder in checkpoints)]
     return next((x for x in folders if (x / CONFIG_FILE).is_file()), None)
@@ -178,7 +178,7 @@ class AdapterTextSettings:
         )
 
     def _render(self, source: DataSource) -> DataSource:
-        """Returns settings of data with the fields in which the adapter's differ."""
+        """Returns settings of data with the adapter's different fields."""
         defaults = DataSource(files=())
         changes = {}
         for name, own in self.fields.items():

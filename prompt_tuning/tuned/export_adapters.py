@@ -57,7 +57,7 @@ def _stack(path: str) -> str:
 
 
 def _export_projections(model: LanguageModel) -> list[Adapter]:
-    """Exports adapters of projections, in the order in which a projection applies them.
+    """Exports adapters of projections, in the order of their application.
 
     Kinds that no projection has together are in the order of the list of factories.
     """

@@ -153,7 +153,7 @@ def _select_prompt(
 def fit_inputs(
     model: PromptedModel, source: DataSource, inputs: EncodedInputs, new_tokens: int
 ) -> list[list[int]]:
-    """Returns rows after each of which an answer fits.
+    """Returns rows that each leave room for an answer.
 
     Longer ones are cut if the data's are (`DataSource.on_too_long`), as in evaluation.
 

@@ -213,7 +213,7 @@ def lora_settings(
 
 
 def _common_scaling(parts: Sequence[Factors]) -> float:
-    """Returns the scaling to which all parts can be rescaled: the first but zero."""
+    """Returns a common scaling for all parts: the first but zero."""
     return next((part.scaling for part in parts if part.scaling), 0.0)
 
 

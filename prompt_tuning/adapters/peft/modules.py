@@ -176,7 +176,7 @@ def full_name(
 def shortest_names(wanted: Collection[str], known: Collection[str]) -> list[str]:
     """Returns the shortest names by which PEFT finds the wanted modules and no others.
 
-    PEFT adapts each module whose name is one of them, or ends with one after a dot.
+    PEFT adapts a module if its name is one of them, or ends with one after a dot.
 
     Returns:
       Suffixes such as "q_proj" or "attn.c_proj" where they are unambiguous, and full

@@ -188,7 +188,7 @@ def write_prefix(
     """Returns PEFT's tensor and the settings that follow from it.
 
     For an encoder-decoder with an even number of layers that differ, the table has
-    twice as many layers, of which PEFT reads every second (see `read_prefix`).
+    twice as many layers, and PEFT reads every second one (see `read_prefix`).
 
     Raises:
       InputError: if the shape of the prefix does not fit the model's cache.
@@ -229,7 +229,7 @@ def _stored_table(
     count: int,
     unused: np.ndarray | None,
 ) -> Float[np.ndarray, "stored 2 P G K"]:
-    """Returns the layers in the order in which PEFT stores them, with repetitions."""
+    """Returns the layers in PEFT's order, with repetitions."""
     stored = config.layers
     order = _stored_layers(config, stored, count)
     if any(

@@ -107,7 +107,7 @@ def _is_in_layers(settings: Settings, module: str) -> bool:
 
 
 def _suffixes(module: str) -> set[str]:
-    """Returns the names by which a list may select a module."""
+    """Returns the names that select a module in a list."""
     parts = module.split(".")
     return {".".join(parts[i:]) for i in range(len(parts))}
 

@@ -75,7 +75,7 @@ def open_zarr(folder: Path) -> StoredTensor:
 
 
 def _check_chunk(file: Path, tensor: StoredTensor) -> None:
-    """Checks the size of a chunk, for which TensorStore allocates memory.
+    """Checks the size of a chunk before TensorStore allocates memory for it.
 
     TensorStore decompresses no more than this from a chunk.
     """

@@ -183,8 +183,8 @@ def seal_sharded(directory: Path, state: dict[str, Any]) -> None:
 
     Args:
       directory: directory given to `start_sharded`.
-      state: JSON with the description of the leaves (see `described`), to which files
-        and checksum are added.
+      state: JSON with the description of the leaves (see `described`); files and
+        checksum are added.
 
     Raises:
       InputError: if `state` is not JSON.

@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 def latest_valid_step(
     folder: Path, on_damage: OnDamage = _logger.warning, check: Check = verify
 ) -> int | None:
-    """Returns the newest step whose files are intact.
+    """Returns the newest step with intact files.
 
     Args:
       folder: `numpy_checkpoints` of a run; nothing in it is changed.

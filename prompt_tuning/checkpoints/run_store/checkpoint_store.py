@@ -141,7 +141,7 @@ class CheckpointStore:
         """Starts writing a checkpoint in Orbax's format, together with all processes.
 
         Returns as soon as the arrays have been copied to the host and may be donated.
-        First waits for the previous save and raises the error in which it ended.
+        First waits for the previous save and raises its error, if any.
 
         Args:
           step: step of the checkpoint; an existing one of the same step is replaced.
@@ -191,7 +191,7 @@ class CheckpointStore:
             ) from error
 
     def wait(self) -> None:
-        """Waits for a save in progress and raises the error in which it ended."""
+        """Waits for a save in progress and raises its error, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -307,7 +307,7 @@ class CheckpointStore:
         """Deletes the checkpoints that a process was killed before deleting.
 
         Args:
-          step: intact checkpoint from which the run resumes.
+          step: intact checkpoint that the run resumes from.
         """
         if self._writes:
             self._prune(step, checkpoint_files.verify)

@@ -64,7 +64,7 @@ def check_names(folder: Path, names: Collection[str]) -> None:
 
 
 class Writing:
-    """A write of arrays in progress, in which each process writes its own shards.
+    """A write of arrays in progress; each process writes its own shards.
 
     All processes create it together and wait for it. Once it is created, the arrays
     have been copied to the host and may be donated.
@@ -218,7 +218,7 @@ class StoredArray:
         return restored
 
     def _check_stored(self) -> None:
-        """Checks what the folder declares, for which Orbax allocates memory.
+        """Checks what the folder declares before Orbax allocates memory for it.
 
         Raises:
           InputError: if shape, dtype or chunks differ from those of the array by more
@@ -293,7 +293,7 @@ def like(stored: Leaf, leaf: jax.Array) -> jax.Array:
 
     Args:
       stored: leaf to put on devices.
-      leaf: array whose shape and sharding the result has.
+      leaf: array with the shape and sharding of the result.
     """
     if isinstance(stored, StoredArray):
         return stored.restore(leaf.shape, leaf.sharding)

@@ -143,7 +143,7 @@ class BatchSize:
 
 
 class BatchPlan(abc.ABC):
-    """Batches in an order in which every epoch contains each example once.
+    """Batches in an order with each example once in every epoch.
 
     Attributes:
       examples: number of examples.

@@ -179,7 +179,7 @@ def read_first_batches(
     *,
     pad_id: int,
 ) -> Iterator[Batch]:
-    """Yields one batch of each shape, in the order in which a plan uses the shapes.
+    """Yields one batch of each shape, in the order of their first use.
 
     Arguments as in `stream_batches`. Shapes that do not occur within two epochs are
     left out.

@@ -61,8 +61,8 @@ def choose_tops(
       count: maximum number of pairs.
       costs: cost of one position of the first and of the second kind.
       maximum_length: maximum of both lengths, which no example exceeds.
-      saved_examples: number of examples of the longest pair whose cost each further
-        pair must save.
+      saved_examples: each additional pair must save the cost of so many examples of the
+        longest pair.
 
     Returns:
       Pairs in order of cost; every example fits in the last. Lengths are multiples of

@@ -38,7 +38,7 @@ TRIED_SPACES = 16
 
 
 class PackedPlan(BatchPlan):
-    """Batches whose rows contain several examples each, one after the other.
+    """Batches of rows with many examples each, one after the other.
 
     All batches have one shape. Rows are packed by best fit, the longest examples first
     (Johnson 1974, best-fit decreasing), which needs few rows, and equally many in every
@@ -174,7 +174,7 @@ def pack_decoder_only(
     weight_counts: Integer[np.ndarray, "E"],
     length: int,
 ) -> PackedRows:
-    """Packs the examples of a decoder-only model, some of whose targets are learned.
+    """Packs the examples of a decoder-only model; some of its targets are learned.
 
     Packs by best fit, the longest first, and returns the cheapest of a few packings.
     The more evenly the learned targets are distributed over the rows, the fewer

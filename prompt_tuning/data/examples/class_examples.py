@@ -201,7 +201,7 @@ def label_example(
     label: list[int],
     prompt_id: int = 0,
 ) -> Example:
-    """Returns an example in which only the tokens of the label have a loss weight."""
+    """Returns an example with a loss weight only on the tokens of the label."""
     if architecture == "encoder_decoder":
         return Example(
             np.array(prompt, np.int32),

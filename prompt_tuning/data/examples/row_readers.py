@@ -74,7 +74,7 @@ class ExampleIndex:
 
 
 def how_to_skip() -> str:
-    """Returns what to type to leave out rows in which nothing is learned."""
+    """Returns what to type to leave out rows without a learned token."""
     skipping = how_to_set("DataSource.on_nothing_learned", "skip")
     return f"to leave such rows out, type {skipping}"
 
@@ -95,7 +95,7 @@ class RowReader(Protocol):
         ...
 
     def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
-        """Returns the index of a block's examples, whose values are in range.
+        """Returns the index of a block's examples, with values in range.
 
         Raises:
           InputError: if a row cannot be read this way, or has no learned token.

@@ -83,7 +83,7 @@ class Truncation:
         )
 
     def cut_prompt(self, ids: Sequence[int], maximum: int) -> list[int]:
-        """Returns the ids of a prompt, of which at most `maximum` are kept.
+        """Returns at most `maximum` ids of a prompt.
 
         Raises:
           InputError: if the tokens that are never removed are more.

@@ -102,7 +102,7 @@ class EncodedRecords:
     json_lines: bytes
 
     def save(self, file: Path) -> None:
-        """Writes a shard, in which each column has the narrowest type that fits."""
+        """Writes a shard, each column in the narrowest type that fits."""
         arrays = {f"column_{n}": _narrow(x) for n, x in enumerate(self.tokens)} | {
             "lengths": self.lengths,
             "counts": np.array([self.records, self.without_completion]),

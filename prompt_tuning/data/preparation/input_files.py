@@ -79,7 +79,7 @@ class InputFile:
 
 @dataclasses.dataclass(frozen=True)
 class FileVersion:
-    """Path, size and modification time of a file, by which changes are detected.
+    """Path, size and modification time of a file, to detect changes.
 
     Attributes:
       path: resolved path.

@@ -110,7 +110,7 @@ class TextFormat:
       chat: whether the tokenizer's chat template renders the turns.
       chat_template: path of another template; None for the tokenizer's own.
       chat_date: ISO date given to a template that uses the current date; None for the
-        day on which the preparation starts.
+        day when the preparation starts.
     """
 
     prompt_prefix: str = ""

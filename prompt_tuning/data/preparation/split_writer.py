@@ -43,7 +43,7 @@ def padding_values(preparation: Preparation, pad_id: int) -> Int32[np.ndarray, "
 
 @dataclasses.dataclass(frozen=True)
 class FinishedSplit:
-    """A split whose files are complete.
+    """A split with complete files.
 
     Attributes:
       split: 0 train, 1 development, 2 test.

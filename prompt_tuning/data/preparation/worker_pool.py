@@ -88,7 +88,7 @@ def run_tasks(
       preparation: settings from which other processes create a worker.
       files: inputs from which other processes create a worker.
       workers: number of processes.
-      shards: folder for the results, of which those that are there are kept.
+      shards: folder for the results; keeps results that are there already.
 
     Yields:
       Each task with its result, in the order of the tasks.

@@ -182,4 +182,4 @@ def parse_cells(
 
 
 def _ignore(content: bytes) -> None:
-    """Ignores the bytes of a file, of which no checksum is computed."""
+    """Ignores the bytes of a file that needs no checksum."""

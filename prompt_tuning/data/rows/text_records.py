@@ -29,7 +29,7 @@ QUOTES_HINT = (
 
 
 def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
-    """Yields the records of a text file, whose suffix determines its kind.
+    """Yields the records of a text file; its suffix tells the kind.
 
     A byte order mark at the start is skipped.
 
@@ -46,7 +46,7 @@ def read_records(path: Path, quotes: bool = True) -> Iterator[JsonLine]:
 
 
 def _read_table(path: Path, quotes: bool) -> Iterator[JsonLine]:
-    """Yields the rows of a table, whose first row names the keys."""
+    """Yields the rows of a table; the first one names the keys."""
     with plain_file(path) as plain:
         delimiter = find_delimiter(plain, quotes)
         header = read_header(plain, delimiter, quotes, QUOTES_HINT, path)
@@ -86,7 +86,7 @@ def _read_list(path: Path) -> Iterator[JsonLine]:
 
 
 def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of an object whose values are columns of equal length.
+    """Returns the rows of an object of columns of equal length.
 
     A column is a list, or as pandas writes it an object with the numbers of the rows.
 

@@ -173,7 +173,7 @@ def check_column(
 
 
 def _is_finite(values: np.ndarray) -> np.ndarray:
-    """Returns which numbers are finite as float32, in which they are used."""
+    """Returns which numbers are finite in float32, the type that uses them."""
     try:
         with np.errstate(over="ignore"):
             return np.isfinite(values.astype(np.float32))

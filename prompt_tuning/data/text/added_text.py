@@ -51,7 +51,7 @@ def complete_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 def context_start(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Returns where the tokens begin with which the next ones are decoded.
+    """Returns the first token that the next ones are decoded with.
 
     This is not within a character, because some libraries decode no byte of a run of
     bytes in which one is wrong.

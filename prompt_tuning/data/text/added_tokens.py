@@ -109,7 +109,7 @@ def add_tokens(
     further: "Iterable[str | tokenizers.AddedToken]",
     main_file: str,
 ) -> None:
-    """Adds tokens to a tokenizer in the order in which transformers adds them.
+    """Adds tokens to a tokenizer in the order of transformers.
 
     Args:
       tokenizer: tokenizer to change.

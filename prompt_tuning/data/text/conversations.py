@@ -218,13 +218,13 @@ def pair_messages(prompt: str, completion: str) -> list[Message]:
 
 
 def answers_of(messages: Sequence[Message]) -> ChatRecord:
-    """Returns messages as a conversation whose every answer is learned."""
+    """Returns messages as a conversation with all answers learned."""
     learned = tuple(message["role"] == "assistant" for message in messages)
     return ChatRecord(tuple(messages), learned)
 
 
 def joined_text(message: Message) -> str:
-    """Returns the text of a message, whose content may be parts or None."""
+    """Returns the text of a message; its content may be parts or None."""
     content = join_parts(message).get("content")
     return content or ""
 

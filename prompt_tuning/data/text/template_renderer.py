@@ -259,7 +259,7 @@ def _drop_none(message: Message) -> dict[str, Any]:
 
 
 def join_parts(message: Message) -> Message:
-    """Returns a message whose content is a text instead of parts."""
+    """Returns a message with a text instead of parts as content."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -257,7 +257,7 @@ class TokenTemplate:
         check_length(self.counts, length)
 
     def encode_text(self, text: str) -> list[int]:
-        """Encodes a prompt whose only key has the value `text`.
+        """Encodes a prompt with `text` under its only key.
 
         Raises:
           InputError: if the template does not have exactly one key.

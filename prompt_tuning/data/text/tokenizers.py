@@ -241,7 +241,7 @@ def continued_pair(
 
 
 def encode_consecutive(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Encodes texts each of which continues those before; empty texts have no ids.
+    """Encodes texts that each continue the ones before; empty texts have no ids.
 
     Trailing spaces that the ids of one text omit are put before the next.
     """

@@ -88,7 +88,7 @@ class EndTokens:
         return is_filler & (trailing | (before < 0) | after_end)
 
     def check(self, input_ids: Ids, start: int) -> None:
-        """Refuses rows whose padding cannot be told from their other tokens.
+        """Refuses rows if padding cannot be told from their other tokens.
 
         Raises:
           InputError: if a row begins with several tokens that are both BOS and padding.

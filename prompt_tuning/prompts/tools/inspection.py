@@ -59,7 +59,7 @@ def input_vectors(
 def nearest_tokens(
     prompt: Float[np.ndarray, "P D"], embeddings: Float[np.ndarray, "V D"], count: int
 ) -> list[Neighbors]:
-    """Finds the tokens whose embeddings have the highest cosine similarity.
+    """Finds the tokens with the highest cosine similarity of embeddings.
 
     Args:
       prompt: prompt vectors.

@@ -50,7 +50,7 @@ def share_tokens(
     skip_first: int = SKIP_FIRST,
     words: int = WORDS,
 ) -> SharedTokens:
-    """Finds the tokens whose text is the same in both vocabularies.
+    """Finds the tokens with the same text in both vocabularies.
 
     Special tokens and bytes are excluded. Most vocabularies are ordered by frequency;
     the most frequent tokens are short and uninformative, so some are skipped.
