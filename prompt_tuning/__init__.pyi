@@ -124,7 +124,7 @@ def AddMultiTaskPrompt(
 def AddedDeepPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_AddedDeepPrompt]:
-    """A soft prompt, and vectors that are added to its hidden states in later blocks.
+    """A soft prompt, and vectors to add to its hidden states in later blocks.
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The added
     vectors start at zero and the soft prompt is stored under the path that it has
@@ -934,9 +934,9 @@ def PolicyGradient() -> Configured[_PolicyGradient]:
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, the others less likely. The advantages come from
-    the data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of
-    the weights.
+    than expected become more likely, all other texts less. The advantages come from the
+    data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
+    weights.
 
     Raises:
       InputError: when the run is opened, if the data have no advantages.
@@ -988,8 +988,9 @@ def Pretrained(
         checkpoint's folder if None.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
-        "bfloat16", or "int8" for the projections of the blocks and bfloat16 for the
-        other parameters.
+        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
+        bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
+        its share of a scale.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.

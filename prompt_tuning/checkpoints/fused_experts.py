@@ -10,7 +10,7 @@ from prompt_tuning.core.array_slices import Block
 
 @dataclasses.dataclass(frozen=True)
 class FusedExperts(Transform):
-    """Takes one of several projections of all experts, stored `[E, out, in]`.
+    """Takes one of the projections of all experts, stored `[E, out, in]`.
 
     Attributes:
       index: index of the part.

@@ -87,7 +87,7 @@ class StoredTable:
         return self[:].astype(dtype or np.float32, copy=False)
 
     def _groups(self, ids: Int[np.ndarray, "n"]) -> list[Int[np.ndarray, "_"]]:
-        """Splits ascending ids into groups that are read at once.
+        """Splits ascending ids into groups to read together.
 
         The rows of a group are consecutive, or lie in one chunk of the file, which is
         decompressed as a whole for any of them.

@@ -134,7 +134,7 @@ class RowsFrom(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class FusedPart(Transform):
-    """Takes the columns of one of several projections that are stored as one.
+    """Takes the columns of one of many projections stored as one.
 
     The columns are stored in equal groups, each with the columns of all parts one after
     the other: with one group the parts are contiguous; GPT-NeoX has a group for each

@@ -62,7 +62,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answers each line that is typed."""
+    """Answers each typed line."""
     from prompt_tuning.cli.terminal_session import run_session
 
     run_session(_open_session(options))

@@ -112,7 +112,7 @@ def _vote(
     options: argparse.Namespace,
     console: "Console",
 ) -> None:
-    """Prints the metrics of several prompts together, and of each alone."""
+    """Prints the metrics of prompts together, and of each alone."""
     from prompt_tuning.cli.console import print_table
     from prompt_tuning.cli.evaluation_table import vote_table
     from prompt_tuning.prompts.tools.similarity import short_names
@@ -202,7 +202,7 @@ def _check_tokenizer(run: "Run") -> None:
 
 
 def _warn_of_cut_answers(evaluator: "Evaluator", new_tokens: int) -> None:
-    """Warns of completions that are too long to be generated.
+    """Warns of completions too long to generate.
 
     Args:
       evaluator: evaluator of any system; all have the same completions.

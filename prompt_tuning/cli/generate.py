@@ -155,7 +155,7 @@ def _at_terminal() -> bool:
 
 
 def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) -> None:
-    """Continues texts, the lines of a file, or texts that are typed."""
+    """Continues texts, the lines of a file, or typed texts."""
     from prompt_tuning.cli.terminal_session import run_session, show
     from prompt_tuning.decoding.request import separate_equal
     from prompt_tuning.processes.group import is_first
@@ -246,10 +246,10 @@ def _print(
     given: Sequence[str],
     results: "Sequence[Sequence[Completion]]",
 ) -> None:
-    """Prints the results of several texts, or several of one.
+    """Prints the results of many texts, or many results of one.
 
-    A line with its number separates one from others on a terminal. In a pipe, texts
-    follow each other as they are; only JSON escapes their line feeds.
+    On a terminal, a line with its number comes before each. In a pipe, texts follow
+    each other as they are; only JSON escapes their line feeds.
     """
     from prompt_tuning.texts.completion_fields import completion_fields
     from prompt_tuning.texts.session import opening

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_one_of_several(options: argparse.Namespace) -> bool:
-    """Returns whether the options make the command one of several processes."""
+    """Returns whether the options ask for more than one process."""
     explicit = any(getattr(options, name, None) is not None for name in FLAGS)
     return explicit or getattr(options, "distributed", False)
 
@@ -57,7 +57,7 @@ def is_one_of_several(options: argparse.Namespace) -> bool:
 def run_in_processes(
     options: argparse.Namespace, command: Callable[[], int], *, resumes: bool
 ) -> int:
-    """Runs a command, as one of several processes if the options ask for that.
+    """Runs a command, as one of many processes if the options ask for that.
 
     Args:
       options: options of any command, with or without those above.

@@ -24,7 +24,7 @@ MAXIMUM_MESSAGE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """Type of an option that is a number in a range.
+    """Type of an option with a number in a range.
 
     Attributes:
       bounds: the range.
@@ -113,7 +113,7 @@ def find_subparsers(
 
 
 def state_defaults(parser: argparse.ArgumentParser) -> None:
-    """Adds to the help of options the defaults that are numbers or texts."""
+    """Adds defaults to the help of options, if they are numbers or texts."""
     for action in options_of(parser):
         default, text = action.default, action.help or ""
         plain = isinstance(default, int | float | str) and not isinstance(default, bool)

@@ -198,7 +198,7 @@ def _size(engine: "DecodingEngine") -> str:
 
 
 def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
-    """Compiles the programs of the usual settings, and one for all others.
+    """Compiles the programs of the usual settings, and one for all other settings.
 
     Args:
       engine: the engine.

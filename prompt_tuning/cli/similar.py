@@ -126,7 +126,7 @@ def _select_prompts(options: argparse.Namespace) -> list[Path]:
 def _read_prompts(
     paths: Sequence[Path], query: Path | None
 ) -> "tuple[list[Path], list[np.ndarray]]":
-    """Reads the prompts, and reports folders that are skipped because they have none.
+    """Reads the prompts, and reports skipped folders without one.
 
     Raises:
       InputError: if the query or a file is not a prompt, or fewer than two are.

@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace, console: "Console") -> int:
-    """Trains all members in directories that are held."""
+    """Trains all members while their directories are held."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
     from prompt_tuning.sweep.sweep_run import train_sweep

@@ -12,7 +12,7 @@ ADAPTER = "/adapter"
 
 
 def run_session(session: Session) -> None:
-    """Answers each line that is typed, until the end of the input.
+    """Answers each typed line, until the end of the input.
 
     Ctrl-C ends an answer. A text that cannot be answered is reported, and the next one
     is read.

@@ -121,7 +121,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns names that are valid and unique also if a file system ignores case."""
+    """Returns valid names, unique even if a file system ignores case."""
     names: list[str] = []
     for point in grid:
         shorts = short_names(list(point))

@@ -91,7 +91,7 @@ def compare_configs(
       before: config in the run directory.
       after: config that the run is to continue with.
       locate: returns the path of a file of `before` from here.
-      complete: whether both configs have all values; if not, those that are in one of
+      complete: whether both configs have all values; if not, settings in only one of
         them are not compared.
     """
     new, old = _Config.parse(after), _Config.parse(before)

@@ -61,7 +61,7 @@ def check_config(
 
 
 def check_paths(values: Mapping[str, Any]) -> None:
-    """Checks paths that are given by options.
+    """Checks paths from options.
 
     Args:
       values: values by parameter, such as "train/DataSource.files".
@@ -78,8 +78,8 @@ def check_paths(values: Mapping[str, Any]) -> None:
 def read_values(files: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the values of a config by factory and parameter, for display.
 
-    Factories that several scopes configure have the values of one of them. References
-    are kept.
+    If more than one scope configures a factory, the values of one count. References are
+    kept.
 
     Raises:
       InputError: if the config cannot be read.

@@ -43,7 +43,7 @@ _LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
 
 
 class DataParser(config_parser.ConfigParser):
-    """gin's parser, for a config that is data.
+    """gin's parser, restricted to data.
 
     Errors name the file and the line and do not repeat the line, because an include
     can name any file.

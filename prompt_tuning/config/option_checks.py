@@ -67,7 +67,7 @@ def check_duration(choices: Choices, bindings: Sequence[str]) -> None:
 
 
 def check_training(choices: Choices) -> None:
-    """Checks the options of a run that is configured by them alone.
+    """Checks the options of a run without a config.
 
     Raises:
       InputError: if an option is missing, or has no effect.

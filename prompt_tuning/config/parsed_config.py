@@ -112,7 +112,7 @@ class GivenConfig:
         return f"the config {shortened(', '.join(self.files)) or '(no file)'}"
 
     def parse(self, factories: Factories, directory: str | None = None) -> None:
-        """Lets gin parse the config, with factories that are registered with it.
+        """Lets gin parse the config, with the factories registered.
 
         Args:
           factories: factories by name, or outlines of those that the config names.

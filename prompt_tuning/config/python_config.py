@@ -47,7 +47,7 @@ def _brief(value: Any) -> str:
 
 
 def own_prompt(value: Any) -> functools.partial | None:
-    """Returns a class of prompts with the arguments that are given.
+    """Returns a class of prompts with given arguments.
 
     Args:
       value: a class of prompts, or a `functools.partial` of one; None is returned for

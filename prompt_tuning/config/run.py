@@ -138,7 +138,7 @@ class Run:
 
     @property
     def tuning(self) -> Tuning:
-        """The prompts and adapters that are added to the frozen model."""
+        """The prompts and adapters on top of the frozen model."""
         return Tuning(
             prompt=self.prompt,
             prompting=self.prompting,

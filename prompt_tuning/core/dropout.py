@@ -49,7 +49,7 @@ def dropout(
     key: Key[Array, ""] | None,
     index: DropoutIndex,
 ) -> Float[Array, "..."]:
-    """Zeroes each element with probability `rate` and scales the others up.
+    """Zeroes each element with probability `rate` and scales the rest up.
 
     The mask depends on key and index only, so a rematerialized forward pass draws it
     again bit for bit. Without a key, `x` is returned unchanged.

@@ -44,7 +44,7 @@ def check_choices(config: object) -> None:
 
 
 def check_combinations(config: Any) -> None:
-    """Checks the choices of a `ModelConfig` that exclude others.
+    """Checks the choices of a `ModelConfig` that exclude each other.
 
     Raises:
       InputError: with both choices.

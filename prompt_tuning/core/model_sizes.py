@@ -60,7 +60,7 @@ def check_sizes(config: Any) -> None:
 
 
 def check_products(config: Any) -> None:
-    """Checks the sizes of a `ModelConfig` that are products of others.
+    """Checks the sizes of a `ModelConfig` that are products of sizes.
 
     Raises:
       InputError: for the first that is too large.

@@ -17,7 +17,7 @@ Words = Callable[[str, Any], str]
 
 
 class Placeholder(str):
-    """Stands for a value that is not text, in what `how_to_set` returns."""
+    """Stands for a value other than text in the result of `how_to_set`."""
 
 
 NUMBER = Placeholder("NUMBER")

@@ -198,7 +198,7 @@ class AdapterTable(NamedTuple):
 def stack_adapters(
     config: ModelConfig, adapters: Sequence[ResidentAdapter]
 ) -> AdapterTable:
-    """Stacks the adapters of projections of several adapters into tables."""
+    """Stacks the projection adapters of all adapters into tables."""
     chosen = [adapter for adapter in adapters if adapter.adapts_projections]
     count = 1
     while count < len(chosen) + 1:

@@ -72,7 +72,7 @@ class Detokenizer:
         return self._text
 
     def add(self, token: int) -> NewText:
-        """Adds a token and returns the text that is certain since."""
+        """Adds a token and returns the text that became certain."""
         self._ids.append(token)
         self._count += 1
         earlier, self._whole = self._whole, self._tokenizer.decode(self._window)

@@ -14,8 +14,8 @@ def guess_tokens(tokens: Sequence[int], count: int) -> list[int]:
     """Returns up to `count` guesses of what follows some tokens.
 
     The occurrence that agrees with the most last tokens is continued, the latest of
-    several. Where it reaches the end, its continuation begins again, as in a text that
-    repeats with a short period.
+    equally long ones. Where it reaches the end, its continuation begins again, as in a
+    text that repeats with a short period.
 
     >>> guess_tokens([5, 1, 2, 3, 4, 9, 1, 2], 3)
     [3, 4, 9]

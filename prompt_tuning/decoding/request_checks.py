@@ -105,7 +105,7 @@ def _room_for_new(
 
 
 def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
-    """Checks vectors that are read instead of tokens.
+    """Checks vectors that replace tokens.
 
     Raises:
       InputError: if they do not fit the model, or the rows of the adapter are

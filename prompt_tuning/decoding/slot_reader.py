@@ -271,7 +271,7 @@ class SlotReader:
                     self._serve_followers(rows, other, row)
 
     def _kind(self, row: RowProgress) -> tuple[Any, ...]:
-        """Returns what rows that are read together have in common."""
+        """Returns what rows have in common if they are read together."""
         if row.reads_whole:
             size = self._chunk
             while size < len(row.given):

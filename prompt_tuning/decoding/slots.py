@@ -134,7 +134,7 @@ def read_guesses(
 def _replace_active(
     old: Float[Array, "B D"], new: Float[Array, "B D"], rows: RowStates
 ) -> Float[Array, "B D"]:
-    """Returns the new states of active rows and the old ones of others."""
+    """Returns the new states of active rows and the old ones of the rest."""
     return jnp.where(jnp.asarray(rows.active)[:, None], new, old)
 
 

@@ -13,7 +13,7 @@ from prompt_tuning.data.examples.row_readers import Example
 
 
 def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
-    """Aligns the tables of several models, so that all count the same tokens.
+    """Aligns the tables of models, so that all count the same tokens.
 
     A model without a prompt cannot predict the first token of a row, so that token may
     count in one table and not in another. All tables then use the weights of the table
@@ -42,7 +42,7 @@ class AlignedExamples(Examples):
     """
 
     def __init__(self, table: Examples, other: Examples):
-        """Selects the examples that are in the other table."""
+        """Selects the examples of the other table."""
         counts = {"weight_counts": other.weight_counts}
         chosen = np.isin(_example_keys(table), _example_keys(other))
         super().__init__(

@@ -156,7 +156,7 @@ class Evaluator:
 
     @property
     def examples(self) -> Examples:
-        """The held-out examples, with the numbers of those that are left out."""
+        """The held-out examples, with the numbers of the left-out ones."""
         return self._examples
 
     @property

@@ -43,7 +43,7 @@ class CompletionPlaces:
     def find(
         cls, example: Example, completion: Sequence[int], new_tokens: int
     ) -> "CompletionPlaces":
-        """Finds a completion, which begins after the tokens that are given."""
+        """Finds a completion, which begins after the given tokens."""
         learned = np.flatnonzero(example.weights)
         first, stop = example.prefix_length, example.prefix_length + len(completion)
         tokens = np.flatnonzero((first <= learned) & (learned < stop))

@@ -61,7 +61,7 @@ def exponential_ratio(sums: Sums) -> Float[np.ndarray, "*lead"]:
 
 
 def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Averages the F1 of all classes that are expected or answered at least once.
+    """Averages the F1 of all expected or answered classes.
 
     The F1 of a class is `2 r / (a + g)`: `r` right answers, `a` answers, `g` examples
     whose gold class it is.

@@ -34,7 +34,7 @@ class LossFunctions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignObjective(Objective):
-    """An object that is not derived from `Objective` but has its methods.
+    """An object with the methods of `Objective`, but not derived from it.
 
     Attributes:
       wrapped: the object; it must be hashable, as a frozen dataclass is. Its attribute

@@ -48,7 +48,7 @@ def sum_losses(
     weights: Float[Array, "*lead"],
     correct: Array,
 ) -> LossSums:
-    """Sums losses times their factors, the weights, and the weights that are correct.
+    """Sums losses times their factors, the weights, and the correct weights.
 
     Args:
       losses: loss of each token, or of each example with classes.

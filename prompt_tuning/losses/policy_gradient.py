@@ -23,9 +23,9 @@ class PolicyGradient(Objective):
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, the others less likely. The advantages come from
-    the data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of
-    the weights.
+    than expected become more likely, all other texts less. The advantages come from the
+    data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
+    weights.
 
     Raises:
       InputError: when the run is opened, if the data have no advantages.

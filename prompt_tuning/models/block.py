@@ -301,7 +301,7 @@ class Block(nnx.Module):
         computed: Sequence[KeyValues | None],
         encoded: Sequence[Float[Array, "_ _ D"] | None],
     ) -> tuple[KeyValues, ...]:
-        """Returns keys and values of encoder outputs, computing those that are None.
+        """Returns keys and values of encoder outputs, and computes missing ones.
 
         Args:
           computed: keys and values of each output, where they were computed before.

@@ -24,7 +24,7 @@ def any_on_host(parameters: Mapping[str, Blocks]) -> bool:
 
 
 def move_to_device(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Copies those parameters to the device that are in host memory."""
+    """Copies parameters from host memory to the device."""
     device = jax.memory.Space.Device
     return {
         path: jax.device_put(leaf, device) if is_on_host(leaf) else leaf

@@ -71,7 +71,7 @@ class _Prompted:
         return vectors if vectors.ndim == 3 else vectors[None]
 
     def prompt_count(self) -> masks.Count:
-        """Number of vectors that are added to each example's text, without padding."""
+        """Number of vectors added to each example's text, without padding."""
         in_text = self.prompting.placement == TEMPLATE
         return 0 if in_text else self.prompt.real_length
 

@@ -57,7 +57,7 @@ class RowInfo(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether a row holds several examples."""
+        """Whether a row holds more than one example."""
         return self.segment_ids is not None
 
     @property
@@ -84,7 +84,7 @@ class RowInfo(NamedTuple):
         return positions_in_segment(self.segment_ids)
 
     def is_given(self, length: int) -> Bool[Array, "B T"]:
-        """Marks the tokens that are given instead of completed."""
+        """Marks the given tokens, as opposed to completed ones."""
         if self.segment_ids is None:
             return masks.real_tokens(self.prefix_lengths, length)
         example = jnp.maximum(self.segment_ids - 1, 0)  # [B, T]

@@ -333,7 +333,7 @@ class CompiledStages:
     def joined_gradient(
         self, stage: int, larger: "CompiledStages", count: int
     ) -> Program:
-        """Returns a stage's p2 of several micro-batches as one product.
+        """Returns a stage's p2 of many micro-batches as one product.
 
         Raises:
           InputError: if something of p2 cannot be joined.

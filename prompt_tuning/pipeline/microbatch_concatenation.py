@@ -9,7 +9,7 @@ from prompt_tuning.core.errors import InputError
 
 
 class MicrobatchConcatenation:
-    """Joins lists of arrays of several micro-batches along their rows.
+    """Joins the lists of arrays of micro-batches along their rows.
 
     An array's rows are the dimension that is larger in a trace of all rows.
     """

@@ -162,7 +162,7 @@ def _needed(program: Jaxpr, outputs: Sequence[Any]) -> set[Any]:
 
 
 class Repeated:
-    """Finds values that are cheap to compute again from some of a program's inputs.
+    """Finds values that are cheap to compute again from a program's inputs.
 
     Attributes:
       chosen: equations that are computed again, by their identity.

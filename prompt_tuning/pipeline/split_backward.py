@@ -73,7 +73,7 @@ class SplitBackward:
         self._cut_backward(closed)
 
     def _split(self, items: Sequence[Any], trees: Sequence[int]) -> list[list[Any]]:
-        """Splits leaves of several trees, given by their indices."""
+        """Splits leaves of trees, given by their indices."""
         parts, first = [], 0
         for tree in trees:
             count = self._structures[tree].num_leaves

@@ -164,7 +164,7 @@ class StageDevices:
 
 
 def _own_copy(array: Any) -> Any:
-    """Returns this process's copy of an array that several processes have."""
+    """Returns this process's copy of an array that other processes have too."""
     if not isinstance(array, jax.Array) or array.is_fully_addressable:
         return array
     return array.addressable_data(0)

@@ -10,7 +10,7 @@ from prompt_tuning.pipeline.stage_joins import pad, replicated
 
 
 class FrozenParts:
-    """Frozen parameters on the devices of the stages, which several pipelines share."""
+    """Frozen parameters on the devices of the stages, which pipelines share."""
 
     def __init__(self):
         """Starts with none."""

@@ -21,7 +21,7 @@ _tracing = threading.Lock()
 
 
 class Program:
-    """A function that is compiled when it first runs, while other stages may run."""
+    """A function; its first run compiles it, while other stages may run."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class StagePrograms:
         self.backward = self._program(self._both, [*known, *[arrays] * 5], (6, 7))
 
     def joined_gradient(self, larger: "StagePrograms", count: int) -> Program:
-        """Returns p2 of several micro-batches, as one product for each weight.
+        """Returns p2 of many micro-batches, as one product for each weight.
 
         Returns:
           `weight_gradient`, of lists of `others`, of `held` and of `handed`.

@@ -17,8 +17,8 @@ def find_checkpoint(name: str) -> Path:
     Args:
       name: path of a Hugging Face folder or a T5X checkpoint; `bundled:` and the name
         of a bundled model; or the name of a model of the Hugging Face hub, such as
-        "Qwen/Qwen3-0.6B", and a revision after `@`. A name that is also a path is the
-        path.
+        "Qwen/Qwen3-0.6B", and a revision after `@`. If a name is also a path, the path
+        wins.
 
     Raises:
       InputError: if there is none, or the path is one of its files.

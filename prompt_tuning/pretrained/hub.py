@@ -31,7 +31,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def find_folder(name: HubName) -> Path:
     """Returns the folder of a model in the cache, after downloading what it lacks.
 
-    A revision that is in the cache is not looked up again.
+    A cached revision is not looked up again.
 
     Raises:
       InputError: if the model is not in the cache and cannot be downloaded, or belongs

@@ -88,7 +88,7 @@ class PromptedModel:
 
     @status("reading the model")
     def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
-        """Restores or initializes all parameters that are not streamed, by path.
+        """Restores or initializes all parameters but streamed ones, by path.
 
         On a mesh each process reads the slices of the checkpoint that its devices hold.
 

@@ -165,7 +165,7 @@ def open_checkpoint(
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:
-    """Reads a parameter of a checkpoint that is one stored array, in its stored type.
+    """Reads one stored array of a checkpoint, in its stored type.
 
     Raises:
       InputError: if the checkpoint cannot be read, or lacks the array.

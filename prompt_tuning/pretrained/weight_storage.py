@@ -87,7 +87,7 @@ def check_location(
 
 @dataclasses.dataclass(frozen=True)
 class WeightStorage:
-    """The weights that are not on the device.
+    """The weights that the device does not hold.
 
     Attributes:
       streamed: weights that stay in their file, by path.

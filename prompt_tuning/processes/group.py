@@ -202,8 +202,8 @@ def run_together(
 ) -> int:
     """Joins the other processes, runs the command with them, and leaves.
 
-    If this process fails, the others are told. If another process is gone, this one
-    ends with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
+    If this process fails, it tells all other processes. If another process is gone,
+    this one ends with the exit code `ANOTHER_STOPPED`, whatever it is waiting for.
 
     Args:
       launch: how the processes find each other.
@@ -334,7 +334,7 @@ def _shut_down() -> None:
 def _leave_early(
     monitor: HeartbeatMonitor, reporter: CrashReporter, rank: int, code: int
 ) -> NoReturn:
-    """Tells the others that this process failed, and ends it."""
+    """Tells all other processes that this one failed, and ends it."""
     monitor.leave(_stopped_word(code))
     _wait_for_others(monitor, rank)
     reporter.dismiss()

@@ -112,7 +112,7 @@ class HeartbeatMonitor(threading.Thread):
     def finish(self) -> None:
         """Waits, still watching, until the others have nothing left to do either.
 
-        JAX would notice a process that is missing from its shutdown barrier only late.
+        JAX would notice only late that a process misses its shutdown barrier.
         """
         # A heartbeat from before must not overwrite the word.
         with self._write_lock:

@@ -97,7 +97,7 @@ class DeepPrompt(InputPrompt):
 
 
 class AddedDeepPrompt(DeepPrompt):
-    """A soft prompt, and vectors that are added to its hidden states in later blocks.
+    """A soft prompt, and vectors to add to its hidden states in later blocks.
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The added
     vectors start at zero and the soft prompt is stored under the path that it has

@@ -155,7 +155,7 @@ class InputPrompt(PromptModule):
 
     @property
     def real_length(self) -> Count:
-        """Number of vectors that are not padding, which come first."""
+        """Number of vectors without padding, which comes last."""
         return self.length
 
     def __call__(

@@ -88,7 +88,7 @@ class PaddedPrompt(InputPrompt):
 
     @property
     def real_length(self) -> Int[Array, ""]:
-        """Number of vectors that are not padding."""
+        """Number of vectors without padding."""
         return self.real[...]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:

@@ -49,7 +49,7 @@ class WrappedPrompt(InputPrompt):
 
     @property
     def real_length(self) -> Count:
-        """Number of the inner prompt's vectors that are not padding."""
+        """Number of the inner prompt's vectors without padding."""
         return self.inner.real_length
 
     @property

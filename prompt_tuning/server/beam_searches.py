@@ -36,7 +36,7 @@ class BeamSearches:
     ) -> list[RequestHandle]:
         """Returns the requests with their continuations, best first.
 
-        Rows that are not begun are left out once the caller is cancelled.
+        Once the caller is cancelled, rows that have not begun are left out.
 
         Raises:
           InputError: if a row cannot be served.

@@ -40,7 +40,7 @@ def connection_limit() -> int:
 
 
 class TimedConnection(H11Protocol):
-    """A connection that is closed when its client sends or reads too slowly.
+    """A connection that closes if its client sends or reads too slowly.
 
     If too many are open, a new one closes some that have waited longest for the rest of
     a request, so that clients that never send it exclude no others.

@@ -123,7 +123,7 @@ class EngineThread:
         self._end_all(RequestError(STOPPING, 503, "server_error"))
 
     async def stop(self) -> None:
-        """Ends the thread after the rows that are left, without waiting for long."""
+        """Ends the thread after the remaining rows, without a long wait."""
         self._calls.put(None)
         await asyncio.wait([self._done], timeout=PATIENCE)
 

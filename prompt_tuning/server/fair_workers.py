@@ -73,7 +73,7 @@ class FairWorkers:
             raise
 
     def _release(self) -> None:
-        """Gives a thread that is free now to the next client."""
+        """Gives a free thread to the next client."""
         while self._turns:
             turn = self._turns.pop()
             if not turn.done():  # its caller is cancelled

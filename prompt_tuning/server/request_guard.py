@@ -29,7 +29,7 @@ class RequestGuard:
         self._key = None if api_key is None else _digest(api_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request that is refused, and passes on the others."""
+        """Answers refused requests, and passes on all others."""
         if scope["type"] == "http":
             problem = self._problem(scope["path"], Headers(scope=scope))
             if problem is not None:

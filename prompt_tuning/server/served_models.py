@@ -106,7 +106,7 @@ class ServedModels:
             raise InputError(f"{name} is the name of the frozen model: choose another")
 
     async def load(self, thread: EngineThread, name: str, path: str) -> None:
-        """Loads an adapter from below the directory that is allowed.
+        """Loads an adapter from below the allowed directory.
 
         Raises:
           InputError: if it cannot be read or belongs to another model.

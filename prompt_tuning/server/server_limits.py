@@ -66,7 +66,7 @@ class ServerSettings:
 
 
 class RequestError(Exception):
-    """A request that is refused with another status than 400.
+    """A request refused with another status than 400.
 
     Attributes:
       status: HTTP status.

@@ -62,7 +62,7 @@ def _computed_axes(name: str) -> Axes:
 
 
 def copy_to_shards(x: Float[Array, "..."], name: str) -> Float[Array, "..."]:
-    """Passes a replicated array to a computation that is sharded over a dimension.
+    """Passes a replicated array to a computation sharded over a dimension.
 
     The backward pass all-reduces the gradient, because each device computes only the
     part that belongs to its shard.
@@ -257,7 +257,7 @@ def gather_rows(x: Shaped[Array, "B *rest"]) -> Shaped[Array, "R *rest"]:
 
 
 def local_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
-    """Selects this device's rows of an array that is the same on all devices.
+    """Selects this device's rows of an array that all devices have.
 
     It is the inverse of `gather_rows`.
     """

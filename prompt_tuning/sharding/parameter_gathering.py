@@ -15,7 +15,7 @@ from prompt_tuning.sharding.mesh_layout import NEVER_GATHERED, MeshLayout
 def gather_parameters(
     parameters: Mapping[str, Array], axes: Mapping[str, ParameterAxes]
 ) -> dict[str, Array]:
-    """All-gathers parameters along every dimension that is not computed in shards.
+    """All-gathers parameters along every dimension but those computed in shards.
 
     Args:
       parameters: some of a model's parameters by path, such as one block's.
@@ -49,7 +49,7 @@ def _gather_parameter(
 def _gathered_dimensions(
     layout: MeshLayout, path: str, names: tuple[str, ...]
 ) -> Iterator[tuple[int, Axes]]:
-    """Yields each dimension that is gathered, with its mesh axes."""
+    """Yields each gathered dimension with its mesh axes."""
     spec = layout.spec(path, names)
     for dimension, (name, entry) in enumerate(zip(names, spec, strict=True)):
         if name not in NEVER_GATHERED:

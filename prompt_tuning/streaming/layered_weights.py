@@ -42,7 +42,7 @@ class LayeredWeight:
 
     @classmethod
     def from_array(cls, path: str, array: np.ndarray) -> "LayeredWeight":
-        """Returns a parameter that is in host memory, where it may change."""
+        """Returns a parameter in host memory, where it may change."""
 
         def read(parts: Sequence[Block]) -> list[np.ndarray]:
             return [np.array(array[part]) for part in parts]

@@ -34,7 +34,7 @@ def value_of(atom: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def variables(atoms: Iterable[Any]) -> list[Any]:
-    """Returns the atoms that are variables."""
+    """Returns the variables among atoms."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 

@@ -260,7 +260,7 @@ def _segment(
     loops: Sequence[LayerLoop],
     stage: int,
 ) -> Segment:
-    """Returns the equations of one stage that are read later, as a function."""
+    """Returns the equations of one stage with later readers, as a function."""
     later = [equation.invars for others in stages[stage + 1 :] for equation in others]
     later += [(*x.shared, *x.stacked, *x.start) for x in loops[stage:]]
     wanted = {var for atoms in [*later, program.outvars] for var in variables(atoms)}

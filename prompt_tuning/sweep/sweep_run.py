@@ -38,7 +38,7 @@ SWEEP_FILE = "sweep.json"
 
 @dataclasses.dataclass(frozen=True)
 class SweepMember:
-    """A member that is ready to step.
+    """A member, ready to step.
 
     Attributes:
       name: name of its directory.
@@ -60,7 +60,7 @@ class SweepMember:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Runs that are ready to step together.
+    """Runs, ready to step together.
 
     Attributes:
       directory: directory of the sweep, which contains the members' directories.

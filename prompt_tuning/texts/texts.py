@@ -340,7 +340,7 @@ class Texts:
             return self._open(slots, slot_length(self.room))
 
     def open_engine(self, slots: int, length: int, kept: int = 0) -> DecodingEngine:
-        """Opens an engine that all requests use, and that is never replaced.
+        """Opens an engine for all requests; it is never replaced.
 
         Args:
           slots: number of rows that are continued together.

@@ -22,7 +22,7 @@ def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator
     """Compiles what the steps up to `stop` and the evaluation need.
 
     Several processes, meshes and streamed weights compile each program when it is
-    needed. At the end a program that is being compiled is waited for.
+    needed. At the end, waits for a program that is being compiled.
     """
     step, done = training.step, int(state.step)
     if (

@@ -127,7 +127,7 @@ def open_evaluator(
     evaluation: Evaluation,
     examples: Examples | None = None,
 ) -> Evaluator:
-    """Opens an evaluation that measures a training objective if that is possible.
+    """Opens an evaluation that measures a training objective if possible.
 
     Args:
       objective: objective of the run that the model belongs to.

@@ -132,7 +132,7 @@ def _without_evaluation(values: Mapping[str, int | float]) -> dict[str, int | fl
 
 
 def _parsed_lines(file: Path) -> Iterator[tuple[bytes, dict[str, int | float]]]:
-    """Yields each line that is JSON, with its content."""
+    """Yields each line of JSON with its content."""
     for number, line in enumerate(read_limited(file, MAXIMUM_LOG).splitlines(), 1):
         source = f"line {number} of {file}"
         try:

@@ -33,7 +33,7 @@ StateLeaves = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class CarriedState:
-    """Optimizer state that is carried over from another run.
+    """Optimizer state carried over from another run.
 
     Attributes:
       paths: parameters whose state is carried over.

@@ -96,7 +96,7 @@ class PipelinePreview:
     def weight_bytes(self) -> tuple[int, ...]:
         """Bytes of the frozen and trained parameters on each device of each stage.
 
-        An embedding table that is also the head is on the first and the last stage.
+        If an embedding table is also the head, the first and the last stage have it.
         """
         model = self.opened.model
         placement = stage_placement(self.opened.run, model)

@@ -240,7 +240,7 @@ def _named(largest: tuple[dict[str, Any], Any]) -> dict[str, float]:
 
 
 def find_not_finite(weights: Mapping[str, Any]) -> str | None:
-    """Returns the path of the first parameter with a number that is not finite.
+    """Returns the path of the first parameter that is not finite.
 
     Args:
       weights: parameters by path; of those on several processes, each process reads its
@@ -258,7 +258,7 @@ def find_not_finite(weights: Mapping[str, Any]) -> str | None:
 
 
 def _parts(weight: Any) -> Iterator[np.ndarray]:
-    """Yields a parameter in parts that are in host memory one at a time."""
+    """Yields a parameter in parts, with one in host memory at a time."""
     if isinstance(weight, LayeredWeight):
         yield from map(weight.read, range(weight.shape[0]))
     else:

@@ -108,7 +108,7 @@ def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> N
 
 
 def refuse_stages(run: Run, subject: str) -> None:
-    """Refuses several stages where they are not supported.
+    """Refuses more than one stage where that is not supported.
 
     Raises:
       InputError: with what to set.

@@ -266,7 +266,7 @@ def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
 
 
 class CompiledStep:
-    """A function that is compiled once for each shape of batch.
+    """A function, compiled once for each shape of batch.
 
     Attributes:
       jitted: the jitted function.

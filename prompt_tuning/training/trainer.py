@@ -37,7 +37,7 @@ def _brief(epochs: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A run that is ready to step.
+    """A run, ready to step.
 
     Attributes:
       run: configuration of the run.

@@ -78,7 +78,7 @@ class PlannedModel:
 
 @dataclasses.dataclass(frozen=True)
 class ComparedModel:
-    """A model that is compared on held-out examples.
+    """A model to compare on held-out examples.
 
     Attributes:
       name: heading of its column.

@@ -75,7 +75,7 @@ class EnsembleResult(NamedTuple):
 
 
 def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Parameters]:
-    """Opens a run's frozen model with several prompts from files.
+    """Opens a run's frozen model with prompts from files.
 
     Args:
       run: run whose model and `prompting` are used.
@@ -124,7 +124,7 @@ def evaluate_ensemble(
     evaluation: Evaluation,
     vote: str = "majority",
 ) -> dict[str, EnsembleResult]:
-    """Measures the vote of several prompts, and each prompt alone.
+    """Measures the vote of prompts, and each prompt alone.
 
     Args:
       model: model with `k` prompts, from `open_ensemble`.
@@ -269,7 +269,7 @@ def _elect(
 
 
 def _add_ends(answers: Rows, model: PromptedModel, new_tokens: int) -> Rows:
-    """Appends the end token to each answer that is shorter than `new_tokens`."""
+    """Appends the end token to answers shorter than `new_tokens`."""
     return [
         add_end([answer], model, add_eos=len(answer) < new_tokens)[0]
         for answer in answers

@@ -131,9 +131,9 @@ _MOVES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
 def check_types(settings: JsonObject) -> None:
-    """Checks the types and ranges of all settings that are read.
+    """Checks the types and ranges of all settings that we read.
 
-    Those of a method that is not supported are not checked.
+    Settings of an unsupported method are not checked.
 
     Raises:
       InputError: for the first setting of another type or out of range.
@@ -203,7 +203,7 @@ def check_supported(settings: Settings, source: str) -> None:
 
 
 def positive_setting(settings: Settings, name: str, source: str) -> int:
-    """Returns a setting that is a positive integer.
+    """Returns the positive integer of a setting.
 
     Raises:
       InputError: if it is not.

@@ -35,7 +35,7 @@ def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapt
 
 
 def _common_settings(settings: Settings) -> dict[str, Any]:
-    """Returns the settings of P-tuning that are valid for a plain prompt."""
+    """Returns the settings of P-tuning that a plain prompt may have."""
     names = ("base_model_name_or_path", "revision", "task_type")
     return {name: settings[name] for name in names if name in settings}
 

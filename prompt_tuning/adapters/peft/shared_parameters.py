@@ -8,7 +8,7 @@ from prompt_tuning.core.model_config import ModelConfig
 
 
 def trained_as_one(adapter: Adapter, config: ModelConfig) -> str | None:
-    """Describes parameters that PEFT trains as one, and that are several here.
+    """Describes parameters that PEFT trains as one, and we as more.
 
     Args:
       adapter: an adapter; without settings it is not PEFT's.

@@ -115,7 +115,7 @@ def _suffixes(module: str) -> set[str]:
 def _partly_adapted(
     names: Collection[str], known: Mapping[str, Projection]
 ) -> Iterator[str]:
-    """Yields all modules of the projections that are adapted in some layer."""
+    """Yields all modules of projections that some layer adapts."""
     for projection in known.values():
         if any(module in names for module in projection.modules):
             yield from projection.modules

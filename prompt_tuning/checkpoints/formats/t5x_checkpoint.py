@@ -201,7 +201,7 @@ def _read_chunks(
 ) -> np.ndarray:
     """Reads a block of an array `[rows, ...]` in flat chunks, which may split a row.
 
-    Only rows that are split between chunks are copied completely before slicing.
+    Only rows split between chunks are copied completely before slicing.
     """
     rows, *rest = block
     width = math.prod(shape[1:])

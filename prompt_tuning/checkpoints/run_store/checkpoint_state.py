@@ -18,7 +18,7 @@ KINDS = "biuf"
 
 
 def check_state(path: Path, content: dict[str, Any]) -> None:
-    """Checks type and range of every field that is read from a state.
+    """Checks type and range of every field that we read from a state.
 
     Args:
       path: path of `state.json`, whose folder contains the files that it names.

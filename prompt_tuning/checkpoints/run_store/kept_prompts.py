@@ -53,7 +53,7 @@ class KeptPrompts:
     paths: Sequence[str] = ()
 
     def keep(self, folder: Path, step: int) -> None:
-        """Copies the prompts of a checkpoint that is about to be deleted.
+        """Copies the prompts of a checkpoint before it is deleted.
 
         A damaged checkpoint, and one without a chosen parameter, has nothing to keep.
         """

@@ -205,6 +205,6 @@ def _split_micro_batches(batch: Batch, accumulate: int) -> Batch:
 
 
 def real_token_share(batch: Batch) -> float:
-    """Returns the share of a batch's inputs that are not padding, between 0 and 1."""
+    """Returns the share of a batch's inputs without padding, between 0 and 1."""
     real_rows = np.any(batch.loss_weights != 0, axis=-1)
     return float(np.sum(batch.lengths * real_rows) / batch.tokens.size)

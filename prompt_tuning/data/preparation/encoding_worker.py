@@ -41,7 +41,7 @@ CATEGORY_IDS = "category_ids"
 
 
 class ParsedRecord(NamedTuple):
-    """A record that is read but not yet rendered.
+    """A record that was read but not yet rendered.
 
     Attributes:
       number: index of the record in its task.

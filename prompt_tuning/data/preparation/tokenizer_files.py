@@ -38,7 +38,7 @@ SETTINGS = (CONFIG_FILE, MAP_FILE, ADDED_FILE, TEMPLATE_FILE, MODEL_CONFIG)
 def open_tokenizer(choice: TokenizerChoice) -> Tokenizer:
     """Loads the tokenizer and assigns the requested roles to tokens.
 
-    A token that is not in the vocabulary is appended to it.
+    A token outside the vocabulary is appended to it.
 
     Raises:
       InputError: if the tokenizer cannot be read, has no EOS, or does not support

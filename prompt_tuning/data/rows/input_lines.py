@@ -113,7 +113,7 @@ def _name(argument: str) -> Path:
 
 
 def _text_lines(stream: io.BufferedIOBase, path: Path, key: str) -> Iterator[JsonLine]:
-    """Yields the lines of a text that are not empty.
+    """Yields the lines of a text, without empty ones.
 
     Raises:
       InputError: at a line that is too long or not UTF-8.

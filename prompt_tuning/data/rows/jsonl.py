@@ -154,7 +154,7 @@ class RowEncoder(Protocol):
 
 
 def read_lines(path: Path) -> Iterator[JsonLine]:
-    """Yields the lines of a file that are not empty.
+    """Yields the lines of a file, without empty ones.
 
     Raises:
       InputError: at a line that is not a JSON object.
@@ -172,7 +172,7 @@ def parse_lines(stream: io.BufferedIOBase, path: Path) -> Iterator[JsonLine]:
 def numbered_lines(
     stream: io.BufferedIOBase, path: Path
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number, location and content of the lines that are not empty.
+    """Yields the number, location and content of each line, without empty ones.
 
     Raises:
       InputError: at a line that is too long.

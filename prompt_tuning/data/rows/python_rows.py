@@ -31,7 +31,7 @@ def data_files(data: Any, source: Any) -> Iterator[list[str]]:
     """Yields held-out data as file names; rows in memory are written to a file.
 
     Args:
-      data: paths, or rows; see `write_rows`. Of several splits the held-out one.
+      data: paths, or rows; see `write_rows`. Of its splits, the held-out one.
       source: `DataSource` with the keys of rows.
 
     Raises:
@@ -74,12 +74,12 @@ def naming_rows(arguments: Mapping[str, str]) -> Iterator[None]:
 
 
 def has_held_out(data: Any) -> bool:
-    """Returns whether data has a split for development among several splits."""
+    """Returns whether data has splits, one for development."""
     return _is_splits(data) and "dev" in _by_split(data)
 
 
 def split_of(data: Any, argument: str, *, held_out: bool) -> Any:
-    """Returns one split of data that has several, such as a `datasets.DatasetDict`.
+    """Returns one split of data with splits, e.g. a `datasets.DatasetDict`.
 
     Args:
       data: splits by name, or data without splits, which is returned as it is.

@@ -150,7 +150,7 @@ class Tasks:
         return self.aliases.get(value, value) if isinstance(value, str) else value
 
     def range_error(self, task: int) -> str:
-        """Returns the message for a task that is out of range."""
+        """Returns the message for a task out of range."""
         message = f"the task is {task}, expected 0 to {self.count - 1}"
         if self.token is None:
             return f"{message} ({shown(self.key)}), the prompts of the model"

@@ -139,7 +139,7 @@ def _is_one(name: str, value: Any) -> bool:
 
 
 def is_learned(message: Mapping[str, Any], location: str) -> bool:
-    """Returns whether a message is an answer that is learned, by its role and flags.
+    """Returns whether a message is a learned answer, by its role and flags.
 
     An answer without a content is not, unless it calls a tool or the like: only its end
     could be learned.

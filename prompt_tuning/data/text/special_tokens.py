@@ -27,7 +27,7 @@ class SpecialTokens:
     begin_ids: tuple[int, ...] | None = None
 
     def fill_from(self, other: "SpecialTokens") -> "SpecialTokens":
-        """Returns these values, with those that are None taken from `other`."""
+        """Returns these values, or `other`'s for None."""
         fields = [field.name for field in dataclasses.fields(self)]
         values = {name: getattr(self, name) for name in fields}
         defined = {name: x for name, x in values.items() if x is not None}
@@ -60,7 +60,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _read_checked(file: Path) -> dict[str, Any]:
-    """Reads a file of settings and checks the types of those that are used."""
+    """Reads a file of settings and checks the types of the used ones."""
     content = JsonObject(str(file), read_json_object(file))
     for flag in FLAGS:
         content.flag(flag, None)

@@ -64,7 +64,7 @@ def drops_space(tokenizer: Tokenizer, given: Sequence[int], token: int | None) -
 
 
 def _find_anchor(tokenizer: Tokenizer) -> int:
-    """Returns a token with a plain text, after which others are decoded."""
+    """Returns a token with a plain text, to decode other tokens after."""
     for token in range(tokenizer.vocabulary_size):
         text = tokenizer.decode([token])
         if text.isascii() and text.isalnum():

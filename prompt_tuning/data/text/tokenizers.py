@@ -177,7 +177,7 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
             return self._encode_batch([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes several texts, faster than calling `encode` for each."""
+        """Encodes many texts, faster than calling `encode` for each."""
         for text in texts:
             check_text(text, self.costs.growth)
         try:
@@ -263,7 +263,7 @@ def encode_consecutive(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[
 def separate_pair(
     tokenizer: Tokenizer, prompt: str, completion: str
 ) -> tuple[list[int], list[int]]:
-    """Encodes a prompt and a completion that are two texts, as in T5."""
+    """Encodes a prompt and a completion as two texts, as in T5."""
     return tokenizer.encode(prompt), tokenizer.encode(completion)
 
 

@@ -166,8 +166,7 @@ def linear_combination(
 ) -> Float[np.ndarray, "P E"]:
     """Expresses each vector as a combination of tokens, and applies it to the target.
 
-    The combination is the least-squares solution, of the smallest norm if there are
-    several.
+    The combination is the least-squares solution with the smallest norm.
     """
     weights = np.linalg.lstsq(source.T.astype(np.float64), prompt.T.astype("f8"))[0]
     return (weights.T @ target).astype(np.float32)
@@ -182,7 +181,7 @@ def v2v_mlp(
     epochs: int = EPOCHS,
     on_epoch: OnEpoch | None = None,
 ) -> Float[np.ndarray, "P E"]:
-    """Applies a network that is trained to map source to target embeddings.
+    """Applies a network trained to map source to target embeddings.
 
     The network has one hidden layer of width `4 E` with ReLU, and is trained with
     squared error and Adam.
