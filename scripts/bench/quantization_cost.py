@@ -30,6 +30,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.quantization.stores import STORES
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
@@ -39,7 +40,7 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts import skill_tuning, skills
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16", *STORES)
 WIDTH = 120
 END_OF_TEXT = "<|endoftext|>"
 HEADINGS = (

@@ -14,6 +14,7 @@ def test_a_real_model_predicts_stories_equally_well_with_narrow_weights():
         str(SHARED / "data/models/stories260k"),
         SHARED / "data/text/tinystories/tinystories_sample.txt",
     )
+    rows = rows[:3]
     assert [row[1] for row in rows] == ["float32", "bfloat16", "int8"]
     size, nats, agreement = (
         [float(row[column].strip("%").replace(",", "")) for row in rows]

@@ -1,5 +1,7 @@
 """Evaluation, generation and dropout on a mesh."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +68,25 @@ def test_tokens_have_the_same_loss():
     )
     np.testing.assert_allclose(one.nll, many.nll, rtol=1e-5)
     np.testing.assert_array_equal(one.correct, many.correct)
+
+
+@pytest.mark.parametrize("store", sample(1, ["nf4", "int4", "int8"]))
+def test_packed_kernels_are_divided_by_groups(store):
+    """Each device has two of four groups of 64 inputs, and all tables of values."""
+    config = dataclasses.replace(
+        dummies.LLAMA, width=256, feed_forward_width=256, head_width=64
+    )
+    config = dataclasses.replace(config, parameter_dtype=store)
+    graph, parameters = dummies.prompted(config)
+    layout = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)
+    placement = meshes.placed(layout, graph, parameters)
+    put = {path: placement.put(path, leaf) for path, leaf in parameters.items()}
+    batch = dummies.make_batch(config, dummies.random_rows(meshes.ROWS))
+    one, many = (
+        score_rows(token_losses, graph, on, held, batch)
+        for held, on in ((parameters, None), (put, layout))
+    )
+    np.testing.assert_allclose(one.nll, many.nll, rtol=1e-5)
 
 
 def test_rows_grouped_by_prompt_are_not_divided():
