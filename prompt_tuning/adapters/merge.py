@@ -18,10 +18,12 @@ from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
 from prompt_tuning.adapters.peft.peft_conversion import check_projections
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
+from prompt_tuning.checkpoints.quantized.methods import SETTINGS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.families.hf_folder import read_config
 
 COPIED = (
@@ -54,6 +56,13 @@ def write_merged(
       InputError: if an adapter is of another kind, or does not belong to the model.
     """
     check_links(base, *COPIED)
+    config = read_object(base / "config.json")
+    if SETTINGS in config:
+        config.refuse(
+            SETTINGS,
+            "weights that are not quantized, since rounding would undo a part of the "
+            "merge: merge into the model that was quantized",
+        )
     stored = open_safetensors(base)
     by_path = projections(read_config(base), stored)
     for adapter in adapters:

@@ -42,7 +42,6 @@ class Family:
         where neither `config.json` itself nor `generation_config.json` names them.
       unread_modules: modules of a layer of the parts of the model that are not read,
         with `{}` for the layer's number, which PEFT must not adapt.
-      quantization: method of quantization whose weights are unpacked on reading.
       logit_bias: name of a bias of logits that some checkpoints lack.
       cached_heads: returns the number of key/value heads in the cache of transformers,
         and therefore of the prefixes that PEFT stores.
@@ -62,7 +61,6 @@ class Family:
     prefix_aliases: tuple[str, ...] = ()
     unread_parts: tuple[str, ...] = ()
     head_name: str = "lm_head.weight"
-    quantization: str | None = None
     logit_bias: str = ""
     token_parts: tuple[str, ...] = ()
     unread_modules: tuple[str, ...] = ()

@@ -87,6 +87,5 @@ GPT_OSS = dataclasses.replace(
     read_fields=read_gpt_oss,
     recipes=gpt_oss_recipes,
     write_settings=None,
-    quantization="mxfp4",
     inert=INERT | BALANCING,
 )

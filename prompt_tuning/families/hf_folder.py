@@ -14,7 +14,12 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.quantized.methods import (
+    METHOD,
+    METHODS,
+    SETTINGS,
+    open_weights,
+)
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
@@ -68,7 +73,7 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         hint = hint if reason is None else f": {reason}"
         settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
     family = FAMILIES[model_type]
-    _check_quantization(family, settings)
+    _check_quantization(settings)
     fields = family.read_fields(settings)
     for field, name in SOFT_CAPS.items():
         if field not in fields:
@@ -76,7 +81,7 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     parts = [settings.part(name) for name in family.token_parts]
     fields |= _token_ids(file, [settings, *parts], overrides)
     if "tied_head" not in overrides:
-        stored = open_safetensors(folder)
+        stored = open_weights(Path(folder))
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
         if family.logit_bias:
             fields["head_bias"] = family.logit_bias in stored
@@ -86,15 +91,16 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         raise InputError(f"{file} cannot be followed: {error}") from error
 
 
-def _check_quantization(family: Family, settings: HuggingFaceSettings) -> None:
-    name, reason = "quantization_config", "quantized weights are not read"
-    if family.quantization is None or name not in settings:
-        settings.require(name, None, reason)
-    else:
-        quantized = settings.part(name)
-        method = family.quantization
-        if quantized.text("quant_method") != method:
-            quantized.refuse("quant_method", f"{shown(method)}: other {reason}")
+def _check_quantization(settings: HuggingFaceSettings) -> None:
+    if SETTINGS not in settings:
+        return
+    quantized = settings.part(SETTINGS)
+    if quantized.text(METHOD) not in METHODS:
+        quantized.refuse(
+            METHOD,
+            f"one of {', '.join(METHODS)}; transformers can widen the weights of other "
+            "methods: model.dequantize(), then model.save_pretrained(FOLDER)",
+        )
 
 
 def _token_ids(

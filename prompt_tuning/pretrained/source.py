@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
-from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
-from prompt_tuning.checkpoints.mxfp4 import with_unpacked
+from prompt_tuning.checkpoints.quantized.methods import open_weights
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
@@ -23,7 +22,6 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import (
-    find_family,
     find_recipes,
     read_config,
 )
@@ -151,9 +149,7 @@ def open_checkpoint(
                 f"{path} has a config.json; remove the binding of Pretrained.config"
             )
         config = read_config(path, **choices)
-        stored = open_safetensors(path)
-        if find_family(config).quantization is not None:
-            stored = with_unpacked(stored)
+        stored = open_weights(path)
         return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(

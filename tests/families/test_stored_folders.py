@@ -14,7 +14,7 @@ from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained, find_tokenizer
+from prompt_tuning.pretrained.source import Pretrained, find_tokenizer, open_checkpoint
 from tests.data.text.test_tokenizers import words_tokenizer
 from tests.support.adapters import random_adapter
 
@@ -63,17 +63,19 @@ def test_stored_dtypes_are_cast_once_whatever_the_config_calls_them(
     )
 
 
-def test_float8_weights_are_refused_with_and_without_their_setting(folder):
+def test_float8_weights_are_read_by_their_setting_alone(folder):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
-    tensors[f"{name}_scale_inv"] = np.ones((1, 1), np.float32)
+    tensors[f"{name}_scale_inv"] = np.full((1, 1), 0.5, np.float32)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(InputError, match=rf"{name} in .* float8_e4m3fn.*unquantized"):
         read(folder)
     change(folder, quantization_config={"quant_method": "fp8"})
-    with pytest.raises(InputError, match=r"config\.json has quantization_config"):
-        read(folder)
+    _, _, stored = open_checkpoint(Pretrained(checkpoint=str(folder)))
+    expected = tensors[name].astype(np.float32) / 2
+    np.testing.assert_array_equal(stored[name].read(), expected)
+    read(folder)
 
 
 def test_a_folder_of_pickles_is_refused_with_the_command_that_converts_it(folder):

@@ -13,6 +13,7 @@ import numpy as np
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_SIZE, BYTES = 32, 16
@@ -24,7 +25,9 @@ PAIRS = np.stack([_NUMBERS[_CODES & 0x0F], _NUMBERS[_CODES >> 4]], axis=-1)
 """Both numbers of each byte, each a sign, two bits of exponent, one of mantissa."""
 
 
-def with_unpacked(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def read_mxfp4(
+    stored: Mapping[str, StoredTensor], _: JsonObject
+) -> dict[str, StoredTensor]:
     """Returns the tensors with those in MXFP4 as arrays `[E, in, out]` of bfloat16.
 
     Raises:

@@ -1,0 +1,145 @@
+"""Weights in the formats of compressed-tensors, which llm-compressor and vLLM write.
+
+`weight_scale` has one number for the tensor, for each row, or for each group of a row.
+Beside it is `weight` in int8 or float8, or `weight_packed [out, words]`: integers of
+four or eight bits, stored without a sign, with `weight_shape`; `weight_zero_point` has
+the integers that stand for 0, packed along the rows. NVFP4 packs two codes in a byte of
+`weight_packed`, and divides its float8 scales by `weight_global_scale`.
+"""
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from prompt_tuning.checkpoints.quantized.mxfp4 import PAIRS
+from prompt_tuning.checkpoints.quantized.scaled_tensors import (
+    as_matrix,
+    computed,
+    scaled,
+    transposed,
+    unpacked,
+)
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject, as_object
+
+SCALE = "weight_scale"
+PARTS = ("packed", "shape", "zero_point", "g_idx", "global_scale")
+UNUSED = ("input_scale", "input_zero_point", "input_global_scale")
+
+
+def read_compressed(
+    stored: Mapping[str, StoredTensor], settings: JsonObject
+) -> dict[str, StoredTensor]:
+    """Returns the tensors, with the compressed ones as float32 `[out, in]`.
+
+    Raises:
+      InputError: for tensors that are missing or of another size.
+    """
+    bits = _bits(settings)
+    result = dict(stored)
+    for name, scales in stored.items():
+        module = name.removesuffix(SCALE)
+        if module == name:
+            continue
+        parts = {p: stored[q] for p in PARTS if (q := f"{module}weight_{p}") in stored}
+        weight = stored.get(f"{module}weight")
+        if weight is None and "packed" not in parts:
+            raise InputError(f"{scales.source} has {name}, but no weight for it")
+        for part in (name, *(f"{module}weight_{part}" for part in parts)):
+            del result[part]
+        for part in UNUSED:
+            result.pop(f"{module}{part}", None)
+        if "global_scale" in parts:
+            result[f"{module}weight"] = _nvfp4(parts, scales)
+        elif weight is not None:
+            result[f"{module}weight"] = _grouped(weight, scales, None)
+        else:
+            result[f"{module}weight"] = _packed(parts, scales, bits)
+    return result
+
+
+def _bits(settings: JsonObject) -> int:
+    """Returns the size of packed integers, which is the same in all groups."""
+    groups = settings.nested("config_groups", {})
+    sizes = {
+        as_object(groups.values[name], settings.source)
+        .nested("weights")
+        .integer("num_bits")
+        for name in groups.values
+    }
+    if len(sizes) > 1:
+        settings.refuse("config_groups", "one num_bits for all weights")
+    return sizes.pop() if sizes else 4
+
+
+def _grouped(
+    values: StoredTensor, scales: StoredTensor, zeros: StoredTensor | None
+) -> StoredTensor:
+    """Multiplies by a scale for the tensor, for each row or for groups of a row."""
+    rows, columns = values.shape
+    if scales.size == 1:
+        return scaled(values, as_matrix(scales, (1, 1)), (rows, columns), zeros=zeros)
+    count = scales.size // rows
+    if count == 0 or columns % count:
+        raise InputError(
+            f"{scales.source} has scales of shape {scales.shape} for weights of shape "
+            f"{values.shape}, expected some for each row"
+        )
+    grid = as_matrix(scales, (rows, count))
+    return scaled(values, grid, (1, columns // count), zeros=zeros)
+
+
+def _packed(
+    parts: Mapping[str, StoredTensor], scales: StoredTensor, bits: int
+) -> StoredTensor:
+    words = parts["packed"]
+    if "shape" not in parts:
+        raise InputError(f"{words.source} has packed weights without weight_shape")
+    if "g_idx" in parts:
+        raise InputError(
+            f"{words.source} has groups in the order of activations (g_idx), which is "
+            "not read: use a model that was quantized without actorder"
+        )
+    rows, columns = (int(size) for size in parts["shape"].read())
+    signed = 2 ** (bits - 1)  # integers are stored with this offset
+    codes = unpacked(words, bits, offset=-signed)
+    if codes.shape[0] != rows or not columns <= codes.shape[1] < columns + 32:
+        raise InputError(
+            f"{words.source} has packed weights of shape {words.shape}, which does not "
+            f"hold {bits} bits for shape ({rows}, {columns})"
+        )
+    values = StoredTensor((rows, columns), codes.dtype, words.source, codes.read_block)
+    zeros = None
+    if "zero_point" in parts:
+        zeros = transposed(
+            unpacked(transposed(parts["zero_point"]), bits, offset=-signed)
+        )
+        shape = (rows, zeros.shape[1])
+        zeros = StoredTensor(shape, zeros.dtype, zeros.source, zeros.read_block)
+    return _grouped(values, scales, zeros)
+
+
+def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTensor:
+    """Returns weights in e2m1, with float8 scales for each 16 of a row."""
+    packed = parts["packed"]
+    rows, half = packed.shape
+    if packed.dtype != np.uint8 or scales.dtype != ml_dtypes.float8_e4m3fn:
+        raise InputError(
+            f"{packed.source} has NVFP4 weights of {packed.dtype.name} with scales of "
+            f"{scales.dtype.name}, expected uint8 and float8_e4m3fn"
+        )
+
+    def read(block: Block) -> np.ndarray:
+        row, column = block
+        first, last = column.start // 2, -(-column.stop // 2)
+        pairs = PAIRS[packed.read((row, slice(first, last)))]
+        start = column.start - 2 * first
+        wide = pairs.reshape(len(pairs), -1)
+        return wide[:, start : start + column.stop - column.start]
+
+    values = computed(packed, (rows, 2 * half), read)
+    factor = 1 / float(parts["global_scale"].read().reshape(-1)[0])
+    return scaled(values, scales, (1, 2 * half // scales.shape[1]), factor=factor)

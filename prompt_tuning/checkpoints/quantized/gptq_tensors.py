@@ -1,0 +1,127 @@
+"""Weights in the formats of GPTQ and AWQ: integers in groups of the inputs.
+
+Both store `scales [in / group, out]`, `qweight` and `qzeros` in words of 32 bits, and
+mean `(q - z) s`. GPTQ packs `qweight [in / 8, out]` along the inputs, and its first
+version stores `z - 1`; `g_idx [in]` is the group of each input. AWQ packs `qweight
+[in, out / 8]` along the outputs, in an order of its own.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from prompt_tuning.checkpoints.quantized.scaled_tensors import (
+    computed,
+    scaled,
+    transposed,
+    unpacked,
+)
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject
+
+WORDS = "qweight"
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Position within a word of each of eight outputs."""
+
+
+def read_gptq(
+    stored: Mapping[str, StoredTensor], settings: JsonObject
+) -> dict[str, StoredTensor]:
+    """Returns the tensors, with those of GPTQ as float32 `[out, in]`.
+
+    Raises:
+      InputError: for tensors that are missing or of another size.
+    """
+    bits = settings.integer("bits")
+    if bits not in (2, 4, 8):
+        settings.refuse("bits", "2, 4 or 8")
+    shift = 0 if settings.text("checkpoint_format", "gptq") == "gptq_v2" else 1
+    result = dict(stored)
+    for module, words, zeros, scales in _modules(stored, result):
+        values = unpacked(transposed(words), bits)  # [out, in]
+        points = transposed(unpacked(zeros, bits, offset=shift))  # [out, groups]
+        groups = stored.get(f"{module}g_idx")
+        order = None if groups is None else groups.read()
+        result.pop(f"{module}g_idx", None)
+        result[f"{module}weight"] = _by_group(values, transposed(scales), points, order)
+    return result
+
+
+def read_awq(
+    stored: Mapping[str, StoredTensor], settings: JsonObject
+) -> dict[str, StoredTensor]:
+    """Returns the tensors, with those of AWQ as float32 `[out, in]`.
+
+    Raises:
+      InputError: for tensors that are missing or of another size.
+    """
+    if settings.integer("bits") != 4:
+        settings.refuse("bits", "4")
+    if settings.text("version", "gemm") != "gemm":
+        settings.refuse("version", "'gemm'")
+    result = dict(stored)
+    for module, words, zeros, scales in _modules(stored, result):
+        values = transposed(unpacked(words, 4, order=AWQ_ORDER))
+        points = transposed(unpacked(zeros, 4, order=AWQ_ORDER))
+        result[f"{module}weight"] = _by_group(values, transposed(scales), points, None)
+    return result
+
+
+def _modules(
+    stored: Mapping[str, StoredTensor], result: dict[str, StoredTensor]
+) -> list[tuple[str, StoredTensor, StoredTensor, StoredTensor]]:
+    """Takes the three tensors of each quantized projection out of the result."""
+    modules = []
+    for name in stored:
+        module = name.removesuffix(WORDS)
+        if module == name:
+            continue
+        names = [f"{module}{part}" for part in (WORDS, "qzeros", "scales")]
+        missing = [each for each in names if each not in stored]
+        if missing:
+            raise InputError(
+                f"{stored[name].source} has {name}, but no {' and no '.join(missing)}"
+            )
+        for each in names:
+            del result[each]
+        words, zeros, scales = (stored[each] for each in names)
+        modules.append((module, words, zeros, scales))
+    return modules
+
+
+def _by_group(
+    values: StoredTensor,
+    scales: StoredTensor,
+    zeros: StoredTensor,
+    order: np.ndarray | None,
+) -> StoredTensor:
+    """Scales each input by its group: in order, or as `order [in]` tells."""
+    size_in, count = values.shape[1], scales.shape[1]
+    if size_in % count or scales.shape[0] != values.shape[0]:
+        raise InputError(
+            f"{scales.source} has scales of shape {scales.shape[::-1]} for weights of "
+            f"shape {values.shape[::-1]}, expected some for each output"
+        )
+    # Packed zero points may fill words that no scale needs.
+    zeros = StoredTensor(scales.shape, zeros.dtype, zeros.source, zeros.read_block)
+    step = size_in // count
+    if order is None or np.array_equal(order, np.arange(size_in) // step):
+        return scaled(values, scales, (1, step), zeros=zeros)
+    if len(order) != size_in or order.min() < 0 or order.max() >= count:
+        raise InputError(
+            f"{values.source} has a g_idx of {len(order):,} inputs up to group "
+            f"{order.max()}, expected {size_in:,} and groups below {count}"
+        )
+
+    def read(block: Block) -> np.ndarray:
+        rows, columns = block
+        groups = order[columns]
+        around = (rows, slice(0, count))
+        wide = values.read(block).astype(np.float32)
+        wide -= zeros.read(around).astype(np.float32)[:, groups]
+        wide *= scales.read(around).astype(np.float32)[:, groups]
+        return wide
+
+    return computed(values, (values.shape[0], size_in), read)

@@ -1,0 +1,45 @@
+"""The methods of quantization whose folders are read, by `quant_method`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
+from prompt_tuning.checkpoints.quantized.bitsandbytes_tensors import read_bitsandbytes
+from prompt_tuning.checkpoints.quantized.compressed_tensors import read_compressed
+from prompt_tuning.checkpoints.quantized.float8_tensors import (
+    read_blocks_of_float8,
+    read_rows_of_float8,
+)
+from prompt_tuning.checkpoints.quantized.gptq_tensors import read_awq, read_gptq
+from prompt_tuning.checkpoints.quantized.mxfp4 import read_mxfp4
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.typed_json import JsonObject, read_object
+
+SETTINGS = "quantization_config"
+METHOD = "quant_method"
+
+Reader = Callable[[Mapping[str, StoredTensor], JsonObject], dict[str, StoredTensor]]
+METHODS: Mapping[str, Reader] = {
+    "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
+    "compressed-tensors": read_compressed,
+    "fbgemm_fp8": read_rows_of_float8,
+    "fp8": read_blocks_of_float8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+
+
+def open_weights(folder: Path) -> dict[str, StoredTensor]:
+    """Opens the tensors of a Hugging Face folder, with quantized ones as floats.
+
+    Raises:
+      InputError: as `open_safetensors` does, and for quantized tensors that do not fit
+        `quantization_config`.
+    """
+    stored = open_safetensors(folder)
+    config = read_object(folder / "config.json")
+    if config.value(SETTINGS, None) is None:
+        return stored
+    settings = config.nested(SETTINGS)
+    return METHODS[settings.text(METHOD)](stored, settings)

@@ -1,0 +1,145 @@
+"""Tensors that are computed when they are read: integers times scales."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.errors import InputError
+
+WORD_BITS = 32
+
+
+def scaled(
+    values: StoredTensor,
+    scales: StoredTensor,
+    block: tuple[int, int],
+    *,
+    zeros: StoredTensor | None = None,
+    factor: float = 1,
+) -> StoredTensor:
+    """Returns `(values - zeros) * scales * factor` as float32 `[out, in]`.
+
+    Args:
+      values: integers or narrow floats `[out, in]`.
+      scales: one number for each block, `[out / block[0], in / block[1]]` rounded up.
+      block: numbers of rows and columns that share a scale.
+      zeros: values that stand for 0, one for each block; None for 0.
+      factor: multiplies all scales.
+
+    Raises:
+      InputError: if the number of scales or zeros does not match.
+    """
+    expected = tuple(
+        -(-size // step) for size, step in zip(values.shape, block, strict=True)
+    )
+    for name, tensor in (("scales", scales), ("zero points", zeros)):
+        if tensor is not None and tensor.shape != expected:
+            raise InputError(
+                f"{tensor.source} has {name} of shape {tensor.shape} for weights of "
+                f"shape {values.shape}, expected {expected}"
+            )
+
+    def read(part: Block) -> np.ndarray:
+        around = tuple(
+            slice(axis.start // step, -(-axis.stop // step))
+            for axis, step in zip(part, block, strict=True)
+        )
+
+        def spread(tensor: StoredTensor) -> np.ndarray:
+            """Repeats the number of each block, and cuts out the part."""
+            array = tensor.read(around).astype(np.float32)
+            for number, (axis, step) in enumerate(zip(part, block, strict=True)):
+                first = axis.start - axis.start // step * step
+                array = array.repeat(step, number)
+                window = slice(first, first + axis.stop - axis.start)
+                array = array[window] if number == 0 else array[:, window]
+            return array
+
+        wide = values.read(part).astype(np.float32)
+        if zeros is not None:
+            wide -= spread(zeros)
+        wide *= spread(scales) * np.float32(factor)
+        return wide
+
+    return StoredTensor(values.shape, np.dtype(np.float32), values.source, read)
+
+
+def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
+    """Returns a small tensor of any shape as a matrix of as many numbers.
+
+    Raises:
+      InputError: if it has another number of them.
+    """
+    if tensor.size != shape[0] * shape[1]:
+        raise InputError(
+            f"{tensor.source} has {tensor.size:,} numbers in a tensor of shape "
+            f"{tensor.shape}, expected {shape}"
+        )
+
+    def read(block: Block) -> np.ndarray:
+        return tensor.read().reshape(shape)[block]
+
+    return StoredTensor(shape, tensor.dtype, tensor.source, read)
+
+
+def transposed(tensor: StoredTensor) -> StoredTensor:
+    """Returns a matrix whose rows are the columns of another."""
+
+    def read(block: Block) -> np.ndarray:
+        return tensor.read(block[::-1]).T
+
+    return StoredTensor(tensor.shape[::-1], tensor.dtype, tensor.source, read)
+
+
+def unpacked(
+    words: StoredTensor,
+    bits: int,
+    *,
+    order: tuple[int, ...] | None = None,
+    offset: int = 0,
+) -> StoredTensor:
+    """Returns the integers in 32-bit words `[rows, words]`, as int16.
+
+    Args:
+      words: the words; consecutive columns are in one word, the first in its lowest
+        bits.
+      bits: size of each integer, a divisor of 32.
+      order: position within a word of each column, if it is not its number.
+      offset: is added to every integer.
+
+    Raises:
+      InputError: for a tensor that has no words, or integers that do not fill one.
+    """
+    if words.dtype not in (np.int32, np.uint32) or len(words.shape) != 2:
+        raise InputError(
+            f"{words.source} has packed weights of {words.dtype.name} and shape "
+            f"{words.shape}, expected a matrix of int32"
+        )
+    if WORD_BITS % bits:
+        raise InputError(f"{words.source}: weights of {bits} bits do not fill a word")
+    count = WORD_BITS // bits
+    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
+    if order is not None:
+        shifts = shifts[list(order)]
+    mask = np.uint32(2**bits - 1)
+
+    def read(block: Block) -> np.ndarray:
+        rows, columns = block
+        first, last = columns.start // count, -(-columns.stop // count)
+        packed = words.read((rows, slice(first, last))).view(np.uint32)
+        codes = (packed[..., None] >> shifts & mask).reshape(len(packed), -1)
+        start = columns.start - first * count
+        some = codes[:, start : start + columns.stop - columns.start]
+        return some.astype(np.int16) + np.int16(offset)
+
+    shape = (words.shape[0], words.shape[1] * count)
+    return StoredTensor(shape, np.dtype(np.int16), words.source, read)
+
+
+def computed(
+    like: StoredTensor, shape: tuple[int, int], read: Callable[[Block], np.ndarray]
+) -> StoredTensor:
+    """Returns a float32 tensor from the file of another."""
+    return StoredTensor(shape, np.dtype(np.float32), like.source, read)
