@@ -72,6 +72,7 @@ LIMITS = {
         "BODY_SECONDS": (30, "bodies of 4 MiB within 30 s"),
         "MAXIMUM_ROWS": (128, "128 rows (prompts times `n`)"),
         "MAXIMUM_STOPS": (16, "16 stop texts"),
+        "MAXIMUM_INPUTS": (2048, "2,048 texts for embeddings"),
         "MAXIMUM_TOOLS": (128, "128 tools"),
         "MAXIMUM_BIASES": (1024, "1,024 biases"),
         "MAXIMUM_CONNECTIONS": (2048, "2,048 connections"),

@@ -39,6 +39,18 @@ def token_losses(
     return target_losses(model.hidden(batch, key), model.output_head(), batch)
 
 
+def pooled_states(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> Float[Array, "B D"]:
+    """Computes the mean of the states at a batch's loss positions, by loss weights.
+
+    These are the normalized states that the output head reads.
+    """
+    hidden = merge_model(graph, parameters).hidden(batch).astype(jnp.float32)
+    weights = batch.loss_weights[..., None]  # [B, m, 1]
+    return jnp.sum(hidden * weights, 1) / jnp.sum(weights, 1)
+
+
 class HeldOutLosses(NamedTuple):
     """Losses at a batch's learned positions, `[B, m]`.
 

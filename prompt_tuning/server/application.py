@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.server import openai_requests, prometheus
+from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import BodyReader, error_of, json_response
 from prompt_tuning.server.generation_routes import GONE, GenerationRoutes
@@ -67,6 +68,9 @@ class ServerApplication:
             self._bodies,
             self._unknown,
         )
+        self.embedding = EmbeddingRoutes(
+            models, engine.limit, self._bodies, self._unknown
+        )
         self._thread: EngineThread | None = None
         self._requests: RunningRequests | None = None
 
@@ -80,7 +84,7 @@ class ServerApplication:
             Route("/v1/models/{name:path}", self._one_model),
             Route("/v1/completions", self.generation.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.generation.chat, methods=["POST"]),
-            Route("/v1/embeddings", self._embeddings, methods=["POST"]),
+            Route("/v1/embeddings", self.embedding.embed, methods=["POST"]),
             Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
         ]
@@ -114,7 +118,7 @@ class ServerApplication:
     @property
     def busy(self) -> bool:
         """Whether a thread works that nobody waits for any more."""
-        pools = (self.generation, self.models, self.thread)
+        pools = (self.generation, self.embedding, self.models, self.thread)
         return any(each.busy for each in pools)
 
     @contextlib.asynccontextmanager
@@ -194,10 +198,6 @@ class ServerApplication:
         return PlainTextResponse(f"adapter {shown(name)} is unloaded")
 
     # Generation
-
-    async def _embeddings(self, request: HttpRequest) -> Response:
-        del request
-        raise RequestError("embeddings are not offered by this server", 404)
 
 
 async def _answer_error(request: HttpRequest, problem: Exception) -> Response:

@@ -137,7 +137,7 @@ def read_completion(body: JsonObject) -> CompletionBody:
     embeddings = read_embeddings(body)
     prompts = []
     if not embeddings or body.values.get("prompt") is not None:
-        prompts = _prompts(body)
+        prompts = read_prompts(body, "prompt")
     rows = len(embeddings) + len(prompts)
     fields = {"prompts": prompts, "embeddings": embeddings, "unknown": unknown}
     if body.flag("use_beam_search", False):
@@ -216,18 +216,24 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
     return ChatBody(messages=_messages(body), tools=tools, unknown=unknown, **common)
 
 
-def _prompts(body: JsonObject) -> Sequence[str] | Sequence[Sequence[int]]:
-    """Returns the prompts: one or several, texts or token ids."""
-    prompt = body.value("prompt")
+def read_prompts(
+    body: JsonObject, name: str
+) -> Sequence[str] | Sequence[Sequence[int]]:
+    """Returns the texts of a field: one or several, texts or token ids.
+
+    Raises:
+      InputError: if it is anything else.
+    """
+    prompt = body.value(name)
     if isinstance(prompt, str):
         return [prompt]
     expected = "a text, a list of texts, a list of token ids, or a list of such lists"
     if not isinstance(prompt, list) or not prompt:
-        body.refuse("prompt", expected)
+        body.refuse(name, expected)
     if _all_ids(prompt):
         return [prompt]
     if not all(isinstance(x, str) for x in prompt) and not all(map(_all_ids, prompt)):
-        body.refuse("prompt", expected)
+        body.refuse(name, expected)
     return prompt
 
 

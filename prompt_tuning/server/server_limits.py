@@ -22,6 +22,8 @@ LAST_SECONDS = 9
 """Time after a signal at which the process ends, whatever its threads do."""
 MAXIMUM_ROWS = 128
 """Maximum number of rows of a request: its prompts times its samples."""
+MAXIMUM_INPUTS = 2048
+"""Maximum number of texts of a request for embeddings."""
 MAXIMUM_STOPS = 16
 """Maximum number of stop texts of a request."""
 MAXIMUM_STOP = 1000
@@ -43,6 +45,8 @@ CONSTRAINED_BODY = 2**19
 """Maximum size of a body with a constraint, which may wait to be compiled."""
 CONSTRAINT_WORKERS, WAITING_CONSTRAINTS = 2, 8
 """Number of constraints that are compiled at once, and that may wait."""
+WAITING_EMBEDDINGS = 64
+"""Number of requests for embeddings that may wait."""
 WAITING_TEXTS = 64
 """Number of requests whose texts may wait to be encoded."""
 MAXIMUM_ADAPTERS = 256

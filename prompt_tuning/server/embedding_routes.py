@@ -1,0 +1,172 @@
+"""The route of embeddings, `/v1/embeddings`."""
+
+import base64
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.server.event_stream import BodyReader, json_response, unless_gone
+from prompt_tuning.server.fair_workers import FairWorkers
+from prompt_tuning.server.generation_routes import GONE
+from prompt_tuning.server.openai_requests import read_body, read_prompts
+from prompt_tuning.server.request_fields import UnknownFields, check_known
+from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.server.server_limits import MAXIMUM_INPUTS, WAITING_EMBEDDINGS
+from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
+
+FIELDS = (
+    *("model", "input", "encoding_format", "dimensions"),
+    *("pooling", "normalize", "prompt_id"),
+)
+FORMATS = ("float", "base64")
+POOLINGS = ("mean", "last")
+Vector = Float[np.ndarray, "D"]
+
+
+class EmbeddingBody(NamedTuple):
+    """Body of `/v1/embeddings`.
+
+    Attributes:
+      model: name of the model; None for the frozen one.
+      inputs: texts, or rows of token ids.
+      pooling: how the states of a text become its vector.
+      normalize: whether vectors are divided by their length.
+      packed: whether vectors are the base64 of float32 numbers.
+      dimensions: number of dimensions that the client expects, or None.
+      prompt_id: number of the prompt, for an adapter with several.
+    """
+
+    model: str | None
+    inputs: Sequence[str] | Sequence[Sequence[int]]
+    pooling: Pooling
+    normalize: bool
+    packed: bool
+    dimensions: int | None
+    prompt_id: int | None
+
+
+class EmbeddingRoutes:
+    """Answers requests for embeddings, one text after the other.
+
+    Args:
+      models: the models that are served.
+      limit: maximum number of tokens of a text.
+      bodies: reads bodies.
+      unknown: notes fields of requests that are not known.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        limit: int,
+        bodies: BodyReader,
+        unknown: UnknownFields,
+    ):
+        self._models, self._limit = models, limit
+        self._bodies, self._unknown = bodies, unknown
+        self._workers = FairWorkers("embeddings", 1, WAITING_EMBEDDINGS)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a text is read."""
+        return self._workers.busy
+
+    async def embed(self, request: HttpRequest) -> Response:
+        """Answers `/v1/embeddings`."""
+        values, client = read_body(await self._bodies.read(request)), client_of(request)
+        self._unknown.note(check_known(values, FIELDS), client)
+        answer = self._answer(read_embedding(values), client)
+        content = await unless_gone(request.receive, answer)
+        if content is None:
+            return Response(status_code=GONE)
+        return json_response(content)
+
+    async def _answer(self, body: EmbeddingBody, client: str) -> dict[str, Any]:
+        """Returns the content of the answer."""
+        models = self._models
+        name = models.adapter(body.model)
+        adapter = models.texts.find(name)
+        width = adapter.model.config.width
+        if body.dimensions not in (None, width):
+            raise InputError(
+                f"dimensions is {body.dimensions}, expected {width}, the width of the "
+                "model: leave it out"
+            )
+        rows = await self._ids(body, name, client)
+        longest = max(map(len, rows))
+        if longest > self._limit:
+            raise InputError(
+                f"a text of {longest:,} tokens is too long, expected at most "
+                f"{self._limit:,} (--length)"
+            )
+        data = []
+        for index, ids in enumerate(rows):
+            embed = functools.partial(
+                embed_ids, adapter, ids, body.pooling, body.prompt_id
+            )
+            vector = await self._workers.run(client, embed)
+            if body.normalize:
+                vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
+            embedding = _packed(vector) if body.packed else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
+        count = sum(map(len, rows))
+        return {
+            "object": "list",
+            "data": data,
+            "model": body.model or models.name,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        }
+
+    async def _ids(
+        self, body: EmbeddingBody, name: str | None, client: str
+    ) -> Sequence[Sequence[int]]:
+        """Returns the tokens of the texts."""
+        texts = [x for x in body.inputs if isinstance(x, str)]
+        if texts:
+            return await self._models.encode_texts(texts, name, client, self._limit)
+        rows = [x for x in body.inputs if not isinstance(x, str)]
+        size = self._models.texts.model.config.vocabulary_size
+        for ids in rows:
+            outside = [token for token in ids if not 0 <= token < size]
+            if outside:
+                raise InputError(f"input has id {outside[0]}, expected 0 to {size - 1}")
+        return rows
+
+
+def read_embedding(body: JsonObject) -> EmbeddingBody:
+    """Reads the body of `/v1/embeddings`.
+
+    Raises:
+      InputError: if a value cannot be used.
+    """
+    inputs = read_prompts(body, "input")
+    if len(inputs) > MAXIMUM_INPUTS:
+        raise InputError(
+            f"input has {len(inputs):,} texts, expected at most {MAXIMUM_INPUTS:,}"
+        )
+    form, pooling = body.text("encoding_format", "float"), body.text("pooling", "mean")
+    if form not in FORMATS:
+        body.refuse("encoding_format", " or ".join(FORMATS))
+    if pooling not in POOLINGS:
+        body.refuse("pooling", " or ".join(POOLINGS))
+    return EmbeddingBody(
+        model=body.text("model", None),
+        inputs=inputs,
+        pooling=pooling,
+        normalize=body.flag("normalize", True),
+        packed=form == "base64",
+        dimensions=body.integer("dimensions", None, minimum=1),
+        prompt_id=body.integer("prompt_id", None),
+    )
+
+
+def _packed(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
