@@ -131,13 +131,13 @@ def run_of(method: Method, model_data: ModelData) -> Run:
     )
 
 
-def train(training: Trainer, directory: Path) -> Parameters:
+def train(trainer: Trainer, directory: Path) -> Parameters:
     """Trains to the end, from a checkpoint if the directory has one."""
     outcome = loop.train(
         dataclasses.replace(
-            training,
-            run=dataclasses.replace(training.run, directory=str(directory)),
-            start=jax.tree.map(jnp.copy, training.start),
+            trainer,
+            run=dataclasses.replace(trainer.run, directory=str(directory)),
+            start=jax.tree.map(jnp.copy, trainer.start),
         ),
         make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
     )
@@ -146,23 +146,23 @@ def train(training: Trainer, directory: Path) -> Parameters:
 
 
 def check_trained(
-    training: Trainer, trained: Parameters, model_data: ModelData, log: Path
+    trainer: Trainer, trained: Parameters, model_data: ModelData, log: Path
 ):
     """Checks that the loss on a repeated batch fell and only trained leaves changed."""
-    orders = [training.batch_plan.batch(step).rows.tolist() for step in range(STEPS)]
+    orders = [trainer.batch_plan.batch(step).rows.tolist() for step in range(STEPS)]
     assert all(sorted(rows) == list(range(len(LINES))) for rows in orders)
     losses = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
-    assert training.frozen.keys() == model_data.frozen.keys()
-    for path, leaf in training.frozen.items():
+    assert trainer.frozen.keys() == model_data.frozen.keys()
+    for path, leaf in trainer.frozen.items():
         assert np.asarray(leaf).tobytes() == model_data.frozen[path].tobytes(), path
     assert (
-        trained.keys() == training.model.plan.abstract.keys() - model_data.frozen.keys()
+        trained.keys() == trainer.model.plan.abstract.keys() - model_data.frozen.keys()
     )
     for path, leaf in trained.items():
         assert "/prompt/" in path or "/adapters/" in path
-        assert not np.array_equal(leaf, training.start.trained[path]), path
+        assert not np.array_equal(leaf, trainer.start.trained[path]), path
 
 
 def check_saved(checkpoint: Path, trained: Parameters) -> None:
@@ -174,11 +174,11 @@ def check_saved(checkpoint: Path, trained: Parameters) -> None:
         assert np.load(checkpoint / name).tobytes() == np.asarray(leaf).tobytes()
 
 
-def check_resumed(training: Trainer, whole: Path, half: Path) -> None:
+def check_resumed(trainer: Trainer, whole: Path, half: Path) -> None:
     """Checks that a run restarted after half its steps writes the same files."""
     shutil.copytree(whole, half)
     shutil.rmtree(half / FOLDER / f"checkpoint_{STEPS}")
-    train(training, half)
+    train(trainer, half)
     ends = [folder / FOLDER / f"checkpoint_{STEPS}" for folder in (whole, half)]
     first, second = ({f.name: f.read_bytes() for f in x.iterdir()} for x in ends)
     assert first == second
@@ -219,15 +219,15 @@ def decode() -> Decoder:
 
 
 def check_decoded(
-    decode: Decoder, training: Trainer, parameters: Parameters
+    decode: Decoder, trainer: Trainer, parameters: Parameters
 ) -> tuple[list[int], list[int]]:
     """Checks that a row's IDs do not depend on the other rows or their lengths.
 
     Returns:
       the shortest row and its continuation.
     """
-    model = training.model
-    template = training.run.source.token_template(model.interface)
+    model = trainer.model
+    template = trainer.run.source.token_template(model.interface)
     rows = [encode_given(model, text, template) for text in TEXTS]
     assert len({len(row) for row in rows}) == len(rows)
     tasks = None if model.prompt_count == 1 else [0, 1, 0]
@@ -247,66 +247,64 @@ def model_of(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
 
 
 def check_exported(
-    method: Method, reason: Reason | None, training: Trainer, parameters, folder: Path
+    method: Method, reason: Reason | None, trainer: Trainer, parameters, folder: Path
 ) -> tuple[str, nnx.GraphDef, dict[str, np.ndarray]]:
     """Checks that exported files are read back unchanged and fit a model.
 
     Returns:
       the format, a model for it, and the arrays that were read.
     """
-    model = model_of(training.model.graph, parameters)
-    adapters, prompting = export_adapters(model), training.model.prompting
+    model = model_of(trainer.model.graph, parameters)
+    adapters, prompting = export_adapters(model), trainer.model.prompting
     if reason is not None:
         (adapter,) = adapters
         with pytest.raises(InputError, match=reason.message):
-            to_peft(convert_for_peft(adapter, model, prompting), training.model.config)
+            to_peft(convert_for_peft(adapter, model, prompting), trainer.model.config)
         if len(adapter.parameters) > 1:
-            return "checkpoint", *written_as_checkpoint(adapter, training, folder)
-        return "array", *written_as_array(adapter, training, folder)
+            return "checkpoint", *written_as_checkpoint(adapter, trainer, folder)
+        return "array", *written_as_array(adapter, trainer, folder)
     forms = [convert_for_peft(adapter, model, prompting) for adapter in adapters]
     assert ", ".join(form.kind for form in forms) == method.peft
     shown = " ".join(f"`{form.kind}`" for form in forms)
-    return shown, *written_for_peft(forms, training, folder)
+    return shown, *written_for_peft(forms, trainer, folder)
 
 
 def written_as_array(
-    adapter: Adapter, training: Trainer, folder: Path
+    adapter: Adapter, trainer: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """Exports one array; returns the run's model, or one for a folded prompt."""
     ((path, array),) = adapter.parameters.items()
     write_array(folder / file_name(path), adapter)
-    back = read_adapter(folder / file_name(path), training.model.config)
+    back = read_adapter(folder / file_name(path), trainer.model.config)
     assert back.kind == adapter.kind and back.parameters.keys() == {path}
     np.testing.assert_array_equal(back.parameters[path], array)
-    graph = training.model.graph
-    if training.start.trained.keys() != {path}:
-        graph = graph_for(
-            rebuild_tuning(back, training.model.config), back, training.run
-        )
+    graph = trainer.model.graph
+    if trainer.start.trained.keys() != {path}:
+        graph = graph_for(rebuild_tuning(back, trainer.model.config), back, trainer.run)
     return graph, back.parameters
 
 
 def written_as_checkpoint(
-    adapter: Adapter, training: Trainer, folder: Path
+    adapter: Adapter, trainer: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """Exports several arrays; returns a model that is described by them alone."""
     write_checkpoint(folder / "checkpoint", adapter, "a test")
-    back = read_adapter(folder / "checkpoint", training.model.config)
+    back = read_adapter(folder / "checkpoint", trainer.model.config)
     assert back.kind == adapter.kind
     assert back.parameters.keys() == adapter.parameters.keys()
     for path, array in adapter.parameters.items():
         np.testing.assert_array_equal(back.parameters[path], array)
-    tuning = rebuild_tuning(back, training.model.config)
-    return graph_for(tuning, back, training.run), back.parameters
+    tuning = rebuild_tuning(back, trainer.model.config)
+    return graph_for(tuning, back, trainer.run), back.parameters
 
 
 def written_for_peft(
-    forms: Sequence[Adapter], training: Trainer, folder: Path
+    forms: Sequence[Adapter], trainer: Trainer, folder: Path
 ) -> tuple[nnx.GraphDef, dict[str, np.ndarray]]:
     """Exports PEFT folders; returns a model that is described by them alone."""
-    parameters, merged, config = {}, Tuning(), training.model.config
+    parameters, merged, config = {}, Tuning(), trainer.model.config
     for form in forms:
-        exported = to_peft(form, config, base_model=training.run.model.checkpoint)
+        exported = to_peft(form, config, base_model=trainer.run.model.checkpoint)
         write_folder(folder / form.kind, exported)
         back = read_adapter(folder / form.kind, config)
         check_same(form, back)
@@ -316,7 +314,7 @@ def written_for_peft(
         }
         merged = dataclasses.replace(merged, **fields)
     whole = Adapter(kind="", parameters=parameters)
-    return graph_for(merged, whole, training.run), parameters
+    return graph_for(merged, whole, trainer.run), parameters
 
 
 def graph_for(tuning: Tuning, adapter: Adapter, run: Run) -> nnx.GraphDef:
@@ -395,20 +393,20 @@ def check_method(
         with pytest.raises(InputError, match=method.refused[model].message):
             open_run(run)
         return Proof(0, "–", method.refused[model])
-    training = open_run(run)
+    trainer = open_run(run)
     whole, reason = tmp_path / "whole", method.arrays.get(model)
 
-    trained = train(training, whole)
-    check_trained(training, trained, model_data, whole / METRICS_FILE)
+    trained = train(trainer, whole)
+    check_trained(trainer, trained, model_data, whole / METRICS_FILE)
     check_saved(whole / FOLDER / f"checkpoint_{STEPS}", trained)
-    check_resumed(training, whole, tmp_path / "half")
-    parameters = training.parameters(trained)
-    row, ids = check_decoded(decode, training, parameters)
-    form, graph, arrays = check_exported(method, reason, training, parameters, tmp_path)
-    exported = training.frozen | jax.tree.map(jnp.asarray, arrays)
-    tuned = model_of(training.model.graph, parameters)
+    check_resumed(trainer, whole, tmp_path / "half")
+    parameters = trainer.parameters(trained)
+    row, ids = check_decoded(decode, trainer, parameters)
+    form, graph, arrays = check_exported(method, reason, trainer, parameters, tmp_path)
+    exported = trainer.frozen | jax.tree.map(jnp.asarray, arrays)
+    tuned = model_of(trainer.model.graph, parameters)
     check_same_vectors(tuned, model_of(graph, exported))
-    tasks = None if training.model.prompt_count == 1 else [0]
+    tasks = None if trainer.model.prompt_count == 1 else [0]
     # Alone, unpadded, with the exported prompt in a model opened for it.
     assert decode(graph, exported, [row], tasks) == [ids]
     return Proof(4, form, reason)

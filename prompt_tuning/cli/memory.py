@@ -158,7 +158,7 @@ def policies_to_show(
     """Returns the policies by name; the configured one comes first, as None."""
     from prompt_tuning.core.rematerialization import Rematerialization
 
-    config = estimate.opened.model.config
+    config = estimate.run_plan.model.config
     configured = policy_name(config.rematerialization)
     if config.encoder_rematerialization is not None:
         encoder = policy_name(config.encoder_rematerialization)

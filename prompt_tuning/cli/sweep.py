@@ -236,7 +236,7 @@ def _report_results(
         print_lines(console, f"curves: {directory / CURVES_FILE}")
     if summary.best is not None:
         best = directory / summary.best
-        member = next(m for m in sweep.members if m.name == summary.best).training
+        member = next(m for m in sweep.members if m.name == summary.best).trainer
         print_lines(
             console,
             f"best: {best}",

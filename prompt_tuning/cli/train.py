@@ -87,12 +87,12 @@ def run(options: argparse.Namespace) -> int:
     # Held from here on, so that a second command is refused before it reads the model.
     with hold_run(run.directory):
         run_on_first(lambda: check_resumable(run, operative_config.complete_config()))
-        training = open_run(run)
+        trainer = open_run(run)
         # Now, because the data's files may be gone when training ends.
         next_command = NextCommand.of(run)
-        print_lines(console, training.report(), *report_idle_devices(run))
+        print_lines(console, trainer.report(), *report_idle_devices(run))
         outcome = train_held(
-            training,
+            trainer,
             config=operative_config.operative_config(),
             record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
             make_reporter=lambda done: make_reporter(console, run.steps, done),
@@ -118,9 +118,9 @@ def _print_plan(console: "Console", run: "Run") -> None:
     from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.run_directory import check_owner
 
-    training = open_run(run)
-    print_lines(console, training.report(), *report_idle_devices(run))
+    trainer = open_run(run)
+    print_lines(console, trainer.report(), *report_idle_devices(run))
     directory, config = Path(run.directory), operative_config.operative_config()
-    model = training.fingerprint
+    model = trainer.fingerprint
     run_on_first(lambda: check_owner(directory, config, model))
     print_lines(console, "dry run: no step was taken and nothing was written")

@@ -67,10 +67,10 @@ def dropout(
 
 
 def _keep_mask(
-    key: Key[Array, ""], rate: float | int, places: DropoutIndex, shape: tuple[int, ...]
+    key: Key[Array, ""], rate: float | int, index: DropoutIndex, shape: tuple[int, ...]
 ) -> Bool[Array, "..."]:
     """Hashes the index with Threefry (Salmon et al. 2011, section 3.3)."""
-    high, low = (jnp.broadcast_to(x, shape).astype(jnp.uint32) for x in places)
+    high, low = (jnp.broadcast_to(x, shape).astype(jnp.uint32) for x in index)
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     bits = jnp.bitwise_xor(*threefry2x32_p.bind(first, second, high, low))
     return bits >= jnp.uint32(round(rate * 2**32))

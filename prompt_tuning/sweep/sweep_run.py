@@ -43,19 +43,19 @@ class SweepMember:
     Attributes:
       name: name of its directory.
       varies: settings that distinguish it from the others, as the user wrote them.
-      training: its trainer, which shares the frozen parameters with the others.
+      trainer: its trainer, which shares the frozen parameters with the others.
       config: the run's operative config.
     """
 
     name: str
     varies: Mapping[str, str]
-    training: Trainer
+    trainer: Trainer
     config: str
 
     @property
     def directory(self) -> Path:
         """The run directory."""
-        return Path(self.training.run.directory)
+        return Path(self.trainer.run.directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +73,18 @@ class Sweep:
     @property
     def run(self) -> Run:
         """The first member's run; all members share its steps, data and model."""
-        return self.members[0].training.run
+        return self.members[0].trainer.run
 
     def report(self) -> str:
         """The first member's report, and a line about what the members share."""
-        own_batches = len({m.training.run.order_seed for m in self.members}) > 1
+        own_batches = len({m.trainer.run.order_seed for m in self.members}) > 1
         rows = f"{len(self.members)} members, one copy of the frozen parameters; " + (
             "each reads its own batches, padded to the same shape (with Run.data_seed "
             "they would share batches)"
             if own_batches
             else "all read the same batches"
         )
-        return f"{self.members[0].training.report()}\n{rows}"
+        return f"{self.members[0].trainer.report()}\n{rows}"
 
 
 def train_sweep(
@@ -113,16 +113,16 @@ def train_sweep(
     changes = _claim(sweep, record or {})
     # One more than a run keeps: a kill may come between the saves of two members, and
     # the previous checkpoint of the one saved first must still exist.
-    stores = [open_store(member.training.run, spare=1) for member in sweep.members]
+    stores = [open_store(member.trainer.run, spare=1) for member in sweep.members]
     messages: list[str] = []
     done, diverged = common_step(sweep.members, stores, messages.append)
     check_steps(sweep.directory, done, sweep.run.steps)
     members, states = [], []
     for member, store in zip(sweep.members, stores, strict=True):
-        dropped, training = member.name in diverged, member.training
+        dropped, trainer = member.name in diverged, member.trainer
         members.append(
             Member(
-                training,
+                trainer,
                 store,
                 member.config,
                 changes[member.name],
@@ -131,7 +131,7 @@ def train_sweep(
             )
         )
         resumes = done and not dropped
-        states.append(state_at(training, store, done) if resumes else training.start)
+        states.append(state_at(trainer, store, done) if resumes else trainer.start)
         if not dropped:
             # Left over if all members resume from before it was dropped.
             (member.directory / DIVERGED_FILE).unlink(missing_ok=True)
@@ -175,14 +175,14 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
                 f"{shown(', '.join(previous))}; this one has {', '.join(names)}. "
                 f"Choose another directory: {how_to_set('Run.directory', 'DIRECTORY')}"
             )
-    frozen_model = sweep.members[0].training.fingerprint
+    frozen_model = sweep.members[0].trainer.fingerprint
     # Existing directories first: if one is refused, nothing has been created yet.
     changes = {
         member.name: claim(
             member.directory,
             member.config,
             frozen_model,
-            run_record(member.training.run) | record,
+            run_record(member.trainer.run) | record,
         )
         for member in sorted(
             sweep.members,
@@ -235,7 +235,7 @@ def common_step(
         for name in revived:
             del dropped[name]
     if step and len(dropped) < len(members):
-        say(resumed_message(step, members[0].training.run.steps))
+        say(resumed_message(step, members[0].trainer.run.steps))
     return step, {name: reason for name, (_, reason) in dropped.items()}
 
 

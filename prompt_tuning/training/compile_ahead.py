@@ -18,17 +18,17 @@ from prompt_tuning.training.trainer import Trainer
 
 
 @contextlib.contextmanager
-def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator[None]:
+def compiling_ahead(trainer: Trainer, state: TrainState, stop: int) -> Iterator[None]:
     """Compiles what the steps up to `stop` and the evaluation need.
 
     Several processes, meshes and streamed weights compile each program when it is
     needed. At the end, waits for a program that is being compiled.
     """
-    step, done = training.step, int(state.step)
+    step, done = trainer.step, int(state.step)
     if (
         done >= stop
         or not isinstance(step, CompiledStep)
-        or training.model.placement is not None
+        or trainer.model.placement is not None
         or processes.count() > 1
     ):
         yield
@@ -40,17 +40,17 @@ def compiling_ahead(training: Trainer, state: TrainState, stop: int) -> Iterator
     executor = ThreadPoolExecutor(1, "compiling")
     try:
         batches = read_first_batches(
-            training.examples,
-            training.batch_plan,
+            trainer.examples,
+            trainer.batch_plan,
             done,
             stop,
-            pad_id=training.model.config.pad_id,
+            pad_id=trainer.model.config.pad_id,
         )
-        state, frozen = abstract((state, training.frozen))
+        state, frozen = abstract((state, trainer.frozen))
         for batch in batches:
             step.compile_ahead(executor, state, frozen, batch)
-        if training.evaluator is not None:
-            training.evaluator.compile_ahead(executor, state.trained | frozen)
+        if trainer.evaluator is not None:
+            trainer.evaluator.compile_ahead(executor, state.trained | frozen)
         yield
     finally:
         executor.shutdown(cancel_futures=True)

@@ -51,14 +51,14 @@ class Member:
 
 
 def resume(
-    training: Trainer, store: CheckpointStore, say: Callable[[str], None]
+    trainer: Trainer, store: CheckpointStore, say: Callable[[str], None]
 ) -> TrainState:
     """Returns the state of the newest complete checkpoint, else the initial state."""
     newest = processes.run_on_first(lambda: store.latest_valid(on_damage=say))
     if newest is None:
-        return training.start
-    say(resumed_message(newest, training.run.steps))
-    return state_at(training, store, newest)
+        return trainer.start
+    say(resumed_message(newest, trainer.run.steps))
+    return state_at(trainer, store, newest)
 
 
 def resumed_message(step: int, steps: int) -> str:
@@ -68,14 +68,14 @@ def resumed_message(step: int, steps: int) -> str:
     return f"all {step} steps are already done"
 
 
-def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState:
+def state_at(trainer: Trainer, store: CheckpointStore, step: int) -> TrainState:
     """Reads the state of a checkpoint.
 
     Raises:
       InputError: if it is damaged, or belongs to another run.
     """
-    start = training.start
-    placement = training.model.placement
+    start = trainer.start
+    placement = trainer.model.placement
     if placement is not None:
         start = placement.abstract_tree(start)
     trained, optimizer_state, extra = store.load(
@@ -85,7 +85,7 @@ def state_at(training: Trainer, store: CheckpointStore, step: int) -> TrainState
         trained=trained,
         optimizer_state=optimizer_state,
         step=np.asarray(step, np.int32),
-        key=read_key(extra, training.start.key),
+        key=read_key(extra, trainer.start.key),
     )
     if placement is not None:
         return placement.put_tree(state)
@@ -120,8 +120,8 @@ def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> Non
     the best one is chosen among comparable values; early stopping counts from there.
     The config is replaced last: after a kill, the same command repeats the rest.
     """
-    training, changes = member.trainer, member.changes
-    measures = training.evaluator is not None
+    trainer, changes = member.trainer, member.changes
+    measures = trainer.evaluator is not None
     if changes.measurement and measures:
         recorder.forget_measurements()
     if (changes.measurement or changes.selection) and measures:
@@ -133,7 +133,7 @@ def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> Non
                 "(prompt-tuning evaluate --run measures without changing the run)"
             )
         for step in steps:
-            state = state_at(training, member.store, step)
+            state = state_at(trainer, member.store, step)
             reporter.evaluated(step, recorder.measure_again(step, state))
     if changes.any_allowed:
         processes.run_on_first(lambda: replace_config(member.directory, member.config))

@@ -129,7 +129,7 @@ def train(
 
 
 def train_held(
-    training: Trainer,
+    trainer: Trainer,
     *,
     config: str | None = None,
     record: dict[str, Any] | None = None,
@@ -142,10 +142,10 @@ def train_held(
 
     With `profile`, a trace of three steps is written into that folder.
     """
-    run = training.run
+    run = trainer.run
     directory = Path(run.directory)
     config = run_config(run) if config is None else config
-    frozen_model = training.fingerprint
+    frozen_model = trainer.fingerprint
     record = run_record(run) | (record or {})
     processes.check_same("frozen parameters", lambda: [frozen_model])
     changes = ConfigChanges(
@@ -155,11 +155,11 @@ def train_held(
     )
     store = open_store(run)
     messages = list(notes)
-    state = resume(training, store, messages.append)
+    state = resume(trainer, store, messages.append)
     done = int(state.step)
     check_steps(directory, done, run.steps)
     (result,) = loop(
-        [Member(training, store, config, changes)],
+        [Member(trainer, store, config, changes)],
         [state],
         done,
         make_reporter=make_reporter or functools.partial(python_reporter, run.steps),

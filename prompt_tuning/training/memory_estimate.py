@@ -70,13 +70,13 @@ class MemoryEstimate:
     """A run without its weights, and its largest batch.
 
     Attributes:
-      opened: the opened run.
+      run_plan: the opened run.
       examples: training examples.
       batch: the largest batch.
       shape: description of the batch's rows, inputs and targets.
     """
 
-    opened: RunPlan
+    run_plan: RunPlan
     examples: Examples | ClassExamples
     batch: Batch
     shape: str
@@ -95,66 +95,66 @@ class MemoryEstimate:
                 f"{how_to_set('Pretrained.weights', 'device')}"
             )
         refuse_stages(run, "`prompt-tuning memory` without --pipeline")
-        opened = plan_run(run)
-        examples = opened.examples()
-        plan = opened.batch_plan(examples)
+        run_plan = plan_run(run)
+        examples = run_plan.examples()
+        plan = run_plan.batch_plan(examples)
         index, planned = largest_batch(plan)
-        pad_id = opened.model.config.pad_id
+        pad_id = run_plan.model.config.pad_id
         (batch,) = stream_batches(
             examples, plan, index, index + 1, pad_id=pad_id, prefetch=0
         )
         targets = "" if planned.same_tokens else f" + {planned.target_length} targets"
         shape = f"{len(planned.rows)} rows of {planned.input_length} tokens{targets}"
-        return cls(opened, examples, batch, shape)
+        return cls(run_plan, examples, batch, shape)
 
     @property
     def devices(self) -> int:
         """The number of devices that the run uses."""
-        layout = self.opened.model.layout
+        layout = self.run_plan.model.layout
         return 1 if layout is None else layout.mesh.size
 
     def step(self, how: Rematerialization | None) -> CompiledStep:
         """The run's step with a rematerialization of all stacks; None for the run's."""
-        opened = self.opened if how is None else self._with(how)
+        run_plan = self.run_plan if how is None else self._with(how)
         return compile_step(
-            opened.model.graph,
-            opened.optimizer,
-            dropout=opened.model.drops,
-            objective=opened.objective(self.examples),
-            placement=opened.model.placement,
+            run_plan.model.graph,
+            run_plan.optimizer,
+            dropout=run_plan.model.drops,
+            objective=run_plan.objective(self.examples),
+            placement=run_plan.model.placement,
         )
 
     def _with(self, how: Rematerialization) -> RunPlan:
-        model = self.opened.model
+        model = self.run_plan.model
         config = dataclasses.replace(
             model.config, rematerialization=how, encoder_rematerialization=None
         )
-        tuning = self.opened.run.tuning
+        tuning = self.run_plan.run.tuning
         graph, _ = describe(
             lambda key: split(build_tuned(key, config, model.prompts, tuning)),
             jax.random.key(0),
         )
         changed = dataclasses.replace(model, config=config, graph=graph)
-        return dataclasses.replace(self.opened, model=changed)
+        return dataclasses.replace(self.run_plan, model=changed)
 
     def arguments(self) -> tuple[TrainState, dict[str, Any], Batch]:
         """The step's arguments as shapes, dtypes and shardings."""
-        opened, placement = self.opened, self.opened.model.placement
+        run_plan, placement = self.run_plan, self.run_plan.model.placement
         shapes = {
             path: jax.ShapeDtypeStruct(
                 leaf.shape if placement is None else placement.padded_shape(path),
                 leaf.dtype,
             )
-            for path, leaf in opened.model.plan.abstract.items()
+            for path, leaf in run_plan.model.plan.abstract.items()
         }
-        _, frozen = parameter_groups.partition(shapes, opened.labels)
+        _, frozen = parameter_groups.partition(shapes, run_plan.labels)
         trained = {
             path: jax.ShapeDtypeStruct(shapes[path].shape, jnp.float32)
-            for path in opened.labels
+            for path in run_plan.labels
         }
         key = jax.eval_shape(lambda: jax.random.key(0))
         state = jax.eval_shape(
-            lambda trained, key: TrainState.create(trained, opened.optimizer, key),
+            lambda trained, key: TrainState.create(trained, run_plan.optimizer, key),
             trained,
             key,
         )
@@ -207,9 +207,9 @@ class StepTimer:
           InputError: if the checkpoint turns out to be damaged.
         """
         self._estimate = estimate
-        self._parameters = estimate.opened.model.read_parameters()
+        self._parameters = estimate.run_plan.model.read_parameters()
         _, self._frozen = parameter_groups.partition(
-            self._parameters, estimate.opened.labels
+            self._parameters, estimate.run_plan.labels
         )
 
     def seconds(self, how: Rematerialization | None) -> float:
@@ -219,10 +219,10 @@ class StepTimer:
           how: rematerialization of all stacks; None for the run's.
         """
         step = self._estimate.step(how)
-        opened, batch = self._estimate.opened, self._estimate.batch
-        state = opened.start(self._parameters)
-        if opened.model.placement is not None:
-            batch = opened.model.placement.put_batch(batch)
+        run_plan, batch = self._estimate.run_plan, self._estimate.batch
+        state = run_plan.start(self._parameters)
+        if run_plan.model.placement is not None:
+            batch = run_plan.model.placement.put_batch(batch)
         durations = []
         for _ in range(UNTIMED_STEPS + TIMED_STEPS):
             start = time.perf_counter()

@@ -33,14 +33,14 @@ class PipelinePreview:
     """A run in stages, without its weights.
 
     Attributes:
-      opened: the opened run.
+      run_plan: the opened run.
       plan: the plan of its pipeline for the largest batch.
       shape: sizes of a micro-batch.
       examples: training examples.
       batch: the largest batch.
     """
 
-    opened: RunPlan
+    run_plan: RunPlan
     plan: PipelinePlan
     shape: MicroBatchShape
     examples: Examples | ClassExamples
@@ -58,17 +58,17 @@ class PipelinePreview:
                 "the run has one stage: give --gin.MeshShape.stage=N, with N the "
                 "number of stages"
             )
-        opened = plan_run(run)
-        examples = opened.examples()
-        batch_plan = opened.batch_plan(examples)
-        shape = microbatch_shape(run, opened.model, batch_plan)
-        plan = plan_stages(run, opened.model, opened.labels, shape)
+        run_plan = plan_run(run)
+        examples = run_plan.examples()
+        batch_plan = run_plan.batch_plan(examples)
+        shape = microbatch_shape(run, run_plan.model, batch_plan)
+        plan = plan_stages(run, run_plan.model, run_plan.labels, shape)
         index, _ = largest_batch(batch_plan)
-        pad_id = opened.model.config.pad_id
+        pad_id = run_plan.model.config.pad_id
         (batch,) = stream_batches(
             examples, batch_plan, index, index + 1, pad_id=pad_id, prefetch=0
         )
-        return cls(opened, plan, shape, examples, batch)
+        return cls(run_plan, plan, shape, examples, batch)
 
     def microbatch_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The bytes that a device of each stage, or chunk, holds of a micro-batch.
@@ -77,14 +77,14 @@ class PipelinePreview:
           those from the forward pass to p1, and those from p1 to p2, which include
           what p1 computed again under a rematerialization policy.
         """
-        model, placement = self.opened.model, self.opened.model.placement
+        model, placement = self.run_plan.model, self.run_plan.model.placement
         assert placement is not None
         trained = {
             path: jax.ShapeDtypeStruct(placement.padded_shape(path), jnp.float32)
-            for path in self.opened.labels
+            for path in self.run_plan.labels
         }
-        objective = self.opened.objective(self.examples)
-        stages = pipelined_gradients(self.opened, objective, self.plan).traced(
+        objective = self.run_plan.objective(self.examples)
+        stages = pipelined_gradients(self.run_plan, objective, self.plan).traced(
             trained,
             {},
             self.batch,
@@ -98,8 +98,8 @@ class PipelinePreview:
 
         If an embedding table is also the head, the first and the last stage have it.
         """
-        model = self.opened.model
-        placement = stage_placement(self.opened.run, model)
+        model = self.run_plan.model
+        placement = stage_placement(self.run_plan.run, model)
         blocks: dict[str, float] = {"encoder": 0.0, "decoder": 0.0}
         first = last = 0
         for path, leaf in model.plan.abstract.items():
@@ -123,7 +123,7 @@ class PipelinePreview:
 
     @property
     def _tied(self) -> bool:
-        config = self.opened.model.config
+        config = self.run_plan.model.config
         return config.tied_head and not config.separate_tables
 
 

@@ -38,14 +38,14 @@ class Recorder:
 
     def __init__(
         self,
-        training: Trainer,
+        trainer: Trainer,
         store: CheckpointStore,
         log: MetricsLog | NoLog,
         patience: Patience | None = None,
     ):
-        self._training, self._run = training, training.run
+        self._trainer, self._run = trainer, trainer.run
         self._store, self._log, self._patience = store, log, patience
-        loras = self._run.tuning.loras(training.start.trained)
+        loras = self._run.tuning.loras(trainer.start.trained)
         self._scalings = {path: lora.scaling for path, lora in loras.items()}
         self.measured: dict[str, float] = {}
         self.meter = Meter()
@@ -54,9 +54,9 @@ class Recorder:
         """Writes the frozen parameters that `Run.save_paths` matches, once."""
         chosen = match_any(self._run.save_paths)
         arrays = {
-            path: self._training.whole(path)
-            for path in self._training.model.plan.abstract
-            if chosen(path) and path not in self._training.start.trained
+            path: self._trainer.whole(path)
+            for path in self._trainer.model.plan.abstract
+            if chosen(path) and path not in self._trainer.start.trained
         }
         if processes.is_first():
             self._store.kept_prompts.keep_frozen(self._store.folder, arrays)
@@ -82,7 +82,7 @@ class Recorder:
         self.meter.count(batch)
         if not _every(step, self._run.log_every) and step != self._run.steps:
             return None
-        epochs = step / self._training.batch_plan.batches_per_epoch
+        epochs = step / self._trainer.batch_plan.batches_per_epoch
         logged = values | {"epoch": epochs} | self.meter.read()
         self._log.write(step, logged)
         return logged
@@ -96,11 +96,11 @@ class Recorder:
         Raises:
           NotFiniteError: if a number is not finite; nothing is saved then.
         """
-        placement, store = self._training.model.placement, self._store
+        placement, store = self._trainer.model.placement, self._store
         shapes = state if placement is None else placement.abstract_tree(state)
         own = (shapes.trained, shapes.optimizer_state)
         # Arrays in host memory change in place: they are written before the next step.
-        changing = bool(self._training.model.weight_storage.trained)
+        changing = bool(self._trainer.model.weight_storage.trained)
         sharded = store.is_sharded(*own) and not changing
         if sharded:
             # Nothing is gathered: each process checks its own shards.
@@ -110,7 +110,7 @@ class Recorder:
             largest = _largest_on_host(kept)
         self._refuse_not_finite(f"after step {done}", largest)
         measured = {}
-        if evaluation_due(self._run, done) and self._training.evaluator is not None:
+        if evaluation_due(self._run, done) and self._trainer.evaluator is not None:
             measured = self._evaluate(done, state)
         saved = (done, kept.trained, kept.optimizer_state)
         extra = self._extra(done, state, measured)
@@ -142,7 +142,7 @@ class Recorder:
     ) -> dict[str, Any]:
         extra = {
             "key": np.asarray(jax.random.key_data(state.key)).tolist(),
-            "examples": self._training.batch_plan.examples_before(done),
+            "examples": self._trainer.batch_plan.examples_before(done),
             SCALINGS: self._scalings,
         }
         if self._patience is not None:
@@ -155,9 +155,9 @@ class Recorder:
         self._store.wait()
 
     def _evaluate(self, done: int, state: TrainState) -> dict[str, float]:
-        assert self._training.evaluator is not None
-        parameters = self._training.parameters(state.trained)
-        self.measured = self._training.evaluator(parameters)
+        assert self._trainer.evaluator is not None
+        parameters = self._trainer.parameters(state.trained)
+        self.measured = self._trainer.evaluator(parameters)
         self._refuse_not_finite(f"of the evaluation after step {done}", self.measured)
         named = {f"{EVALUATION}{name}": x for name, x in self.measured.items()}
         self._log.write(done, named)
@@ -175,19 +175,19 @@ class Recorder:
             return
         name = "loss" if "loss" in bad else bad[0]
         self.wait()
-        steps, training = self._store.steps(), self._training
+        steps, trainer = self._store.steps(), self._trainer
         kept = (
             f"the checkpoint of step {steps[-1]} is kept as the last good one"
             if steps
             else "no checkpoint had been written yet"
         )
         found = f"the {name} {when} is {values[name]}"
-        weights = training.model.weight_storage.with_streamed(training.frozen)
+        weights = trainer.model.weight_storage.with_streamed(trainer.frozen)
         broken = find_not_finite(weights)
         if broken is not None:
             raise NotFiniteError(
                 f"{found}, because the frozen parameter {broken} of "
-                f"{training.run.model.checkpoint} has numbers that are not finite; "
+                f"{trainer.run.model.checkpoint} has numbers that are not finite; "
                 f"{kept}. Copy or convert the model's weights again"
             )
         raise NotFiniteError(

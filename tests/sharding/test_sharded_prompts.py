@@ -166,12 +166,12 @@ def test_a_device_has_its_shard_of_the_prompt_and_of_the_optimizer_state(
 ):
     given = arguments(files, tmp_path / "run", [*SPLIT, *BY_BOTH])
     bindings = [each.removeprefix("--gin.") for each in given[1:]]
-    training = open_run(gin_files.read_run(["runs/first_prompt.gin"], bindings))
-    batches = stream_batches(training.examples, training.batch_plan, 0, 1, pad_id=0)
-    placement = training.model.placement
+    trainer = open_run(gin_files.read_run(["runs/first_prompt.gin"], bindings))
+    batches = stream_batches(trainer.examples, trainer.batch_plan, 0, 1, pad_id=0)
+    placement = trainer.model.placement
     assert placement is not None
     batch = placement.put_batch(next(iter(batches)))
-    state, _ = training.step(training.start, training.frozen, batch)
+    state, _ = trainer.step(trainer.start, trainer.frozen, batch)
     leaves = jax.tree.leaves((state.trained, state.optimizer_state))
     actual = [leaf for leaf in leaves if leaf.shape == (4, 16)]
     # The prompt and Adam's two moments.

@@ -126,12 +126,12 @@ def prepared(files) -> Callable[[Path], Sweep]:
         members = []
         for member in sweep.members:
             folder = str(directory / member.name)
-            training = dataclasses.replace(
-                member.training,
-                run=dataclasses.replace(member.training.run, directory=folder),
-                start=jax.tree.map(jnp.copy, member.training.start),
+            trainer = dataclasses.replace(
+                member.trainer,
+                run=dataclasses.replace(member.trainer.run, directory=folder),
+                start=jax.tree.map(jnp.copy, member.trainer.start),
             )
-            members.append(dataclasses.replace(member, training=training))
+            members.append(dataclasses.replace(member, trainer=trainer))
         here = dataclasses.replace(sweep, directory=directory, members=tuple(members))
         train_sweep(
             here,
@@ -148,7 +148,7 @@ def uninterrupted(prepared, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("unkilled") / "sweep"
     sweep = prepared(directory)
     # All batches have one shape, so that only one program is compiled.
-    assert sweep.members[0].training.step.programs == 1
+    assert sweep.members[0].trainer.step.programs == 1
     return directory
 
 

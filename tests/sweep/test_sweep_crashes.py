@@ -37,11 +37,11 @@ def sweep(files) -> Callable[[Path], object]:
         members = []
         for member in opened.members:
             settings = dataclasses.replace(
-                member.training.run, directory=str(directory / member.name)
+                member.trainer.run, directory=str(directory / member.name)
             )
-            start = jax.tree.map(jnp.copy, member.training.start)
-            training = dataclasses.replace(member.training, run=settings, start=start)
-            members.append(dataclasses.replace(member, training=training))
+            start = jax.tree.map(jnp.copy, member.trainer.start)
+            trainer = dataclasses.replace(member.trainer, run=settings, start=start)
+            members.append(dataclasses.replace(member, trainer=trainer))
         train_sweep(
             dataclasses.replace(opened, directory=directory, members=tuple(members)),
             make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),

@@ -109,14 +109,14 @@ def prepared(files) -> Callable[[Path], None]:
     """The same run, compiled once for all directories."""
     arguments = files.arguments(Path("elsewhere"), **CHOICES)
     plain, bindings = split_bindings(arguments)
-    training = open_run(read_run([plain[0].partition("=")[2]], bindings))
+    trainer = open_run(read_run([plain[0].partition("=")[2]], bindings))
 
     def run(directory: Path) -> None:
         loop.train(
             dataclasses.replace(
-                training,
-                run=dataclasses.replace(training.run, directory=str(directory)),
-                start=jax.tree.map(jnp.copy, training.start),
+                trainer,
+                run=dataclasses.replace(trainer.run, directory=str(directory)),
+                start=jax.tree.map(jnp.copy, trainer.start),
             ),
             make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
         )

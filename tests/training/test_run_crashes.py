@@ -35,13 +35,13 @@ def train(files) -> Callable[[Path], None]:
     """A run that saves three times, compiled once for all directories."""
     choices = {"Run.steps": STEPS, "Run.save_every": 2, "Run.keep_last": 1}
     plain, bindings = split_bindings(files.arguments(Path("elsewhere"), **choices))
-    training = open_run(read_run([plain[0].partition("=")[2]], bindings))
+    trainer = open_run(read_run([plain[0].partition("=")[2]], bindings))
 
     def run(directory: Path) -> None:
-        settings = dataclasses.replace(training.run, directory=str(directory / "run"))
-        start = jax.tree.map(jnp.copy, training.start)
+        settings = dataclasses.replace(trainer.run, directory=str(directory / "run"))
+        start = jax.tree.map(jnp.copy, trainer.start)
         loop.train(
-            dataclasses.replace(training, run=settings, start=start),
+            dataclasses.replace(trainer, run=settings, start=start),
             config="Run.steps = 6",
             make_reporter=lambda done: LineReporter(Console(quiet=True), STEPS),
         )

@@ -64,10 +64,10 @@ def read(arguments: list[str], mesh: MeshShape | None = None):
     return dataclasses.replace(run, mesh=mesh)
 
 
-def train(training: loop.Trainer) -> loop.TrainingResult:
-    steps = training.run.steps
+def train(trainer: loop.Trainer) -> loop.TrainingResult:
+    steps = trainer.run.steps
     return loop.train(
-        training,
+        trainer,
         make_reporter=lambda done: LineReporter(Console(quiet=True), steps),
     )
 
@@ -121,12 +121,12 @@ def test_a_run_starts_from_either_form(runs_in_both_formats, arguments, tmp_path
 @pytest.mark.exhaustive
 def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
     first = read(arguments(tmp_path / "all", "orbax"), ALL)
-    training = open_run(first)
+    trainer = open_run(first)
     with monkeypatch.context() as patched:
         # No parameter is gathered, neither for checks nor for saving.
         patched.setattr(Placement, "replicate", None)
-        outcome = train(training)
-    placement = training.model.placement
+        outcome = train(trainer)
+    placement = trainer.model.placement
     assert placement is not None
     end = placement.replicate(outcome.trained)
     shutil.rmtree(tmp_path / "all" / FOLDER / "checkpoint_4")
@@ -137,11 +137,11 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
     for name, mesh in (("one", None), ("rows", ROWS)):
         directory = tmp_path / name
         shutil.copytree(tmp_path / "all", directory)
-        training = open_run(
+        trainer = open_run(
             dataclasses.replace(first, directory=str(directory), mesh=mesh)
         )
-        state = state_at(training, open_store(training.run), 2)
-        where, parameters = training.model.placement, state.trained
+        state = state_at(trainer, open_store(trainer.run), 2)
+        where, parameters = trainer.model.placement, state.trained
         if where is not None:
             assert (
                 parameters["token_embedder/embedding"].sharding
@@ -150,7 +150,7 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
             parameters = where.replicate(parameters)
         jax.tree.map(np.testing.assert_array_equal, parameters, saved)
         if mesh is None:
-            trained = train(training).trained
+            trained = train(trainer).trained
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), trained, end
             )
@@ -160,10 +160,10 @@ def test_a_run_continues_on_other_meshes(arguments, tmp_path, monkeypatch):
 
 
 def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypatch):
-    training = open_run(read(arguments(tmp_path / "run", "orbax")))
+    trainer = open_run(read(arguments(tmp_path / "run", "orbax")))
 
     def breaking(*arguments):
-        state, metrics = training.step(*arguments)
+        state, metrics = trainer.step(*arguments)
         if int(state.step) == 3:
             trained = {
                 path: x.at[..., 0].set(jnp.nan) for path, x in state.trained.items()
@@ -174,5 +174,5 @@ def test_numbers_that_are_not_finite_are_not_saved(arguments, tmp_path, monkeypa
 
     monkeypatch.setattr(loop, "save_due", lambda run, done: done in (2, 3))
     with pytest.raises(NotFiniteError, match="step 2 is kept as the last good one"):
-        train(dataclasses.replace(training, step=breaking))
-    assert open_store(training.run).steps() == [2]
+        train(dataclasses.replace(trainer, step=breaking))
+    assert open_store(trainer.run).steps() == [2]

@@ -60,10 +60,10 @@ def make(files) -> MakeRun:
 
 def trained(run: Run) -> Trainer:
     """A finished run."""
-    training = open_run(run)
+    trainer = open_run(run)
     console = Console(quiet=True)
-    train(training, make_reporter=lambda done: LineReporter(console, run.steps))
-    return training
+    train(trainer, make_reporter=lambda done: LineReporter(console, run.steps))
+    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def moments(directory: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf) for name, leaf in optimizer_leaves.items()}
 
 
-def state_of(training: Trainer) -> dict[str, np.ndarray]:
-    state = named_leaves(training.start.optimizer_state)
+def state_of(trainer: Trainer) -> dict[str, np.ndarray]:
+    state = named_leaves(trainer.start.optimizer_state)
     return {name: np.asarray(leaf) for name, leaf in state.items()}
 
 
@@ -125,8 +125,8 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
 
 
 def test_a_lora_is_added_to_a_prompt_of_another_run(make, prompt_run, tmp_path):
-    training = open_run(make(tmp_path / "run", **continuation_options(prompt_run)))
-    start, actual, source = training.start, state_of(training), moments(prompt_run)
+    trainer = open_run(make(tmp_path / "run", **continuation_options(prompt_run)))
+    start, actual, source = trainer.start, state_of(trainer), moments(prompt_run)
     np.testing.assert_array_equal(
         start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
     )
@@ -174,10 +174,10 @@ def test_untrained_source_parameters_are_listed(make, continued_run, tmp_path):
         "adapters": (QUERIES,),
         "groups": [LORAS],
     }
-    training = open_run(make(tmp_path / "run", prompt=None, **choices))
-    assert f"{PROMPT} ({LENGTH}, 16): not in this model" in training.report()
+    trainer = open_run(make(tmp_path / "run", prompt=None, **choices))
+    assert f"{PROMPT} ({LENGTH}, 16): not in this model" in trainer.report()
     np.testing.assert_array_equal(
-        training.start.trained[B], trained_leaves(continued_run)[B]
+        trainer.start.trained[B], trained_leaves(continued_run)[B]
     )
 
 
@@ -206,11 +206,11 @@ def test_the_same_groups_with_a_rate_below_rounding_keep_every_number(
 
 def test_a_run_may_start_from_parameters_of_another_run(make, prompt_run, tmp_path):
     run = make(tmp_path / "run", start_from=str(prompt_run), keep_optimizer_state=False)
-    training = open_run(run)
+    trainer = open_run(run)
     np.testing.assert_array_equal(
-        training.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
+        trainer.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
     )
-    assert not any(leaf.any() for leaf in state_of(training).values())
+    assert not any(leaf.any() for leaf in state_of(trainer).values())
 
 
 @pytest.mark.parametrize("of", ["checkpoint", "file", "peft", "no_extension"])
@@ -227,9 +227,9 @@ def test_other_formats_of_a_prompt(of, make, prompt_run, files, tmp_path):
         with source.open("wb") as file:
             np.save(file, vectors)
     prompt = functools.partial(SoftPrompt, length=len(vectors))
-    training = open_run(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
-    np.testing.assert_array_equal(training.start.trained[PROMPT], vectors)
-    is_kept = any(leaf.any() for leaf in state_of(training).values())
+    trainer = open_run(make(tmp_path / "run", prompt=prompt, start_from=str(source)))
+    np.testing.assert_array_equal(trainer.start.trained[PROMPT], vectors)
+    is_kept = any(leaf.any() for leaf in state_of(trainer).values())
     assert is_kept == (of == "checkpoint")
 
 
@@ -312,10 +312,10 @@ def test_another_frozen_model_gives_a_warning(make, prompt_run, files, tmp_path)
     save_file(tensors, model / "model.safetensors")
     run = make(tmp_path / "run", model, start_from=str(prompt_run))
     with pytest.warns(UserWarning, match="trained on another frozen model") as warned:
-        training = open_run(run)
-    assert fingerprint(training.frozen) in str(warned[0].message)
+        trainer = open_run(run)
+    assert fingerprint(trainer.frozen) in str(warned[0].message)
     np.testing.assert_array_equal(
-        training.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
+        trainer.start.trained[PROMPT], trained_leaves(prompt_run)[PROMPT]
     )
 
 
