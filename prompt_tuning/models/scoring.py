@@ -88,18 +88,30 @@ def label_nll(
     graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
 ) -> Float[Array, "B C"]:
     """Computes the negative log likelihood of each label after its text, in nats."""
+    return label_losses(graph, parameters, batch)[..., 0]
+
+
+def label_losses(
+    graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
+) -> Float[Array, "B C 2"]:
+    """Computes `label_nll`, and for each label the number of tokens that are wrong.
+
+    A token is wrong if the model scores another one higher.
+    """
     model = merge_model(graph, parameters)
     first, later = model.label_states(batch)
     # All labels of a text choose their first token from one distribution, [B, V].
     logprobs = jax.nn.log_softmax(model.logits(first))
-    nll = -jnp.take_along_axis(logprobs, batch.labels[:, :, 0], axis=1)  # [B, C]
+    chosen = jnp.take_along_axis(logprobs, batch.labels[:, :, 0], axis=1)  # [B, C]
+    wrong = (chosen < logprobs.max(axis=1, keepdims=True)).astype(chosen.dtype)
     if later is None:
-        return nll
+        return jnp.stack([-chosen, wrong], axis=-1)
     targets = batch.labels[:, :, 1:]  # [B, C, W - 1]
     states = later.reshape(*targets.shape, later.shape[-1])
     losses = token_loss(states, model.output_head(), targets)
     real = jnp.arange(1, batch.labels.shape[2]) < batch.label_lengths[..., None]
-    return nll + jnp.sum(losses.nll, axis=2, where=real)
+    nll = jnp.sum(losses.nll, axis=2, where=real) - chosen
+    return jnp.stack([nll, wrong + jnp.sum(real & ~losses.correct, axis=2)], axis=-1)
 
 
 def greedy_tokens(

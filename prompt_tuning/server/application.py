@@ -30,6 +30,7 @@ from prompt_tuning.server.server_limits import (
     RequestError,
     ServerSettings,
 )
+from prompt_tuning.server.tokenizer_routes import TokenizerRoutes
 
 PAGE = Path(__file__).with_name("page.html")
 PAGE_HEADERS = {
@@ -71,6 +72,9 @@ class ServerApplication:
         self.embedding = EmbeddingRoutes(
             models, engine.limit, self._bodies, self._unknown
         )
+        self._tokens = TokenizerRoutes(
+            models, engine.limit, self._bodies, self._unknown
+        )
         self._thread: EngineThread | None = None
         self._requests: RunningRequests | None = None
 
@@ -87,6 +91,7 @@ class ServerApplication:
             Route("/v1/embeddings", self.embedding.embed, methods=["POST"]),
             Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
             Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+            *self._tokens.routes(),
         ]
         handlers = {
             InputError: _answer_error,

@@ -203,6 +203,16 @@ class ServedModels:
             encoded += await self._encoding.run(client, encode)
         return encoded
 
+    async def encode_plain(
+        self, text: str, client: Hashable, positions: int
+    ) -> list[int]:
+        """Encodes a text as it is, without special tokens and templates.
+
+        Arguments and errors are as in `encode_texts`.
+        """
+        self._check_length("the prompt", len(text), positions)
+        return await self._encoding.run(client, lambda: self.tokenizer.encode(text))
+
     async def encode_chat(
         self,
         messages: Sequence[Message],

@@ -13,6 +13,11 @@ from prompt_tuning.decoding.request import Completion, separate_equal
 from prompt_tuning.decoding.request_checks import slots_for
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.continuation_scores import (
+    ContinuationScore,
+    Part,
+    score_continuations,
+)
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Texts
 
@@ -176,6 +181,41 @@ class TextModel:
             prompt_id=prompt_id,
         )
         yield from self.texts.stream(self.texts.request(text, settings))
+
+    def loglikelihood(
+        self,
+        pairs: Sequence[tuple[Part, Part]],
+        *,
+        adapter: str | None = None,
+        prompt_id: int | None = None,
+        batch_size: int = 32,
+    ) -> list[ContinuationScore]:
+        """Computes how probable continuations are, each after its context.
+
+        What contexts have in common is read once. A score does not depend on the other
+        pairs.
+
+        Args:
+          pairs: contexts and continuations, each a text or token ids. A text is encoded
+            as the prompt or the completion of an example is.
+          adapter: name of the adapter; see `generate`.
+          prompt_id: prompt of all pairs, for an adapter with several.
+          batch_size: number of pairs that are scored together.
+
+        Returns:
+          `ContinuationScore(logprob, greedy)` of each pair: the log-probability of its
+          continuation, and whether the model would generate it.
+
+        Raises:
+          InputError: if a continuation has no token, or a pair is too long.
+
+        Examples:
+          >>> pairs = [("upper: abc=", "ABC"), ("upper: abc=", "cba")]
+          >>> [score.greedy for score in model.loglikelihood(pairs)]
+          [True, False]
+        """
+        given = (pairs, adapter, prompt_id, batch_size)
+        return score_continuations(self.texts, *given)
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:

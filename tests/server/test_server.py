@@ -40,6 +40,7 @@ from prompt_tuning.server.server_limits import (
 )
 from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.texts.texts import Texts
+from prompt_tuning.version import __version__
 from tests.support.running_server import KEY, RunningServer
 
 TEXT = "reverse: abc ="
@@ -305,6 +306,26 @@ def test_prompt_logprobs_have_the_form_of_vllm(server, model):
     logprobs = server.ask(echo)[1]["choices"][0]["logprobs"]["token_logprobs"]
     values = [each[str(i)]["logprob"] for i, each in zip(ids[1:], others, strict=True)]
     assert logprobs[1:] == values
+
+
+def test_tokens_are_those_of_the_tokenizer(server):
+    tokenizer = server.texts.tokenizer
+    ids = tokenizer.encode(TEXT)
+    body = {"prompt": TEXT, "add_special_tokens": False, "return_token_strs": True}
+    status, answer = server.ask(body, "/tokenize")
+    assert (status, answer["tokens"], answer["count"]) == (200, ids, len(ids))
+    assert (answer["max_model_len"], "".join(answer["token_strs"])) == (128, TEXT)
+    begun = server.ask({"prompt": TEXT}, "/tokenize")[1]["tokens"]
+    assert begun == [*tokenizer.begin_ids, *ids]
+    assert server.ask({"tokens": ids}, "/detokenize") == (200, {"prompt": TEXT})
+    status, answer = server.ask({"tokens": [999]}, "/detokenize")
+    assert status == 400 and "has id 999" in answer["error"]["message"]
+    _, info = server.ask(path="/tokenizer_info", method="GET")
+    assert info["eos_token"] == tokenizer.token(tokenizer.eos_id)
+    assert server.ask(path="/ping", method="GET") == (200, b"")
+    assert server.ask(path="/version", method="GET")[1] == {"version": __version__}
+    _, models = server.ask(path="/v1/models", method="GET")
+    assert {each["max_model_len"] for each in models["data"]} == {128}
 
 
 def test_an_answer_that_cannot_match_is_an_error(server):

@@ -1,0 +1,121 @@
+"""Routes about the tokenizer and the server, with the names and fields of vLLM."""
+
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
+from prompt_tuning.decoding.detokenizer import token_name
+from prompt_tuning.server import openai_requests
+from prompt_tuning.server.event_stream import BodyReader, json_response
+from prompt_tuning.server.request_fields import UnknownFields, check_known
+from prompt_tuning.server.running_requests import client_of
+from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.version import __version__
+
+TOKENIZE = ("model", "prompt", "add_special_tokens", "return_token_strs")
+DETOKENIZE = ("model", "tokens")
+
+
+class TokenizerRoutes:
+    """Answers requests about tokens.
+
+    Args:
+      models: the models that are served, which have one tokenizer.
+      limit: number of positions of a slot.
+      bodies: reads bodies.
+      unknown: notes fields of requests that are not known.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        limit: int,
+        bodies: BodyReader,
+        unknown: UnknownFields,
+    ):
+        self._models, self._limit = models, limit
+        self._bodies, self._unknown = bodies, unknown
+
+    def routes(self) -> list[Route]:
+        """Returns the routes."""
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._info),
+            Route("/version", self._version),
+            Route("/ping", self._ping, methods=["GET", "POST"]),
+        ]
+
+    async def _read(self, request: HttpRequest, known: tuple[str, ...]) -> Any:
+        """Reads a body."""
+        body = openai_requests.read_body(await self._bodies.read(request))
+        self._unknown.note(check_known(body, known, {}), client_of(request))
+        self._models.adapter(body.text("model", None))
+        return body
+
+    async def _tokenize(self, request: HttpRequest) -> Response:
+        body = await self._read(request, TOKENIZE)
+        text, tokenizer = body.text("prompt"), self._models.tokenizer
+        ids = await self._models.encode_plain(text, client_of(request), self._limit)
+        if body.flag("add_special_tokens", True):
+            ids = [*tokenizer.begin_ids, *ids]
+        names = None
+        if body.flag("return_token_strs", False):
+            names = [token_name(tokenizer, token) for token in ids]
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": self._limit,
+                "tokens": ids,
+                "token_strs": names,
+            }
+        )
+
+    async def _detokenize(self, request: HttpRequest) -> Response:
+        body = await self._read(request, DETOKENIZE)
+        ids, tokenizer = body.integers("tokens"), self._models.tokenizer
+        outside = [token for token in ids if token >= tokenizer.vocabulary_size]
+        if outside:
+            raise InputError(
+                f"tokens has id {outside[0]}, expected 0 to "
+                f"{tokenizer.vocabulary_size - 1}"
+            )
+        return json_response({"prompt": tokenizer.decode(ids)})
+
+    async def _info(self, request: HttpRequest) -> Response:
+        del request
+        tokenizer = self._models.tokenizer
+        ids = {
+            "bos_token": tokenizer.bos_id,
+            "eos_token": tokenizer.eos_id,
+            "pad_token": tokenizer.pad_id,
+        }
+        names = {
+            name: None if token is None else tokenizer.token(token)
+            for name, token in ids.items()
+        }
+        template = None
+        if has_chat_template(tokenizer):
+            template = chat_template_of(tokenizer).source
+        kind = type(tokenizer).__name__
+        return json_response(
+            {
+                "tokenizer_class": kind,
+                "model_max_length": self._limit,
+                **names,
+                "add_bos_token": tokenizer.bos_id in tokenizer.begin_ids,
+                "chat_template": template,
+            }
+        )
+
+    async def _version(self, request: HttpRequest) -> Response:
+        del request
+        return json_response({"version": __version__})
+
+    async def _ping(self, request: HttpRequest) -> Response:
+        del request
+        return Response()

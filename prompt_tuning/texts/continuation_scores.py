@@ -1,0 +1,161 @@
+"""Log-probabilities of continuations, of which each follows its context."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.decoding.continue_rows import runs_in_slots
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.request_checks import slots_for
+from prompt_tuning.decoding.request_stream import run_in_order
+from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.evaluation.ranking import score_candidates
+from prompt_tuning.models.scoring import label_losses
+from prompt_tuning.texts.loaded_adapter import LoadedAdapter
+from prompt_tuning.texts.texts import Texts
+
+Part = str | Sequence[int]
+"""A context or a continuation: a text, or token ids that are read as they are."""
+Row = tuple[list[int], list[int]]
+"""Ids of a context and of its continuation."""
+SCORED = Sampling(new_tokens=0, given_logprobs=1)
+"""Settings of rows that are read for the scores of their tokens."""
+
+
+class ContinuationScore(NamedTuple):
+    """How probable a continuation is.
+
+    Attributes:
+      logprob: natural log-probability of all its tokens.
+      greedy: whether each of them is the most probable one.
+    """
+
+    logprob: float
+    greedy: bool
+
+
+def score_continuations(
+    texts: Texts,
+    pairs: Sequence[tuple[Part, Part]],
+    adapter: str | None = None,
+    prompt_id: int | None = None,
+    batch_size: int = 32,
+) -> list[ContinuationScore]:
+    """Scores the continuation of each pair of a context and a continuation.
+
+    An engine scores rows of causal models, and reads once what contexts have in common.
+    Other rows are scored in batches, as the labels of an evaluation are.
+
+    Args:
+      texts: the model and its adapters.
+      pairs: contexts and continuations.
+      adapter: name of the adapter; see `Texts.find`.
+      prompt_id: number of the prompt, for an adapter with several.
+      batch_size: number of rows that are scored together.
+
+    Raises:
+      InputError: if a continuation has no token, or nothing precedes it.
+    """
+    chosen = texts.find(adapter)
+    rows = [_encode(chosen, *pair, number) for number, pair in enumerate(pairs)]
+    engine = _open_engine(texts, chosen, rows, batch_size)
+    scores: dict[int, ContinuationScore] = {}
+    # An engine needs a token that predicts the first one.
+    alone = [i for i, (given, _) in enumerate(rows) if engine is None or not given]
+    batched = _in_batches(chosen, [rows[i] for i in alone], prompt_id, batch_size)
+    scores |= zip(alone, batched, strict=True)
+    if engine is None:
+        return [scores[i] for i in range(len(rows))]
+    # Rows that begin alike follow each other.
+    left = [number for number in range(len(rows)) if number not in scores]
+    order = sorted(left, key=lambda number: rows[number])
+    requests = (_request(chosen, *rows[number], prompt_id) for number in order)
+    for number, (completion,) in zip(
+        order, run_in_order(engine, requests), strict=True
+    ):
+        scores[number] = _sum(completion)
+    return [scores[i] for i in range(len(rows))]
+
+
+def _encode(
+    adapter: LoadedAdapter, context: Part, continuation: Part, number: int
+) -> Row:
+    """Returns the ids of a pair, encoded as a prompt and its completion are.
+
+    Raises:
+      InputError: if the continuation has none.
+    """
+    model, ids = adapter.model, continuation
+    if isinstance(ids, str):
+        tokenizer = model.needed_tokenizer()
+        separate = model.config.architecture == "encoder_decoder"
+        ids = tokenizer.encode(ids) if separate else tokenizer.encode_continuation(ids)
+    if isinstance(context, str):
+        context = adapter.encoding.encode(context)
+    if not ids:
+        raise InputError(f"the continuation of pair {number} has no token")
+    return list(context), list(ids)
+
+
+def _open_engine(
+    texts: Texts, adapter: LoadedAdapter, rows: Sequence[Row], batch_size: int
+) -> DecodingEngine | None:
+    """Returns an engine with room for the rows; None if it cannot score them."""
+    if not runs_in_slots(adapter.model):
+        return None
+    longest = max((len(given) + len(ids) for given, ids in rows), default=1)
+    texts.room = max(texts.room, adapter.room_for(longest, 0))
+    engine = texts.engine(slots_for(len(rows), batch_size))
+    return None if engine.find_adapter(adapter.key).whole else engine
+
+
+def _request(
+    adapter: LoadedAdapter,
+    given: Sequence[int],
+    ids: Sequence[int],
+    prompt_id: int | None,
+) -> Request:
+    return Request(
+        ids=[*given, *ids],
+        adapter=adapter.key,
+        prompt_id=prompt_id,
+        sampling=SCORED,
+        scored_from=len(given),
+    )
+
+
+def _sum(completion: Completion) -> ContinuationScore:
+    scores = completion.given_logprobs or ()
+    return ContinuationScore(
+        math.fsum(each.logprob for each in scores),
+        all(each.logprob >= each.top[0][1] for each in scores),
+    )
+
+
+def _in_batches(
+    adapter: LoadedAdapter,
+    rows: Sequence[Row],
+    prompt_id: int | None,
+    batch_size: int,
+) -> list[ContinuationScore]:
+    """Scores rows in batches, each with its only candidate."""
+    for given, ids in rows:
+        check_rows(adapter.model, [given], len(ids))
+    scored = score_candidates(
+        label_losses,
+        adapter.model,
+        adapter.parameters,
+        [given for given, _ in rows],
+        [[ids] for _, ids in rows],
+        batch_size=batch_size,
+        prompt_ids=None if prompt_id is None else [prompt_id] * len(rows),
+    )
+    scores = np.zeros((len(rows), 2))
+    for numbers, losses in scored:
+        scores[numbers] = losses[:, 0]
+    return [ContinuationScore(-nll, wrong == 0) for nll, wrong in scores.tolist()]
