@@ -366,6 +366,8 @@ def DataSource(
     chat: bool = False,
     chat_template: str | None = None,
     chat_date: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    turns: Literal["auto", "together", "apart"] = "auto",
     prompt_key: str | None = "prompt",
     completion_key: str = "completion",
     joiner: str = "",
@@ -439,6 +441,11 @@ def DataSource(
         renders messages, and tasks of the format alpaca if there is one.
       chat_template: file of another chat template, which renders pairs too.
       chat_date: date for a chat template that uses the current date: "2026-07-26".
+      chat_template_kwargs: variables that the chat template reads, such as
+        {"enable_thinking": False}; a conversation may set them itself.
+      turns: "together" to learn all answers of a conversation in one example, "apart"
+        to learn each in an example with the context that it has when it is answered,
+        or "auto": together where each answer then has this context, else apart.
       prompt_key: jsonl key of the prompt; None if lines have no prompt.
       completion_key: jsonl key of the completion, which is learned.
       joiner: text inserted between prompt and completion.

@@ -98,6 +98,8 @@ def describe_examples(evaluator: Evaluator, resamples: int) -> str:
     if examples.without_completion:
         count = examples.without_completion
         parts.append(f"{count:,} left out: they have no completion")
+    if examples.repetition.conversations:
+        parts.append(str(examples.repetition))
     if examples.truncated:
         parts.append(f"{examples.truncated:,} truncated because they are too long")
     if examples.uncounted:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
-from prompt_tuning.core.errors import shortened, shown
+from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.number_ranges import (
     AnyInteger,
     AnyNumber,
@@ -16,7 +16,7 @@ from prompt_tuning.core.number_ranges import (
     range_of,
 )
 from prompt_tuning.core.private_parts import options_of
-from prompt_tuning.core.typed_json import MAXIMUM_INTEGER
+from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, parse_json
 
 MAXIMUM_MESSAGE = 1000
 """Maximum length of a message about an option."""
@@ -100,6 +100,24 @@ def token_biases(text: str) -> dict[int, float]:
             )
         biases[_token(token)] = _bias(value)
     return biases
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parses an object of JSON, such as `{"enable_thinking": false}`.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
+    try:
+        value = parse_json(text, "the value")
+    except InputError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from problem
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"found {shown(value)}, expected an object of JSON, as in "
+            '{"enable_thinking": false}'
+        )
+    return value
 
 
 def find_subparsers(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from prompt_tuning.cli.option_types import numeric
+from prompt_tuning.cli.run_options import add_table_options
 from prompt_tuning.cli.shared_options import add_tokenizer_option, refuse_bindings
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.interrupts import INTERRUPTED
@@ -215,6 +216,7 @@ def _add_chat_options(group) -> None:
         help="date for a template that uses the current date (strftime_now), such as "
         "2026-07-26 (default: today, recorded in metadata.yaml)",
     )
+    add_table_options(group, ("chat_template_kwargs", "turns"))
 
 
 def _add_split_options(group) -> None:

@@ -13,6 +13,7 @@ TITLES = {
     "malformed_files": "files malformed",
     "without_completion": "records without completion",
     "articles": "examples",
+    "repeated_tokens": "tokens read more than once",
     "dropped_articles": "examples dropped, too long",
     "truncated_articles": "examples truncated",
     "sequences_without_completion": "sequences dropped, no learned tokens",

@@ -4,12 +4,12 @@ import argparse
 import re
 import shlex
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prompt_tuning.cli import launch
-from prompt_tuning.cli.option_types import numeric
+from prompt_tuning.cli.option_types import json_object, numeric
 from prompt_tuning.config.config_table import FOLDERS, choices_of, list_rates
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.flat_option import (
@@ -105,7 +105,14 @@ def _arguments(option: FlatOption) -> dict[str, Any]:
         arguments["choices"] = choices
     if option.metavar or not choices:
         arguments["metavar"] = option.metavar or ("N" if option.is_number else "TEXT")
-    return {**arguments, "type": numeric(option.kind) if option.is_number else str}
+    return {**arguments, "type": _type(option)}
+
+
+def _type(option: FlatOption) -> Callable[[str], Any]:
+    """Returns what reads the value of an option."""
+    if option.kind is dict:
+        return json_object
+    return numeric(option.kind) if option.is_number else str
 
 
 def _help(option: FlatOption) -> str:

@@ -43,7 +43,7 @@ SHADES = (
 FIRST_ROWS = 3
 TEXT_OPTIONS = (
     *("prompt_key", "completion_key", "format"),
-    *("chat", "chat_template", "chat_date"),
+    *("chat", "chat_template", "chat_date", "chat_template_kwargs", "turns"),
 )
 """Options of files of text."""
 
@@ -98,9 +98,7 @@ def run(options: argparse.Namespace) -> int:
         "prompt_key": options.prompt_key,
         "completion_key": options.completion_key,
         "add_eos": tokenizer is not None and tokenizer.eos_id is not None,
-        "choice": FormatChoice(
-            options.format, options.chat, options.chat_template, options.chat_date
-        ),
+        "choice": FormatChoice.of(options),
     }
     rows = open_rows(path, tokenizer, **keys)
     numbers = row_numbers(options.rows, len(rows))
@@ -117,6 +115,8 @@ def run(options: argparse.Namespace) -> int:
     if rows.without_completion:
         count = rows.without_completion
         left_out = f"; {count:,} left out: they have no completion"
+    if rows.repetition.conversations:
+        left_out += f"; {rows.repetition}"
     console.print(
         f"{path}: {len(rows):,} rows{left_out}", markup=False, highlight=False
     )

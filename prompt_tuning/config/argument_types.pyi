@@ -91,6 +91,8 @@ class TuneFields(TypedDict, total=False):
     chat: bool
     chat_template: str | None
     chat_date: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    turns: Literal["auto", "together", "apart"]
     prompt_key: str | None
     completion_key: str
     joiner: str
@@ -123,6 +125,8 @@ class BatchFields(TypedDict, total=False):
     chat: bool
     chat_template: str | None
     chat_date: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    turns: Literal["auto", "together", "apart"]
     prompt_key: str | None
     completion_key: str
     joiner: str
@@ -167,6 +171,8 @@ class EvaluationFields(TypedDict, total=False):
     chat: bool
     chat_template: str | None
     chat_date: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    turns: Literal["auto", "together", "apart"]
     prompt_key: str | None
     completion_key: str
     joiner: str

@@ -49,6 +49,22 @@ DATA_OPTIONS = (
         metavar="DAY",
     ),
     FlatOption(
+        "chat_template_kwargs",
+        DATA,
+        "variables of the chat template, as JSON: '{\"enable_thinking\": false}'",
+        "DataSource.chat_template_kwargs",
+        kind=dict,
+        metavar="JSON",
+    ),
+    FlatOption(
+        "turns",
+        DATA,
+        "learn all answers of a conversation in one example (together), or each in an "
+        "example of its own (apart); auto: together where the chat template only "
+        "appends to what it wrote",
+        "DataSource.turns",
+    ),
+    FlatOption(
         "prompt_key",
         DATA,
         "key or column of the input",

@@ -20,8 +20,9 @@ class FlatOption:
       setting: parameter that it sets, as configs write it; empty if it depends on the
         method. The option has its type, its default and its literal choices, which
         `config.options` adds.
-      kind: `str`, `list` for several texts, `bool` for a flag, or for a number a type
-        with a range, such as `PositiveInteger`; None for the type of its setting.
+      kind: `str`, `list` for several texts, `dict` for an object of JSON, `bool` for a
+        flag, or for a number a type with a range, such as `PositiveInteger`; None for
+        the type of its setting.
       macro: name that shipped configs use for the value, if any.
       default: default that help shows; None if there is none, and a text where the
         default depends on other options.
@@ -42,7 +43,7 @@ class FlatOption:
     @property
     def is_number(self) -> bool:
         """Whether the value is a number."""
-        return self.kind not in (None, str, list, bool)
+        return self.kind not in (None, str, list, dict, bool)
 
     @property
     def flag(self) -> str:

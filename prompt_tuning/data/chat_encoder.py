@@ -2,20 +2,18 @@
 
 from pathlib import Path
 
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.rows.line_formats import FormatChoice
-from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
-from prompt_tuning.data.text.conversations import answers_of
-from prompt_tuning.data.text.template_renderer import ChatRecord, Message
-from prompt_tuning.data.text.text_encoder import TextEncoder
-from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
-
-PLACEHOLDER = "answer"
-"""Content of the answer that is rendered to find the text before and after it."""
+from prompt_tuning.data.text.chat_templates import ChatTemplate
+from prompt_tuning.data.text.message_forms import Message
+from prompt_tuning.data.text.template_renderer import ChatRecord
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.text.turn_ends import turn_ends
 
 
 class ChatEncoder:
-    """Encodes conversations up to the next answer, as training encodes them.
+    """Encodes conversations up to the next answer, as transformers encodes them.
+
+    All messages are rendered together, and their text is encoded in one go.
 
     Args:
       tokenizer: tokenizer of the model.
@@ -24,22 +22,19 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
         self._tokenizer, self._template = tokenizer, template
-        self._encode = TextEncoder(tokenizer)
         self._turn_ends: list[int] | None = None
 
     def __call__(self, record: ChatRecord, location: str) -> list[int]:
         """Returns the ids of a conversation and of what precedes its next answer.
 
         Args:
-          record: the conversation, ending with a turn of the user.
+          record: the conversation; a last message of the assistant is continued.
           location: where it comes from, for messages.
 
         Raises:
           InputError: if the template does not accept it.
         """
-        texts = [text for text, _ in self._render(record, location)[:-1]]
-        (parts,) = self._encode([texts])
-        return [token for ids in parts for token in ids]
+        return self._tokenizer.encode(self._template.prompt(record, location))
 
     def source(self, *, tools: bool) -> str:
         """Returns the text of the template, for conversations with or without tools."""
@@ -47,34 +42,10 @@ class ChatEncoder:
         return (template.tool_source if tools else None) or template.source
 
     def turn_ends(self) -> list[int]:
-        """Returns the special token that the template writes after an answer, if any.
-
-        Raises:
-          InputError: if the template does not accept a conversation of two messages.
-        """
-        if self._turn_ends is not None:
-            return self._turn_ends
-        message = {"role": "user", "content": "question"}
-        answer, _ = self._render(answers_of([message]), "the chat template")[-1]
-        after = answer.rpartition(PLACEHOLDER)[2].strip()
-        ids = self._tokenizer.encode(after)
-        ends = ids[:1] if ids and _is_special(self._tokenizer, ids[0]) else []
-        self._turn_ends = ends
-        return ends
-
-    def _render(self, record: ChatRecord, location: str) -> list[tuple[str, int]]:
-        """Renders a conversation with a next answer; its text is the last."""
-        answer = {"role": "assistant", "content": PLACEHOLDER}
-        record = record._replace(
-            messages=(*record.messages, answer), learned=(*record.learned, True)
-        )
-        texts = self._template.render(record, location)
-        if PLACEHOLDER not in texts[-1][0]:
-            raise InputError(
-                f"{location}: the chat template of {self._template.origin} does not "
-                "end with the answer"
-            )
-        return list(texts)
+        """Returns the special tokens that the template writes after an answer."""
+        if self._turn_ends is None:
+            self._turn_ends = turn_ends(self._template, self._tokenizer)
+        return self._turn_ends
 
 
 def open_chat_encoder(
@@ -90,17 +61,7 @@ def open_chat_encoder(
     Raises:
       InputError: if there is no template, or it cannot be used.
     """
-    file, date = choice.chat_template, choice.date
-    template = chat_template_of(tokenizer, file, date, folder)
-    return ChatEncoder(tokenizer, template)
-
-
-def _is_special(tokenizer: Tokenizer, token: int) -> bool:
-    """Returns whether a token is special, and so never a part of an answer's text."""
-    if not isinstance(tokenizer, HuggingFaceTokenizer):
-        return False
-    added = tokenizer.tokenizer.get_added_tokens_decoder().get(token)
-    return added is not None and added.special
+    return ChatEncoder(tokenizer, choice.open_template(tokenizer, folder))
 
 
 def first_turn(text: str, system: str | None = None) -> list[Message]:

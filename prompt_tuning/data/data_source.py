@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
@@ -26,6 +26,7 @@ from prompt_tuning.data.rows.line_formats import (
 )
 from prompt_tuning.data.rows.tasks import PROMPT_IDS, Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import ADVANTAGES, TokenColumns
+from prompt_tuning.data.text.learned_answers import Turns
 from prompt_tuning.data.text.templates import TokenTemplate, parse_template
 
 WORD_ENDS = ".!?,;)]}\"'\u201d\u2019\u00bb\u2026"
@@ -92,6 +93,11 @@ class DataSource:
         renders messages, and tasks of the format alpaca if there is one.
       chat_template: file of another chat template, which renders pairs too.
       chat_date: date for a chat template that uses the current date: "2026-07-26".
+      chat_template_kwargs: variables that the chat template reads, such as
+        {"enable_thinking": False}; a conversation may set them itself.
+      turns: "together" to learn all answers of a conversation in one example, "apart"
+        to learn each in an example with the context that it has when it is answered,
+        or "auto": together where each answer then has this context, else apart.
       prompt_key: jsonl key of the prompt; None if lines have no prompt.
       completion_key: jsonl key of the completion, which is learned.
       joiner: text inserted between prompt and completion.
@@ -144,6 +150,8 @@ class DataSource:
     chat: bool = False
     chat_template: str | None = None
     chat_date: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    turns: Turns = "auto"
     prompt_key: str | None = "prompt"
     completion_key: str = "completion"
     joiner: str = ""
@@ -280,7 +288,7 @@ class DataSource:
     @property
     def format_choice(self) -> FormatChoice:
         """How lines become conversations."""
-        return FormatChoice(self.format, self.chat, self.chat_template, self.chat_date)
+        return FormatChoice.of(self)
 
     @property
     def objective_columns(self) -> dict[str, str]:

@@ -142,7 +142,7 @@ class GenerationRoutes:
                 "call tools: leave out one of them"
             )
         chat = await models.encode_chat(
-            body.messages, adapter, client, limit, body.tools
+            body.conversation, adapter, client, limit, body.tools
         )
         sampling = body.sampling
         if not sampling.ignores_end:

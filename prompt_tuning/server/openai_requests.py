@@ -10,9 +10,11 @@ import numpy as np
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.server import structured_outputs, tool_choice
+from prompt_tuning.server import chat_requests, structured_outputs, tool_choice
+from prompt_tuning.server.chat_requests import read_conversation
 from prompt_tuning.server.given_embeddings import read_embeddings
 from prompt_tuning.server.given_parts import NOTHING_GIVEN, GivenParts
 from prompt_tuning.server.request_fields import (
@@ -51,7 +53,7 @@ WITH_BEAMS = (
 """Fields that a request with beam search may have."""
 COMPLETION = ("prompt", "prompt_embeds", "echo", *BEAMS, *COMMON)
 CHAT = (
-    *("messages", "top_logprobs", "max_completion_tokens"),
+    *(*chat_requests.FIELDS, "top_logprobs", "max_completion_tokens"),
     *(*tool_choice.FIELDS, *COMMON),
 )
 ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
@@ -61,7 +63,6 @@ STREAM_CHANGING = {
     "continuous_usage_stats": Changing((False,)),
     "include_obfuscation": Changing((True, False)),
 }
-ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,11 +111,11 @@ class ChatBody(CommonBody):
     """Body of `/v1/chat/completions`.
 
     Attributes:
-      messages: the conversation.
+      conversation: the messages with what else the chat template reads.
       tools: the tools that the answer may call; None for none.
     """
 
-    messages: list[dict[str, Any]]
+    conversation: ChatRecord
     tools: ToolChoice | None
 
 
@@ -213,7 +214,8 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
     body = JsonObject(body.source, values)
     common = _common(body, room, (top or 0) if wanted else None)
     tools = read_tool_choice(body)
-    return ChatBody(messages=_messages(body), tools=tools, unknown=unknown, **common)
+    conversation = read_conversation(body)._replace(tools=tools and tools.tools)
+    return ChatBody(conversation=conversation, tools=tools, unknown=unknown, **common)
 
 
 def read_prompts(
@@ -239,30 +241,6 @@ def read_prompts(
 
 def _all_ids(values: object) -> bool:
     return isinstance(values, list) and all(type(x) is int for x in values)
-
-
-def _messages(body: JsonObject) -> list[dict[str, Any]]:
-    """Returns the messages with all their fields, which the chat template gets."""
-    messages = []
-    for number, value in enumerate(body.sequence("messages"), 1):
-        message = as_object(value, f"message {number}")
-        role = message.text("role")
-        if role not in ROLES:
-            message.refuse("role", f"one of {', '.join(ROLES)}")
-        role = "system" if role == "developer" else role
-        content = message.value("content")
-        if isinstance(content, list):
-            parts = [as_object(x, f"the content of message {number}") for x in content]
-            for part in parts:
-                if part.text("type") != "text":
-                    part.refuse("type", "text; nothing else is supported")
-                part.text("text")
-        elif not isinstance(content, str):
-            message.refuse("content", "a text or a list of parts")
-        messages.append({**message.values, "role": role})
-    if not messages or messages[-1]["role"] != "user":
-        raise InputError("messages must end with a message whose role is user")
-    return messages
 
 
 def _common(

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import MAXIMUM_PATH
-from prompt_tuning.data.text.conversations import answers_of
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.server.chat_syntax import ChatSyntax, find_syntax
 from prompt_tuning.server.engine_thread import EngineThread
@@ -215,7 +214,7 @@ class ServedModels:
 
     async def encode_chat(
         self,
-        messages: Sequence[Message],
+        conversation: ChatRecord,
         adapter: str | None,
         client: Hashable,
         positions: int,
@@ -226,14 +225,15 @@ class ServedModels:
         Other arguments and errors are as in `encode_texts`.
         """
         # A template may write all fields of a message.
+        messages, _, tools, variables = conversation
         size = sum(len(str(x)) for message in messages for x in message.values())
+        size += sum(len(str(x)) for x in (tools, variables) if x is not None)
         self._check_length("the conversation", size, positions)
         encoding = self.texts.find(adapter).encoding
-        tools = None if choice is None else choice.tools
 
         def encode() -> EncodedChat:
             chat = encoding.chat
-            ids = chat(answers_of(messages)._replace(tools=tools), "messages")
+            ids = chat(conversation, "messages")
             template = chat.source(tools=tools is not None)
             syntax = find_syntax(template, self.tokenizer, ids, choice)
             return EncodedChat(ids, tuple(chat.turn_ends()), syntax)

@@ -7,7 +7,7 @@ from prompt_tuning.core.adapter_names import BASE, TRAINED
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.chat_encoder import first_turn
 from prompt_tuning.data.text.conversations import answers_of
-from prompt_tuning.data.text.template_renderer import Message
+from prompt_tuning.data.text.message_forms import Message
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.texts import Texts

@@ -122,6 +122,8 @@ class Trainer:
         if self.examples.without_completion:
             count = self.examples.without_completion
             rows.append(f"{count} left out: they have no completion")
+        if self.examples.repetition.conversations:
+            rows.append(str(self.examples.repetition))
         if self.examples.truncated:
             limit = self.model.maximum_length
             rows.append(f"{self.examples.truncated} truncated to {limit} tokens")

@@ -1,14 +1,11 @@
 """Conversations as ids, up to the answer that comes next."""
 
-from pathlib import Path
-
 import pytest
 
 from prompt_tuning.data.chat_encoder import ChatEncoder, first_turn
-from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
-from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder
 from prompt_tuning.data.text.chat_templates import chat_template_of
 from prompt_tuning.data.text.conversations import answers_of
+from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer
 
@@ -51,10 +48,10 @@ def test_the_tokens_before_an_answer_are_those_of_training(
         {"role": "assistant", "content": "bye"},
     ]
     tokenizer = encoder._tokenizer
-    rows = ConversationEncoder(
-        "messages", chat_template_of(tokenizer), LineEncoder(tokenizer)
-    )
-    line = JsonLine(Path("x.jsonl"), 1, {"messages": messages})
-    ((ids, types),) = rows.rows([line], True)
-    last = len(ids) - 1 - types[::-1].tolist().index(0)
-    assert encoder(answers_of(messages[:-1]), "here") == ids[: last + 1].tolist()
+    learned = LearnedConversations(tokenizer, chat_template_of(tokenizer), "auto")
+    (examples,) = learned([answers_of(messages)])
+    assert not isinstance(examples, str)
+    (tokens,) = examples
+    last = len(tokens.input_ids) - 1 - tokens.token_types[::-1].index(0)
+    read = encoder(answers_of(messages[:-1]), "here")
+    assert read == tokens.input_ids[: last + 1]

@@ -1,7 +1,18 @@
 """The messages of a chat request reach the chat template with all their fields."""
 
+import pytest
+
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.server.openai_requests import read_chat
+
+USER = {"role": "user", "content": "hi"}
+ANSWER = {"role": "assistant", "content": "yes, "}
+
+
+def read(*messages, **fields):
+    body = JsonObject("the body", {"messages": list(messages), **fields})
+    return read_chat(body, 64).conversation
 
 
 def test_no_field_of_a_message_is_dropped():
@@ -9,8 +20,56 @@ def test_no_field_of_a_message_is_dropped():
     calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
     messages = [
         {"role": "developer", "content": "s", "name": "n"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
         {"role": "user", "content": parts},
     ]
-    body = read_chat(JsonObject("the body", {"messages": messages}), 64)
-    assert body.messages == [messages[0] | {"role": "system"}, *messages[1:]]
+    assert list(read(*messages).messages) == messages
+
+
+def test_variables_of_the_template_are_read():
+    variables = {"enable_thinking": False}
+    record = read(USER, chat_template_kwargs=variables, reasoning_effort="low")
+    assert record.variables == variables | {"reasoning_effort": "low"}
+    assert read(USER, chat_template_kwargs=None).variables is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"continue_final_message": True, "add_generation_prompt": False}],
+    ids=["open-webui", "vllm"],
+)
+def test_a_last_answer_is_continued(fields):
+    assert read(USER, ANSWER, **fields).messages == (USER, ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "message"),
+    [
+        ([USER, ANSWER], {"add_generation_prompt": True}, "asks to answer the last"),
+        ([USER], {"continue_final_message": True}, "asks to continue the last"),
+        (
+            [USER, ANSWER],
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "are both true",
+        ),
+        (
+            [USER],
+            {"chat_template_kwargs": {"messages": []}},
+            "'messages', which is a field",
+        ),
+        (
+            [USER],
+            {
+                "reasoning_effort": "low",
+                "chat_template_kwargs": {"reasoning_effort": "high"},
+            },
+            "has another",
+        ),
+        ([{"role": "user", "content": None}], {}, "expected a text or a list of parts"),
+        ([], {}, "messages is empty"),
+    ],
+)
+def test_what_contradicts_is_refused(messages, fields, message):
+    with pytest.raises(InputError, match=message):
+        read(*messages, **fields)

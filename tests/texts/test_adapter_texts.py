@@ -68,7 +68,7 @@ def test_a_template_is_that_of_the_adapters_run(files, model, templated):
     assert bare.ids == plain.ids
     for chat in (
         lambda: model.texts.request(TALK, settings),
-        lambda: asyncio.run(served.encode_chat(TALK.messages, "a", "me", 64)),
+        lambda: asyncio.run(served.encode_chat(TALK, "a", "me", 64)),
     ):
         with pytest.raises(InputError, match="both determine the text"):
             chat()
@@ -80,7 +80,7 @@ def test_a_chat_template_is_that_of_the_adapters_run(model, conversed):
     settings = TextSettings(adapter="c", chat=True, new_tokens=4)
     assert model.texts.request("ab", settings).ids == expected
     served = ServedModels(model.texts, "frozen")
-    ids, _ = asyncio.run(served.encode_chat(TALK.messages, "c", "me", 64))
+    ids = asyncio.run(served.encode_chat(TALK, "c", "me", 64)).ids
     assert ids == expected
     # The model itself has no chat template.
     with pytest.raises(InputError, match="has no chat_template"):

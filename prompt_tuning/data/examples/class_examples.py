@@ -12,6 +12,7 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.examples.truncation import Truncation
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.row_sources import Repetition
 
 
 class ClassExamples:
@@ -68,6 +69,7 @@ class ClassExamples:
         self.truncated = getattr(examples, "truncated", 0)
         self.unlearned = getattr(examples, "unlearned", 0)
         self.without_completion = getattr(examples, "without_completion", 0)
+        self.repetition = getattr(examples, "repetition", Repetition())
         if self._truncation is not None:
             self._truncate_prompts(self._truncation)
         if model.architecture == "decoder_only" and not model.predicts_first_token:

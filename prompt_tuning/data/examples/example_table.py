@@ -40,6 +40,7 @@ class Examples:
       truncated: number of examples that are cut.
       unlearned: number of rows left out because nothing in them is learned.
       without_completion: see `RowSource`.
+      repetition: see `RowSource`.
       has_classes: whether an example consists of a row for each class; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another
@@ -73,6 +74,7 @@ class Examples:
         self.truncated = truncated
         self.unlearned = unlearned
         self.without_completion = rows.without_completion
+        self.repetition = rows.repetition
 
     def __len__(self) -> int:
         return len(self.index)

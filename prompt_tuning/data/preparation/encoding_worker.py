@@ -35,7 +35,7 @@ from prompt_tuning.data.text.chat_templates import (
 from prompt_tuning.data.text.conversations import MESSAGES_KEY
 from prompt_tuning.data.text.record_fields import TOOLS_KEY, VARIABLES_KEY
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.data.text.typed_texts import RenderedText, TypedTokens
+from prompt_tuning.data.text.typed_texts import TypedTokens
 
 CATEGORY_IDS = "category_ids"
 
@@ -56,8 +56,6 @@ class ParsedRecord(NamedTuple):
     json_line: bytes
 
 
-Rendered = tuple[ParsedRecord, list[RenderedText]]
-"""A record that is rendered but not yet encoded."""
 Examples = Sequence[tuple[ParsedRecord, list[TypedTokens]]]
 """Records with their examples."""
 
@@ -90,6 +88,8 @@ class EncodedRecords:
       lengths: number of tokens of each example.
       records: number of records used.
       without_completion: number of records without a completion, which are left out.
+      repeated_tokens: number of tokens that are read more than once, in examples of
+        the answers of one conversation.
       problems: problem of each record that cannot be used.
       json_lines: the used records of the test split as lines of JSON.
     """
@@ -98,6 +98,7 @@ class EncodedRecords:
     lengths: Int64[np.ndarray, "a"]
     records: int
     without_completion: int
+    repeated_tokens: int
     problems: list[str]
     json_lines: bytes
 
@@ -105,7 +106,9 @@ class EncodedRecords:
         """Writes a shard, each column in the narrowest type that fits."""
         arrays = {f"column_{n}": _narrow(x) for n, x in enumerate(self.tokens)} | {
             "lengths": self.lengths,
-            "counts": np.array([self.records, self.without_completion]),
+            "counts": np.array(
+                [self.records, self.without_completion, self.repeated_tokens]
+            ),
             "problems": np.frombuffer(json.dumps(self.problems).encode(), np.uint8),
             "json_lines": np.frombuffer(self.json_lines, np.uint8),
         }
@@ -124,12 +127,13 @@ class EncodedRecords:
         """
         arrays = read_npz(file)
         columns = [x for name, x in arrays.items() if name.startswith("column_")]
-        records, without_completion = arrays["counts"].tolist()
+        records, without_completion, repeated = arrays["counts"].tolist()
         return cls(
             np.array(columns, np.int32),
             arrays["lengths"],
             records,
             without_completion,
+            repeated,
             parse_json(arrays["problems"].tobytes(), str(file)),
             arrays["json_lines"].tobytes(),
         )
@@ -188,20 +192,20 @@ class EncodingWorker:
         problems: dict[int, str] = {}
         parsed = self._parse(task, problems)
         without_completion = 0
-        rendered: list[Rendered] = []
-        texts = self._encoder.render_many([(r.record, r.location) for r in parsed])
-        for record, parts in zip(parsed, texts, strict=True):
-            if isinstance(parts, InputError):
-                problems[record.number] = str(parts)
-            elif not parts:
+        examples: list[tuple[ParsedRecord, list[TypedTokens]]] = []
+        encoded = self._encoder([(r.record, r.location) for r in parsed])
+        for record, found in zip(parsed, encoded, strict=True):
+            if isinstance(found, InputError):
+                problems[record.number] = str(found)
+            elif not found:
                 without_completion += 1
             else:
-                rendered.append((record, parts))
-        examples = self._encode(rendered, problems)
+                examples.append((record, found))
         return EncodedRecords(
             *self._build_columns(examples),
             records=len(examples),
             without_completion=without_completion,
+            repeated_tokens=sum(x.repeated for _, each in examples for x in each),
             # In the order of the records, however they are divided into tasks.
             problems=[problems[number] for number in sorted(problems)],
             json_lines=b"".join(record.json_line for record, _ in examples),
@@ -237,25 +241,6 @@ class EncodingWorker:
                     span = RecordSpan(*fields)
                     yield file, opened.fileno(), span, file.location(span.line)
 
-    def _encode(
-        self, records: Sequence[Rendered], problems: dict[int, str]
-    ) -> Examples:
-        """Encodes records; adds those that cannot be encoded to `problems`."""
-        try:
-            examples = self._encoder.encode([texts for _, texts in records])
-        except InputError:
-            pass
-        else:
-            return [(x, y) for (x, _), y in zip(records, examples, strict=True)]
-        # One of the texts cannot be encoded: find it by encoding them one by one.
-        encoded: list[tuple[ParsedRecord, list[TypedTokens]]] = []
-        for record, texts in records:
-            try:
-                encoded.append((record, self._encoder.encode([texts])[0]))
-            except InputError as problem:
-                problems[record.number] = f"{record.location}: {problem}"
-        return encoded
-
     def _build_columns(
         self, records: Examples
     ) -> tuple[Int32[np.ndarray, "C n"], Int64[np.ndarray, "a"]]:
@@ -286,12 +271,13 @@ def _open_chat_template(
     text = preparation.text
     if not text.chat:
         return None
-    return read_chat_template(
+    template = read_chat_template(
         tokenizer_folder(preparation.tokenizer),
         text.chat_template,
         special_texts(preparation.tokenizer, tokenizer),
         text.date,
     )
+    return dataclasses.replace(template, variables=text.chat_template_kwargs or {})
 
 
 def _concatenate(lists: Sequence[list[int]]) -> Int32[np.ndarray, "n"]:

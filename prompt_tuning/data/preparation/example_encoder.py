@@ -14,14 +14,19 @@ from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
 from prompt_tuning.data.text.chat_templates import ChatTemplate
 from prompt_tuning.data.text.conversations import answers_of, pair_messages
-from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
+from prompt_tuning.data.text.learned_conversations import LearnedConversations
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.data.text.typed_texts import (
     RenderedText,
     TypedTextEncoder,
     TypedTokens,
-    conversation_text,
     until_last_answer,
+)
+
+_NEEDS_CHAT = (
+    "found chat messages, or keys that a chat template reads (system, history, tools, "
+    "chat_template_kwargs), which need --chat to be rendered"
 )
 
 
@@ -40,52 +45,67 @@ class ExampleEncoder:
         assert tokenizer.eos_id is not None
         self._text = text
         self._encode_texts = TypedTextEncoder(tokenizer)
-        self._chat = chat
-        eos_text = tokenizer.token(tokenizer.eos_id)
-        self._eos_text = eos_text if chat is None else chat.eos_token or eos_text
+        self._chat = None
+        if chat is not None:
+            self._chat = LearnedConversations(tokenizer, chat, text.turns)
 
-    def render(self, record: Record, location: str) -> list[RenderedText]:
-        """Renders a record; returns an empty list if it has no completion.
-
-        Raises:
-          InputError: if the record holds messages but no chat template is used, or the
-            template rejects it.
-        """
-        (texts,) = self.render_many([(record, location)])
-        if isinstance(texts, InputError):
-            raise texts
-        return texts
-
-    def render_many(
+    def __call__(
         self, records: Sequence[tuple[Record, str]]
-    ) -> Iterator[list[RenderedText] | InputError]:
-        """Yields what `render` returns for each record and its location, or raises."""
+    ) -> list[list[TypedTokens] | InputError]:
+        """Returns the examples of each record with its location, or what is wrong.
+
+        A record without a completion has no examples.
+        """
         conversations = [self._conversations(record) for record, _ in records]
-        rendered: Iterator[list[TypedText] | str] = iter(())
-        if self._chat is not None:
-            rendered = self._chat.render_many(
-                [m for each in conversations for m in each]
-            )
-        for (record, location), each in zip(records, conversations, strict=True):
-            if record.chat is not None and self._chat is None:
-                yield InputError(
-                    f"{location}: found chat messages, or keys that a chat template "
-                    "reads (system, history, tools, chat_template_kwargs), which need "
-                    "--chat to be rendered"
-                )
-            elif self._chat is None or record.plain:
-                yield self._render_turns(record)
+        flat = [each for several in conversations for each in several]
+        encoded = iter(() if self._chat is None else self._chat(flat))
+        turns = self._encode_turns([record for record, _ in records])
+        results = []
+        for (record, location), several in zip(records, conversations, strict=True):
+            examples = list(itertools.islice(encoded, len(several)))
+            problems = [each for each in examples if isinstance(each, str)]
+            found = [x for each in examples if not isinstance(each, str) for x in each]
+            if not self._is_rendered(record):
+                result = next(turns)
+                problems = [result] if isinstance(result, str) else []
+                found = [] if isinstance(result, str) else result
+            if problems:
+                results.append(InputError(f"{location}: {problems[0]}"))
             else:
-                texts = list(itertools.islice(rendered, len(each)))
-                problems = [problem for problem in texts if isinstance(problem, str)]
-                if problems:
-                    yield InputError(f"{location}: {problems[0]}")
-                else:
-                    yield [
-                        conversation_text(parts, self._eos_text)
-                        for parts in texts
-                        if not isinstance(parts, str)
-                    ]
+                # The answers of one conversation may need examples of their own.
+                joins = len(several) != 1
+                results.append(self._join(found, joins=joins))
+        return results
+
+    def _is_rendered(self, record: Record) -> bool:
+        """Returns whether the chat template renders a record."""
+        return self._chat is not None and not record.plain
+
+    def _encode_turns(
+        self, records: Sequence[Record]
+    ) -> Iterator[list[TypedTokens] | str]:
+        """Yields the texts of each record that no chat template renders."""
+        rendered = [
+            _NEEDS_CHAT if record.chat is not None else self._render_turns(record)
+            for record in records
+            if not self._is_rendered(record)
+        ]
+        texts = [each for each in rendered if not isinstance(each, str)]
+        try:
+            encoded = iter(self._encode_texts([x for each in texts for x in each]))
+        except InputError as problem:
+            if len(rendered) == 1:
+                yield str(problem)
+                return
+            # One of the texts cannot be encoded: find it by encoding them one by one.
+            for record in records:
+                yield from self._encode_turns([record])
+            return
+        for each in rendered:
+            if isinstance(each, str):
+                yield each
+            else:
+                yield list(itertools.islice(encoded, len(each)))
 
     def _turns(self, record: Record) -> list[Turn]:
         keep = self._text.keep_prompt_only
@@ -120,24 +140,14 @@ class ExampleEncoder:
             for index, turn in enumerate(turns)
         ]
 
-    def encode(
-        self, records: Sequence[Sequence[RenderedText]]
-    ) -> list[list[TypedTokens]]:
-        """Encodes rendered records; returns the examples of each record.
-
-        Raises:
-          InputError: if a text cannot be encoded.
-        """
-        flat = [rendered for texts in records for rendered in texts]
-        encoded = iter(self._encode_texts(flat))
-        return [self._join(list(itertools.islice(encoded, len(t)))) for t in records]
-
-    def _join(self, texts: list[TypedTokens]) -> list[TypedTokens]:
+    def _join(self, texts: list[TypedTokens], *, joins: bool) -> list[TypedTokens]:
         """Sets the separators of a record's encoded texts; returns its examples."""
+        separate = not joins or self._text.packing_boundary == "pair"
         for number, text in enumerate(texts, start=1):
-            if number == len(texts) or self._text.attention_boundary == "pair":
+            is_last = separate or number == len(texts)
+            if is_last or self._text.attention_boundary == "pair":
                 text.token_types[-1] = SEPARATOR
-        if self._text.packing_boundary == "pair" or len(texts) < 2:
+        if separate or len(texts) < 2:
             return texts
         example = TypedTokens([], [])
         for text in texts:

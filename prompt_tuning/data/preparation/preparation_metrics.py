@@ -19,6 +19,7 @@ _COUNTS = (
     "without_completion",
     "articles",
     "tokens_in",
+    "repeated_tokens",
     "dropped_articles",
     "dropped_tokens",
     "truncated_articles",

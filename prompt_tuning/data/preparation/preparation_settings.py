@@ -3,8 +3,9 @@
 import dataclasses
 import datetime
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
@@ -13,6 +14,7 @@ from prompt_tuning.core.number_ranges import (
     NumberRange,
     ShareBelowOne,
 )
+from prompt_tuning.data.text.learned_answers import Turns
 
 Boundary = Literal["line", "pair"]
 """The unit of a choice: a record with all its turns (line), or each turn (pair)."""
@@ -111,6 +113,8 @@ class TextFormat:
       chat_template: path of another template; None for the tokenizer's own.
       chat_date: ISO date given to a template that uses the current date; None for the
         day when the preparation starts.
+      chat_template_kwargs: variables of the template, e.g. `enable_thinking`.
+      turns: see `LearnedConversations`.
     """
 
     prompt_prefix: str = ""
@@ -122,6 +126,8 @@ class TextFormat:
     chat: bool = False
     chat_template: str | None = None
     chat_date: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    turns: Turns = "auto"
 
     @property
     def date(self) -> datetime.date | None:

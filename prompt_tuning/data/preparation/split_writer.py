@@ -87,6 +87,7 @@ class SplitWriter:
         counts["records"] += encoded.records
         counts["malformed"] += len(encoded.problems)
         counts["without_completion"] += encoded.without_completion
+        counts["repeated_tokens"] += encoded.repeated_tokens
         self._metrics.add_examples(encoded.lengths)
         for sequences in self._packer.add(encoded.tokens, encoded.lengths):
             self._deal(sequences)

@@ -7,7 +7,6 @@ import numpy as np
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import SEPARATOR
 from prompt_tuning.data.rows.jsonl import JsonLine, LineEncoder, TypedRow
-from prompt_tuning.data.text.chat_templates import ChatTemplate
 from prompt_tuning.data.text.conversations import (
     FORMAT_KEYS,
     MESSAGES_KEY,
@@ -19,59 +18,54 @@ from prompt_tuning.data.text.conversations import (
     read_prompt_messages,
     read_sharegpt,
 )
+from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.record_fields import warn_of_unread
 from prompt_tuning.data.text.template_renderer import ChatRecord
-from prompt_tuning.data.text.typed_texts import (
-    RenderedText,
-    TypedTextEncoder,
-    conversation_text,
-    until_last_answer,
-)
+from prompt_tuning.data.text.typed_texts import TypedTokens, until_last_answer
 
 
 class ConversationEncoder:
-    """Encodes a conversation as one row that a chat template renders.
+    """Encodes a conversation as rows that a chat template renders.
 
-    Each answer has type 1, the text between answers type 0, and the last token type 3.
+    Each answer has type 1, what is before it type 0, and the last token type 3.
     Messages after the last answer are left out.
 
     Args:
       format: format of the lines.
-      chat: template that renders the messages.
+      learned: encodes conversations.
       pairs: reads the prompt and the completion of a pair; its tokenizer has an EOS.
     """
 
     def __init__(
-        self, format: RecordFormatName, chat: ChatTemplate, pairs: LineEncoder
+        self,
+        format: RecordFormatName,
+        learned: LearnedConversations,
+        pairs: LineEncoder,
     ):
-        self.tokenizer = tokenizer = pairs.tokenizer
-        assert tokenizer.eos_id is not None
+        self.tokenizer = pairs.tokenizer
         self._format: RecordFormatName = format
-        self._chat = chat
+        self._learned = learned
         self._pairs = pairs
         self._read_keys = [*FORMAT_KEYS[format], *pairs.own_keys]
         self._warned = False
-        self._encode = TypedTextEncoder(tokenizer)
-        self._eos_text = chat.eos_token or tokenizer.token(tokenizer.eos_id)
 
     def has_completion(self, line: JsonLine) -> bool:
         """Returns whether an answer is learned; see `RowEncoder`."""
         return any(self._read(line).learned)
 
-    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
         """Encodes lines as rows; see `RowEncoder`."""
         del add_eos  # the template ends each answer
         conversations = [self._conversation(line) for line in lines]
         if not self._warned:
             self._warned = True
             warn_of_unread(lines[0].content, lines[0].location, self._read_keys)
-        rendered = self._chat.render_many(conversations)
-        texts = []
-        for line, parts in zip(lines, rendered, strict=True):
-            if isinstance(parts, str):
-                raise InputError(f"{line.location}: {parts}")
-            texts.append(conversation_text(parts, self._eos_text))
-        return self._encode_all(lines, texts)
+        rows = []
+        for line, examples in zip(lines, self._learned(conversations), strict=True):
+            if isinstance(examples, str):
+                raise InputError(f"{line.location}: {examples}")
+            rows.append([_typed_row(example) for example in examples])
+        return rows
 
     def _conversation(self, line: JsonLine) -> ChatRecord:
         record = until_last_answer(self._read(line))
@@ -99,20 +93,9 @@ class ConversationEncoder:
             )
         return read_pair(*pairs.texts(line), content, location, pairs.own_keys)
 
-    def _encode_all(
-        self, lines: Sequence[JsonLine], texts: Sequence[RenderedText]
-    ) -> list[TypedRow]:
-        try:
-            encoded = self._encode(texts)
-        except InputError:
-            # Encodes one by one, to find the line.
-            encoded = []
-            for line, text in zip(lines, texts, strict=True):
-                with line.locating_errors():
-                    encoded += self._encode([text])
-        for tokens in encoded:
-            tokens.token_types[-1] = SEPARATOR
-        return [
-            (np.array(x.input_ids, np.int32), np.array(x.token_types, np.int32))
-            for x in encoded
-        ]
+
+def _typed_row(tokens: TypedTokens) -> TypedRow:
+    """Returns the row of an example, which ends with a separator."""
+    types = np.array(tokens.token_types, np.int32)
+    types[-1] = SEPARATOR
+    return np.array(tokens.input_ids, np.int32), types

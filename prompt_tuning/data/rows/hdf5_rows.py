@@ -10,6 +10,7 @@ from prompt_tuning.data.rows.data_files import Files, list_files
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, Hdf5Table, open_table
 from prompt_tuning.data.rows.row_sources import (
     BlockWeights,
+    Repetition,
     Row,
     RowBlock,
     rows_per_block,
@@ -39,6 +40,7 @@ class Hdf5Rows:
 
     Attributes:
       without_completion: see `RowSource`; always 0.
+      repetition: see `RowSource`; none.
 
     Args:
       files: one file or several.
@@ -52,6 +54,7 @@ class Hdf5Rows:
     """
 
     without_completion = 0
+    repetition = Repetition()
 
     def __init__(
         self,

@@ -139,8 +139,8 @@ class RowEncoder(Protocol):
         """
         ...
 
-    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
-        """Encodes lines as rows.
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
+        """Encodes each line as one row, or as several.
 
         Args:
           lines: some lines of a file.
@@ -261,12 +261,12 @@ class LineEncoder:
             return bool(self._completion(line))
         return bool(self.texts(line)[1])
 
-    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[TypedRow]:
+    def rows(self, lines: Sequence[JsonLine], add_eos: bool) -> list[list[TypedRow]]:
         """Encodes lines as rows; see `RowEncoder`."""
         rows = []
         for line in lines:
             with line.locating_errors():
-                rows.append(_pair_row(self.tokenizer, *self(line), add_eos))
+                rows.append([_pair_row(self.tokenizer, *self(line), add_eos)])
         return rows
 
     def _completion(self, line: JsonLine) -> str:

@@ -12,8 +12,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.rows.data_files import Files, list_files
-from prompt_tuning.data.rows.jsonl import RowEncoder, TypedRow
-from prompt_tuning.data.rows.row_sources import Row, RowBlock, rows_per_block
+from prompt_tuning.data.rows.jsonl import JsonLine, RowEncoder, TypedRow
+from prompt_tuning.data.rows.row_sources import (
+    Repetition,
+    Row,
+    RowBlock,
+    rows_per_block,
+)
 from prompt_tuning.data.rows.tasks import Tasks
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.rows.token_columns import (
@@ -82,14 +87,16 @@ class JsonlRows:
             while block := list(itertools.islice(records, LINES)):
                 chosen = [i for i, x in enumerate(block) if encoder.has_completion(x)]
                 lines = [block[i] for i in chosen]
-                self.records += [read + i for i in chosen]
+                several = encoder.rows(lines, add_eos) if lines else []
+                for i, line, rows in zip(chosen, lines, several, strict=True):
+                    self._rows += rows
+                    count = len(rows)
+                    self.records += [read + i] * count
+                    self._locations += [(path, x) for x in _places(line, count)]
+                    self._columns += [columns.read_line(line) for _ in rows]
+                    if self._prompt_ids is not None and tasks is not None:
+                        self._prompt_ids += [tasks.read_line(line)] * count
                 read += len(block)
-                if lines:
-                    self._rows += encoder.rows(lines, add_eos)
-                self._locations += [(path, f"{x.unit} {x.number}") for x in lines]
-                self._columns += map(columns.read_line, lines)
-                if self._prompt_ids is not None and tasks is not None:
-                    self._prompt_ids += map(tasks.read_line, lines)
             if read == first:
                 raise InputError(f"{path} has no line, expected at least one")
             if len(self._rows) == before:
@@ -99,8 +106,18 @@ class JsonlRows:
                     "completions, or name another key by "
                     f"{how_to_set('DataSource.completion_key', 'KEY')}"
                 )
-        self.without_completion = read - len(self._rows)
+        self.without_completion = read - len(set(self.records))
         self._balance_classes()
+
+    @property
+    def repetition(self) -> Repetition:
+        """See `RowSource`."""
+        records = np.array(self.records)
+        lengths = np.array([len(ids) for ids, _ in self._rows])
+        _, first, counts = np.unique(records, return_index=True, return_counts=True)
+        repeated = lengths.sum() - np.maximum.reduceat(lengths, first).sum()
+        several = counts[counts > 1]
+        return Repetition(len(several), int(several.sum()), int(repeated))
 
     def _balance_classes(self) -> None:
         """Replaces the class of each line by the weight of the class."""
@@ -155,3 +172,11 @@ class JsonlRows:
         """Returns the location of a row, for messages."""
         path, line = self._locations[number]
         return f"{path}, {line}"
+
+
+def _places(line: JsonLine, count: int) -> list[str]:
+    """Returns the place of each row of a line, for messages."""
+    place = f"{line.unit} {line.number}"
+    if count == 1:
+        return [place]
+    return [f"{place} (answer {i} of {count})" for i in range(1, count + 1)]

@@ -21,7 +21,9 @@ from prompt_tuning.data.text.conversations import (
     has_prompt_messages,
     recognize_format,
 )
-from prompt_tuning.data.text.tokenizers import continued_pair
+from prompt_tuning.data.text.learned_answers import Turns
+from prompt_tuning.data.text.learned_conversations import LearnedConversations
+from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
 
 LineFormat = Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
 
@@ -36,12 +38,23 @@ class FormatChoice:
       chat_template: path of a chat template, which renders pairs too; None for the
         tokenizer's own.
       chat_date: ISO date for a template that uses the current date.
+      chat_template_kwargs: variables of the template, e.g. `enable_thinking`.
+      turns: whether the answers of a conversation are learned in one example; see
+        `LearnedConversations`.
     """
 
     format: LineFormat = "auto"
     chat: bool = False
     chat_template: str | None = None
     chat_date: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    turns: Turns = "auto"
+
+    @classmethod
+    def of(cls, settings: Any) -> "FormatChoice":
+        """Returns the choice in settings whose fields have the same names."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(settings, name) for name in names})
 
     @property
     def renders_pairs(self) -> bool:
@@ -64,6 +77,13 @@ class FormatChoice:
                 f"DataSource.chat_date is {shown(self.chat_date)}, expected a date "
                 "such as 2026-07-26"
             ) from error
+
+    def open_template(
+        self, tokenizer: Tokenizer, folder: Path | None = None
+    ) -> ChatTemplate:
+        """Opens the chat template; arguments and errors as in `open_chat_encoder`."""
+        template = chat_template_of(tokenizer, self.chat_template, self.date, folder)
+        return dataclasses.replace(template, variables=self.chat_template_kwargs or {})
 
 
 def first_record(path: Path) -> Mapping[str, Any]:
@@ -110,7 +130,7 @@ def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowE
         if choice != FormatChoice():
             raise InputError(
                 "DataSource.template builds the prompt of each line, so the line is "
-                "no conversation: leave out format, chat, chat_template and chat_date"
+                "no conversation: leave out format and the settings of chat templates"
             )
         return pairs
     format, is_chat = format_of(
@@ -128,7 +148,10 @@ def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowE
             encode_pair=pairs.encode_pair,
             elsewhere=pairs.elsewhere,
         )
-    return ConversationEncoder(format, _open_template(path, choice, pairs), pairs)
+    chat = _open_template(path, choice, pairs)
+    return ConversationEncoder(
+        format, LearnedConversations(tokenizer, chat, choice.turns), pairs
+    )
 
 
 def _open_template(
@@ -151,7 +174,7 @@ def _open_template(
             f"{how_to_set('Pretrained.eos_id', NUMBER)}"
         )
     try:
-        chat = chat_template_of(pairs.tokenizer, choice.chat_template, choice.date)
+        chat = choice.open_template(pairs.tokenizer)
     except InputError as error:
         raise InputError(
             f"{path} contains conversations, which a chat template renders: {error}"

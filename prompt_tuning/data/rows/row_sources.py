@@ -58,6 +58,28 @@ BlockWeights = Callable[[RowBlock], Float32[np.ndarray, "c n"]]
 """Returns the loss weights of a block's tokens, before classes are balanced."""
 
 
+class Repetition(NamedTuple):
+    """Conversations whose answers are learned in examples of their own.
+
+    Attributes:
+      conversations: number of the conversations.
+      examples: number of their examples.
+      tokens: number of tokens that are read more than once: those of all examples of a
+        conversation but the longest.
+    """
+
+    conversations: int = 0
+    examples: int = 0
+    tokens: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.conversations:,} conversations are {self.examples:,} examples, one "
+            "for each answer, because the chat template changes earlier turns; "
+            f"{self.tokens:,} tokens are read more than once"
+        )
+
+
 @runtime_checkable
 class RowSource(Protocol):
     """Rows that can be read in any order, by several threads.
@@ -68,6 +90,11 @@ class RowSource(Protocol):
     """
 
     without_completion: int
+
+    @property
+    def repetition(self) -> Repetition:
+        """What is read more than once."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -5,6 +5,7 @@ import datetime
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
@@ -16,7 +17,7 @@ from prompt_tuning.data.text.special_tokens import (
     role_texts,
 )
 from prompt_tuning.data.text.template_process import TemplateProcess
-from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
+from prompt_tuning.data.text.template_renderer import ChatRecord, LearnedTexts
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -38,6 +39,7 @@ class ChatTemplate:
       date: date given to the template as the current one; None for the real one.
       tool_source: text of the template for conversations with tools; None if it is the
         same.
+      variables: variables of all conversations that do not set them themselves.
     """
 
     source: str
@@ -45,25 +47,43 @@ class ChatTemplate:
     origin: str
     date: datetime.date | None = None
     tool_source: str | None = None
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def render(self, record: ChatRecord, location: str) -> list[TypedText]:
-        """Renders a conversation as prompts (type 0) and learned answers (type 1).
+    def prompt(self, record: ChatRecord, location: str) -> str:
+        """Renders a conversation up to its next answer, or what continues its last.
 
         Raises:
-          InputError: if the template rejects the messages, exceeds its limits, or
-            renders a message differently once another follows, so that the answer's
-            text is not defined.
+          InputError: if the template rejects the messages, or exceeds its limits.
         """
-        (texts,) = self.render_many([record])
-        if isinstance(texts, str):
-            raise InputError(f"{location}: {texts}")
-        return texts
+        (text,) = self.render_many("prompt", [record])
+        if isinstance(text, str):
+            raise InputError(f"{location}: {text}")
+        return text[0]
+
+    def learned_many(
+        self,
+        conversations: Sequence[ChatRecord],
+        ends: Sequence[str] = (),
+        *,
+        apart: bool = False,
+    ) -> Iterator[LearnedTexts | str]:
+        """Yields each conversation as texts to learn, or what is wrong with it.
+
+        Arguments are as in `TemplateRenderer.learned`.
+        """
+        for each in self.render_many("learned", conversations, list(ends), apart):
+            yield each if isinstance(each, str) else LearnedTexts(*each[0])
 
     def render_many(
-        self, conversations: Sequence[ChatRecord]
-    ) -> Iterator[list[TypedText] | str]:
-        """Yields what `render` returns for each conversation, or its problem."""
-        return self._process.render(conversations)
+        self, method: str, conversations: Sequence[ChatRecord], *arguments: Any
+    ) -> Iterator[tuple[Any] | str]:
+        """Yields what a method of `TemplateRenderer` returns, or a problem."""
+        if self.variables:
+            conversations = [
+                x._replace(variables={**self.variables, **(x.variables or {})})
+                for x in conversations
+            ]
+        return self._process.render(method, conversations, *arguments)
 
     @functools.cached_property
     def _process(self) -> TemplateProcess:

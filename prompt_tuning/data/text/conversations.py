@@ -17,6 +17,7 @@ from typing import Any, Literal
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import parse_json
 from prompt_tuning.data.text.chat_messages import list_of_objects, read_messages
+from prompt_tuning.data.text.message_forms import Message, join_parts
 from prompt_tuning.data.text.record_fields import (
     HISTORY_KEY,
     SYSTEM_KEY,
@@ -25,7 +26,7 @@ from prompt_tuning.data.text.record_fields import (
     is_learned,
     refuse_unread,
 )
-from prompt_tuning.data.text.template_renderer import ChatRecord, Message, join_parts
+from prompt_tuning.data.text.template_renderer import ChatRecord
 
 RecordFormatName = Literal["pairs", "messages", "sharegpt", "alpaca"]
 

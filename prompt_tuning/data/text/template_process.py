@@ -5,7 +5,7 @@ import signal
 import subprocess
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.limited_process import python_command
@@ -13,10 +13,8 @@ from prompt_tuning.data.text.template_renderer import (
     MAXIMUM_MEMORY,
     MAXIMUM_SECONDS,
     ChatRecord,
-    TypedText,
-    read_frame,
-    write_frame,
 )
+from prompt_tuning.data.text.template_server import read_frame, write_frame
 
 MAXIMUM_STOPPED = 3
 """Number of conversations with which a template may exceed its time before it is given
@@ -24,7 +22,7 @@ up altogether.
 """
 
 _STATEMENTS = """
-from prompt_tuning.data.text.template_renderer import serve
+from prompt_tuning.data.text.template_server import serve
 try:
     serve()
 except EOFError:
@@ -63,9 +61,14 @@ class TemplateProcess:
         self._start()
 
     def render(
-        self, conversations: Sequence[ChatRecord]
-    ) -> Iterator[list[TypedText] | str]:
-        """Yields the typed texts of each conversation, or why it has none.
+        self, method: str, conversations: Sequence[ChatRecord], *arguments: Any
+    ) -> Iterator[tuple[Any] | str]:
+        """Yields a tuple of what each conversation is rendered as, or why it is not.
+
+        Args:
+          method: name of a method of `TemplateRenderer`.
+          conversations: the conversations.
+          *arguments: further arguments of the method, of plain types.
 
         Raises:
           InputError: if the template exceeds its time again and again.
@@ -73,7 +76,8 @@ class TemplateProcess:
         start = 0
         while start < len(conversations):
             # The frames have plain values, no classes.
-            self._send([tuple(record) for record in conversations[start:]])
+            records = [tuple(record) for record in conversations[start:]]
+            self._send((method, records, *arguments))
             try:
                 while start < len(conversations):
                     answer = read_frame(self._output)

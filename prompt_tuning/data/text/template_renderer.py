@@ -1,29 +1,32 @@
 """Renders conversations with a chat template, in a process that may be killed.
 
-A conversation is rendered message by message: the text of an answer is what it adds to
-the rendered prompt before it. No markers are inserted, so no data can be mistaken for
-one.
-
-A template is a program from a foreign file. Only `serve` compiles and runs it. Its
-process has little memory, ends itself if a rendering takes too long, and exchanges
-plain values with its parent: each frame is a length and a marshaled value.
+A template is a program from a foreign file; see `template_server` for the process.
 """
 
-import contextlib
 import datetime
-import json
+import functools
 import marshal
-import resource
 import signal
-import struct
-import sys
-from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from prompt_tuning.core.errors import MAXIMUM_SHOWN
-
-if TYPE_CHECKING:
-    import jinja2
+from prompt_tuning.core.errors import MAXIMUM_SHOWN, did_you_mean, shown
+from prompt_tuning.data.text.learned_answers import (
+    COMPLETION,
+    PROMPT,
+    TemplateProblem,
+    TypedText,
+    join_answers,
+    learned_answers,
+    split_end,
+)
+from prompt_tuning.data.text.message_forms import Message, MessageForms
+from prompt_tuning.data.text.template_environment import (
+    DATE_FUNCTION,
+    template_environment,
+    variables_read,
+)
 
 MAXIMUM_SECONDS = 1.5
 """Maximum computing time of one rendering, and of compiling a template."""
@@ -44,20 +47,10 @@ MAXIMUM_MESSAGES = 1000
 so that its time grows with the square of their number.
 """
 
-DATE_FUNCTION = "strftime_now"
-"""Name of the function that gives a template the current date."""
-
-PROMPT, COMPLETION = 0, 1
-"""Token types; importing them would import NumPy into the process."""
-
-PROBE, PROBE_KEY = "the text of a part", "its other key"
-"""A text, and a key that a template writes only if it does not read parts."""
-
-_LENGTH = struct.Struct("<Q")
-
-Message = Mapping[str, Any]
-TypedText = tuple[str, int]
-"""A text and the type of its tokens."""
+CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Text at the end of a last message that is continued, as in transformers. The space
+shows whether the template trims it.
+"""
 
 
 class ChatRecord(NamedTuple):
@@ -78,8 +71,16 @@ class ChatRecord(NamedTuple):
     variables: Mapping[str, Any] | None = None
 
 
-class TemplateProblem(Exception):
-    """Why a conversation cannot be rendered."""
+class LearnedTexts(NamedTuple):
+    """A conversation as texts to learn.
+
+    Attributes:
+      examples: texts of each example: contexts (type 0) and answers (type 1).
+      change: why not all answers are in one example; None if they are.
+    """
+
+    examples: list[list[TypedText]]
+    change: str | None = None
 
 
 class TemplateRenderer:
@@ -105,30 +106,88 @@ class TemplateRenderer:
         self._origin = origin
         self._special_tokens = special_tokens
         self._date = None if date is None else datetime.date.fromisoformat(date)
-        self._environment = _environment(self._format_date)
-        self._template = self._environment.from_string(source)
-        self._tool_template = self._template
-        if tool_source is not None:
-            self._tool_template = self._environment.from_string(tool_source)
-        self._sources = source, tool_source or ""
-        self._reads_parts: dict[bool, bool] = {}
+        self._environment = template_environment(self._format_date)
+        # With and without tools.
+        self._sources = {True: tool_source or source, False: source}
+        self._templates = {
+            with_tools: self._environment.from_string(text)
+            for with_tools, text in self._sources.items()
+        }
+        self._forms: dict[bool, MessageForms] = {}
+
+    @functools.cached_property
+    def _variables(self) -> tuple[set[str], set[str]]:
+        """Names that the template reads, and those that are meant to be set."""
+        return variables_read(self._environment, self._sources.values())
 
     @property
     def uses_date(self) -> bool:
         """Whether the rendered text depends on the current date."""
-        from jinja2 import nodes
+        return DATE_FUNCTION in self._variables[0]
 
-        parsed = [self._environment.parse(source) for source in self._sources]
-        names = [name.name for each in parsed for name in each.find_all(nodes.Name)]
-        return DATE_FUNCTION in names
+    def text(self, record: ChatRecord) -> str:
+        """Renders a conversation as it is."""
+        return self._rendering(record)(record.messages, False)
 
-    def render(self, record: ChatRecord) -> list[TypedText]:
-        """Renders a conversation as prompts (type 0) and learned answers (type 1).
+    def prompt(self, record: ChatRecord) -> str:
+        """Renders a conversation up to the answer that comes next.
+
+        A last message of the assistant is continued.
+
+        Raises:
+          TemplateProblem: if the template rejects the messages, or drops what is
+            continued.
+        """
+        *others, last = record.messages
+        if last["role"] != "assistant":
+            return self._rendering(record)(record.messages, True)
+        text, message = _tagged(last)
+        rendered = self._rendering(record)([*others, message], False)
+        tag = CONTINUED.rstrip()
+        if text.strip() not in rendered or tag not in rendered:
+            raise TemplateProblem(
+                f"the chat template of {self._origin} does not write the last message "
+                "as it is, so that it cannot be continued: end with a message of the "
+                "user"
+            )
+        before, _, after = rendered.rpartition(tag)
+        kept = after.startswith(CONTINUED.removeprefix(tag))
+        return before if kept else before.rstrip()
+
+    def learned(
+        self, record: ChatRecord, ends: Sequence[str], apart: bool
+    ) -> LearnedTexts:
+        """Renders a conversation as texts to learn.
+
+        Args:
+          record: the conversation.
+          ends: texts of the tokens that end an answer.
+          apart: whether each answer has an example even if they can be joined.
 
         Raises:
           TemplateProblem: if the template rejects the messages, renders more text than
-            allowed, or renders a message differently once another follows, so that the
-            answer's text is not defined.
+            allowed, or writes an answer so that its learned text is not defined.
+        """
+        render, messages = self._rendering(record), record.messages
+        answers = learned_answers(messages, record.learned, render, ends)
+        change = "each answer has an example" if apart else None
+        joined = [] if apart else join_answers(answers)
+        if isinstance(joined, str):
+            change, joined = joined, []
+        rest = "" if record.learned[-1] else render(messages, False)
+        rest = "".join(split_end(rest, ends))
+        before = "".join(text for text, _ in joined)
+        if change is None and (not rest or rest.startswith(before)):
+            after = [(rest[len(before) :], PROMPT)] if rest else []
+            return LearnedTexts([[*joined, *after]], None)
+        examples = [[(x.context, PROMPT), (x.text, COMPLETION)] for x in answers]
+        return LearnedTexts(examples + ([[(rest, PROMPT)]] if rest else []), change)
+
+    def _rendering(self, record: ChatRecord) -> "_Rendering":
+        """Returns what renders messages of a conversation.
+
+        Raises:
+          TemplateProblem: if there are too many messages, or a variable is not read.
         """
         count = len(record.messages)
         if count > MAXIMUM_MESSAGES:
@@ -136,79 +195,36 @@ class TemplateRenderer:
                 f"{count:,} messages, expected at most {MAXIMUM_MESSAGES:,}: "
                 "divide the conversation into several"
             )
-        record = self._read_parts(record)
-        limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(tuple(record)))
-        texts: list[TypedText] = []
-        rendered = ""
-        for number, learned in enumerate(record.learned, start=1):
-            if not learned:
-                continue
-            before = self._render(record, number - 1, True, limit)
-            after = self._render(record, number, False, limit)
-            _check_extends(rendered, before, number)
-            _check_extends(before, after, number)
-            texts.append((before[len(rendered) :], PROMPT))
-            texts.append((after[len(before) :], COMPLETION))
-            rendered = after
-        if not record.learned[-1]:
-            after = self._render(record, count, False, limit)
-            _check_extends(rendered, after, count)
-            texts.append((after[len(rendered) :], PROMPT))
-        return texts
+        for name in record.variables or ():
+            self._check_variable(name)
+        with_tools = record.tools is not None
+        if with_tools not in self._forms:
+            bare = functools.partial(self._render, record._replace(variables=None))
+            self._forms[with_tools] = MessageForms(self._sources[with_tools], bare)
+        return _Rendering(self, record)
+
+    def _check_variable(self, name: str) -> None:
+        read, meant = self._variables
+        if name not in read:
+            names = ", ".join(sorted(meant - self._special_tokens.keys())) or "none"
+            raise TemplateProblem(
+                f"the chat template of {self._origin} does not read the variable "
+                f"{shown(name)}{did_you_mean(name, meant)}; it reads: {names}"
+            )
 
     def _render(
-        self, record: ChatRecord, count: int, answer_next: bool, limit: int
-    ) -> str:
-        """Renders the first messages of a conversation."""
-        try:
-            text = self._render_messages(record, count, answer_next)
-        except Exception as error:  # a template is a program that can raise anything
-            raise TemplateProblem(self.rejection(reason(error))) from error
-        if len(text) > limit:
-            raise TemplateProblem(
-                f"the chat template of {self._origin} renders these messages as "
-                f"{len(text):,} characters, expected at most {limit:,}"
-            )
-        return text
-
-    def _render_messages(
-        self, record: ChatRecord, count: int, answer_next: bool
+        self, record: ChatRecord, messages: Sequence[Message], answer_next: bool
     ) -> str:
         limit_time()
-        with_tools = record.tools is not None
-        template = self._tool_template if with_tools else self._template
         # Templates test tools and documents for None without testing that they exist.
         variables = {"documents": None, **self._special_tokens}
         variables |= record.variables or {}
-        return template.render(
+        return self._templates[record.tools is not None].render(
             variables,
-            messages=[_drop_none(message) for message in record.messages[:count]],
+            messages=messages,
             tools=record.tools,
             add_generation_prompt=answer_next,
         )
-
-    def _read_parts(self, record: ChatRecord) -> ChatRecord:
-        """Joins the parts of contents, unless the template itself reads parts."""
-        messages = record.messages
-        if not any(isinstance(message.get("content"), list) for message in messages):
-            return record
-        has_tools = record.tools is not None
-        if has_tools not in self._reads_parts:
-            self._reads_parts[has_tools] = self._finds_text_in_parts(record)
-        if self._reads_parts[has_tools]:
-            return record
-        return record._replace(messages=tuple(map(join_parts, messages)))
-
-    def _finds_text_in_parts(self, record: ChatRecord) -> bool:
-        """Returns whether the template writes the text of a part, and only the text."""
-        part = {"type": "text", "text": PROBE, PROBE_KEY: PROBE_KEY}
-        message = {"role": "user", "content": [part]}
-        probe = record._replace(messages=(message,), learned=(False,))
-        try:
-            text = self._render_messages(probe, 1, True)
-        except Exception:  # a template is a program that can raise anything
-            return False
-        return PROBE in text and PROBE_KEY not in text
 
     def rejection(self, reason: str) -> str:
         """Returns the message for a conversation that the template rejects."""
@@ -218,6 +234,80 @@ class TemplateRenderer:
     def _format_date(self, form: str) -> str:
         day = self._date or datetime.date.today()
         return datetime.datetime.combine(day, datetime.time()).strftime(form)
+
+
+class _Rendering:
+    """Renders messages of one conversation, and explains what is wrong with them."""
+
+    def __init__(self, renderer: TemplateRenderer, record: ChatRecord):
+        self._renderer, self._record = renderer, record
+        self._convert = renderer._forms[record.tools is not None]
+        self._limit = max(FREE_TEXT, MAXIMUM_GROWTH * _size(tuple(record)))
+
+    def __call__(self, messages: Sequence[Message], answer_next: bool) -> str:
+        """Returns the text of messages.
+
+        Raises:
+          TemplateProblem: if the template rejects them, or the text is too long.
+        """
+        try:
+            text = self._render(messages, answer_next)
+        except Exception as error:  # a template is a program that can raise anything
+            raise TemplateProblem(self._explain(messages, error)) from error
+        if len(text) > self._limit:
+            raise TemplateProblem(
+                f"the chat template of {self._renderer._origin} renders these messages "
+                f"as {len(text):,} characters, expected at most {self._limit:,}"
+            )
+        return text
+
+    def _render(self, messages: Sequence[Message], answer_next: bool) -> str:
+        return self._renderer._render(
+            self._record, self._convert(messages), answer_next
+        )
+
+    def _explain(self, messages: Sequence[Message], error: Exception) -> str:
+        """Returns the message about an error, with its line and the first message."""
+        why, line = reason(error), _line_of(error)
+        at = "" if line is None else f" (line {line} of the template)"
+        first, last = 1, len(messages)
+        while first < last:
+            middle = (first + last) // 2
+            if self._fails_alike(messages[:middle], why):
+                last = middle
+            else:
+                first = middle + 1
+        return self._renderer.rejection(f"message {last}: {why}{at}")
+
+    def _fails_alike(self, messages: Sequence[Message], why: str) -> bool:
+        try:
+            self._render(messages, False)
+        except Exception as error:  # a template is a program that can raise anything
+            return reason(error) == why
+        return False
+
+
+def _line_of(error: Exception) -> int | None:
+    """Returns the line of a template at which an error was raised, if it is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+    return lines[-1] if lines else None
+
+
+def _tagged(message: Message) -> tuple[str, Message]:
+    """Returns the text at the end of a message, and the message with a tag after it.
+
+    Raises:
+      TemplateProblem: if it has no text.
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        return content, {**message, "content": content + CONTINUED}
+    if not content:
+        raise TemplateProblem("the last message has no text that can be continued")
+    *parts, last = content
+    part = {**last, "text": last["text"] + CONTINUED}
+    return last["text"], {**message, "content": [*parts, part]}
 
 
 def reason(error: BaseException) -> str:
@@ -232,161 +322,6 @@ def limit_time() -> None:
     signal.setitimer(signal.ITIMER_PROF, MAXIMUM_SECONDS)
 
 
-def _check_extends(before: str, after: str, number: int) -> None:
-    if after.startswith(before):
-        return
-    at = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
-        min(len(before), len(after)),
-    )
-    raise TemplateProblem(
-        f"with message {number} the chat template writes {after[at : at + 30]!r} where "
-        f"it wrote {before[at : at + 30]!r} without it, so the learned text cannot be "
-        "identified; put each turn on a separate line, or use another chat_template"
-    )
-
-
-def _drop_none(message: Message) -> dict[str, Any]:
-    """Drops the keys that hold None, which templates would write as text.
-
-    A content of None remains: templates test it, and write nothing for it.
-    """
-    return {
-        name: value
-        for name, value in message.items()
-        if value is not None or name == "content"
-    }
-
-
-def join_parts(message: Message) -> Message:
-    """Returns a message with a text instead of parts as content."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "".join(part["text"] for part in content)}
-
-
-def _environment(format_date: Callable[[str], str]) -> "jinja2.Environment":
-    """Creates the jinja2 environment of Hugging Face's chat templates.
-
-    It matches `transformers.PreTrainedTokenizerBase.apply_chat_template`: trimmed
-    blocks, loop controls, plain JSON and a sandbox.
-    """
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _generation_extension()],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals[DATE_FUNCTION] = format_date
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Formats JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _generation_extension() -> type:
-    """Returns an extension that ignores the markers of `{% generation %}` blocks.
-
-    The markers identify answers, which are found without them here.
-    """
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
-
-
 def _size(value: Any) -> int:
     """Returns the number of bytes of a value of plain types."""
     return len(marshal.dumps(value))
-
-
-def write_frame(stream: IO[bytes], value: Any) -> None:
-    """Writes a value of plain types."""
-    content = marshal.dumps(value)
-    stream.write(_LENGTH.pack(len(content)))
-    stream.write(content)
-
-
-def read_frame(stream: IO[bytes]) -> Any:
-    """Reads a value.
-
-    Raises:
-      EOFError: if the other process has ended.
-    """
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        raise EOFError("the other process has ended")
-    (size,) = _LENGTH.unpack(header)
-    content = stream.read(size)
-    if len(content) < size:
-        raise EOFError("the other process has ended")
-    return marshal.loads(content)
-
-
-def serve() -> None:
-    """Compiles a template, then renders lists of conversations until the input ends.
-
-    The first frame has the arguments of `TemplateRenderer`; the answer is whether the
-    template uses the date, or what is wrong with it. Then each frame is a list of
-    conversations, of which each is answered by its typed texts, or its problem.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # macOS has no such limit, and a lower one may be set already.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (MAXIMUM_MEMORY, MAXIMUM_MEMORY))
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    arguments = read_frame(requests)
-    import jinja2.sandbox  # noqa: F401  # is no part of compiling
-
-    limit_time()
-    try:
-        renderer = TemplateRenderer(*arguments)
-        answer = renderer.uses_date
-    # Python's compiler raises SyntaxError, RecursionError and others for templates that
-    # jinja2 accepts.
-    except Exception as error:
-        write_frame(answers, reason(error))
-        answers.flush()
-        return
-    write_frame(answers, answer)
-    answers.flush()
-    while True:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        for fields in read_frame(requests):
-            try:
-                write_frame(answers, renderer.render(ChatRecord(*fields)))
-            except TemplateProblem as problem:
-                write_frame(answers, str(problem))
-            except MemoryError as error:
-                write_frame(answers, renderer.rejection(reason(error)))
-            answers.flush()

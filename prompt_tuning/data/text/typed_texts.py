@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT
-from prompt_tuning.data.text.template_renderer import ChatRecord, TypedText
+from prompt_tuning.data.text.learned_answers import TypedText
+from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.text_encoder import TextEncoder
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
@@ -24,10 +25,18 @@ class RenderedText:
 
 @dataclasses.dataclass(frozen=True)
 class TypedTokens:
-    """Token ids with the type of each, 0 to 3."""
+    """Token ids with the type of each, 0 to 3.
+
+    Attributes:
+      input_ids: the ids.
+      token_types: their types.
+      repeated: number of the tokens that another example of the same conversation reads
+        too.
+    """
 
     input_ids: list[int]
     token_types: list[int]
+    repeated: int = 0
 
 
 class TypedTextEncoder:
@@ -73,16 +82,6 @@ class TypedTextEncoder:
             ids.append(self._eos)
             types.append(COMPLETION)
         return TypedTokens(ids, types)
-
-
-def conversation_text(parts: Sequence[TypedText], eos_text: str) -> RenderedText:
-    """Returns a conversation that a chat template rendered as one text."""
-    # Text that a template writes after the last EOS, usually a line feed, belongs to a
-    # next turn, and there is none.
-    *others, (last, kind) = parts
-    if last.rstrip().endswith(eos_text):
-        last = last.rstrip()
-    return RenderedText((*others, (last, kind)), adds_bos=False)
 
 
 def until_last_answer(record: ChatRecord) -> ChatRecord:

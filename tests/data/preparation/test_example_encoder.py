@@ -2,6 +2,7 @@
 
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.preparation.example_encoder import ExampleEncoder
 from prompt_tuning.data.preparation.preparation_settings import TextFormat
 from prompt_tuning.data.preparation.records import Record, Turn
@@ -15,7 +16,9 @@ TALK = Record((Turn("The cat", "sat."), Turn("The dog", "ran.")))
 
 def encode(tokenizer, record, **text):
     encoder = ExampleEncoder(TextFormat(**text), tokenizer, None)
-    return encoder.encode([encoder.render(record, "")])[0]
+    (examples,) = encoder([(record, "")])
+    assert not isinstance(examples, InputError)
+    return examples
 
 
 @pytest.mark.parametrize("folder", [BPE, UNIGRAM])

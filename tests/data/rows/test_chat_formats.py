@@ -16,6 +16,7 @@ from prompt_tuning.data.rows.python_rows import write_rows
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text.chat_templates import ChatTemplate, chat_template_of
 from prompt_tuning.data.text.conversations import answers_of, recognize_format
+from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from tests.support import chat_records
 from tests.support.chat_records import (
@@ -40,12 +41,13 @@ def folder(tmp_path_factory):
 def encode(folder):
     """Encodes a record in the format that is recognized, as ids and types."""
     tokenizer = load_tokenizer(folder)
-    chat = chat_template_of(tokenizer)
+    learned = LearnedConversations(tokenizer, chat_template_of(tokenizer), "auto")
 
     def encode(record, pairs=None):
         pairs = pairs or LineEncoder(tokenizer)
         format = recognize_format(record, pairs.completion_key)
-        (row,) = ConversationEncoder(format, chat, pairs).rows([line(record)], True)
+        encoder = ConversationEncoder(format, learned, pairs)
+        ((row,),) = encoder.rows([line(record)], True)
         return [part.tolist() for part in row]
 
     return encode
@@ -80,9 +82,10 @@ def test_records_are_read_as_the_conversation_that_they_stand_for(folder, encode
     tools, style = arguments.get("tools"), arguments.get("style", "")
     before = (json.dumps(tools) if tools else "") + style
     whole = "".join(f"<|{m['role']}|>\n{text_of(m)}" for m in messages)
-    answers = "".join(text_of(messages[number]) for number in learned)
+    # What follows the token that ends an answer is not learned.
+    answers = "".join(text_of(messages[number]).rstrip() for number in learned)
     # Nothing follows the last EOS.
-    expected = [(before + whole).rstrip(), answers.rstrip()]
+    expected = [(before + whole).rstrip(), answers]
     assert texts(folder, encode(record)) == expected
 
 
@@ -119,7 +122,7 @@ def test_a_template_that_reads_parts_gets_them():
         "[{{ part.text }}]{% endfor %}{% endfor %}"
     )
     chat = ChatTemplate(source, {"eos_token": EOS}, "a test")
-    assert chat.render(answers_of([user(PARTS)]), "here") == [("[a][b]", 0)]
+    assert chat.prompt(answers_of([user(PARTS)]), "here") == "[a][b]"
 
 
 def test_a_template_for_tools_is_used_with_tools(tmp_path):
@@ -134,8 +137,8 @@ def test_a_template_for_tools_is_used_with_tools(tmp_path):
     for folder in (in_config, in_files):
         chat = chat_template_of(load_tokenizer(folder))
         record = answers_of([user("a")])
-        assert chat.render(record, "here") == [("no", 0)]
-        assert chat.render(record._replace(tools=TOOLS), "here") == [("tools", 0)]
+        assert chat.prompt(record, "here") == "no"
+        assert chat.prompt(record._replace(tools=TOOLS), "here") == "tools"
 
 
 def test_keys_that_arrow_adds_are_left_out(tmp_path):

@@ -120,7 +120,7 @@ def test_only_answers_and_their_end_are_learned(tmp_path, folder):
     (example,) = map(load(folder, file).__getitem__, range(1))
     ids = example.targets[example.weights > 0].tolist()
     text = "".join(map(tokenizer.token, ids)).replace("Ġ", " ").replace("Ċ", "\n")
-    assert text == f"the word{EOS}\nthe word again{EOS}"
+    assert text == f"the word{EOS}the word again{EOS}"
 
 
 def test_sharegpt_and_messages_are_the_same(tmp_path, folder):

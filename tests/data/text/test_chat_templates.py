@@ -32,6 +32,15 @@ def chat(source, **special):
     return ChatTemplate(source, {"eos_token": EOS} | special, "a test")
 
 
+def learned(template, record, ends=()):
+    """Returns the texts of a conversation in one example."""
+    (result,) = template.learned_many([record], ends)
+    if isinstance(result, str):
+        raise InputError(f"here: {result}")
+    (texts,) = result.examples
+    return texts
+
+
 def talk(*texts):
     roles = ("user", "assistant")
     return answers_of(
@@ -40,12 +49,12 @@ def talk(*texts):
 
 
 def test_answers_and_their_end_tokens_are_learned():
-    runs = chat(CHAT).render(talk("hi", "yes", "and?", "no"), "here")
+    runs = learned(chat(CHAT), talk("hi", "yes", "and?", "no"), [EOS])
     assert runs == [
         ("<|user|>\nhi" + EOS + "\n<|assistant|>\n", 0),
-        ("yes" + EOS + "\n", 1),
-        ("<|user|>\nand?" + EOS + "\n<|assistant|>\n", 0),
-        ("no" + EOS + "\n", 1),
+        ("yes" + EOS, 1),
+        ("\n<|user|>\nand?" + EOS + "\n<|assistant|>\n", 0),
+        ("no" + EOS, 1),
     ]
 
 
@@ -61,13 +70,11 @@ def test_answers_and_their_end_tokens_are_learned():
     ],
 )
 def test_text_is_never_read_as_markup(text):
-    runs = chat(CHAT).render(talk(text, "yes", text, text), "here")
-    assert "".join(run for run, kind in runs if kind == 1) == (
-        f"yes{EOS}\n{text}{EOS}\n"
-    )
-    given = "".join(run for run, kind in runs if kind == 0)
+    runs = learned(chat(CHAT), talk(text, "yes", text, text), [EOS])
+    answers = [run for run, kind in runs if kind == 1]
+    assert answers == [f"yes{EOS}", f"{text}{EOS}"]
     turn = f"<|user|>\n{text}{EOS}\n<|assistant|>\n"
-    assert given == 2 * turn
+    assert [run for run, kind in runs if kind == 0] == [turn, "\n" + turn]
 
 
 def test_a_template_that_changes_earlier_output_is_refused():
@@ -75,18 +82,18 @@ def test_a_template_that_changes_earlier_output_is_refused():
         "{% for m in messages %}{{ m.content if loop.last else '...' }}{% endfor %}"
     )
     with pytest.raises(InputError, match=r"here: with message 2 the chat template wr"):
-        chat(source).render(talk("hi", "yes"), "here")
+        learned(chat(source), talk("hi", "yes"))
 
 
 def test_the_number_of_messages_is_limited():
     with pytest.raises(InputError, match="here: 1,002 messages, expected at most 1,0"):
-        chat(CHAT).render(talk(*["hi", "yes"] * 501), "here")
+        learned(chat(CHAT), talk(*["hi", "yes"] * 501))
 
 
 def test_errors_raised_by_a_template_are_reported():
     source = "{{ raise_exception('only users') }}"
-    with pytest.raises(InputError, match="does not accept these messages: only users"):
-        chat(source).render(talk("hi", "yes"), "here")
+    with pytest.raises(InputError, match=r"message 1: only users \(line 1 of"):
+        learned(chat(source), talk("hi", "yes"))
     with pytest.raises(InputError, match="is not jinja2"):
         chat("{% for %}").check()
 
@@ -98,14 +105,14 @@ def test_the_dialect_of_templates():
         "    {%- generation %}{{ m.content | tojson }}{% endgeneration %}\n"
         "{%- endfor %}"
     )
-    runs = chat(source, bos_token="<s>").render(talk("<é>", "b"), "here")
+    runs = learned(chat(source, bos_token="<s>"), talk("<é>", "b"))
     assert runs == [('<s>"<é>"', 0), ('"b"', 1)]
 
 
 def test_the_sandbox_isolates_templates_from_the_machine():
     source = "{{ messages.__class__.__mro__ }}"
     with pytest.raises(InputError, match="does not accept these messages"):
-        chat(source).render(talk("a", "b"), "here")
+        learned(chat(source), talk("a", "b"))
 
 
 def test_locations_of_templates(tmp_path):
@@ -157,10 +164,8 @@ def test_a_tokenizer_without_a_config_names_its_own_tokens():
 
 
 def rendered(source, **fields):
-    ((text, _), *_) = ChatTemplate(source, {}, "a test", **fields).render(
-        answers_of([{"role": "user", "content": "hi", "name": None}]), "here"
-    )
-    return text
+    record = answers_of([{"role": "user", "content": "hi", "name": None}])
+    return ChatTemplate(source, {}, "a test", **fields).prompt(record, "here")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +243,7 @@ def test_a_rendering_has_limits(source, message):
     template.check()
     before, peak = time.monotonic(), peak_kibibytes()
     with pytest.raises(InputError, match=f"^here: the chat template of .*{message}"):
-        template.render(talk("hi"), "here")
+        template.prompt(talk("hi"), "here")
     assert time.monotonic() - before < 30
     assert peak_kibibytes() - peak < 2**20
 
@@ -259,7 +264,7 @@ def test_a_rendering_has_limits(source, message):
 def test_compiling_a_template_has_limits(source):
     """Constants are computed when a template is compiled, or when it is rendered."""
     with pytest.raises(InputError, match="chat template of a test"):
-        chat(source).render(talk("hi"), "here")
+        chat(source).prompt(talk("hi"), "here")
 
 
 def test_a_template_that_hangs_is_stopped():
@@ -269,60 +274,65 @@ def test_a_template_that_hangs_is_stopped():
         + "{% endif %}"
     )
     no, yes = talk("no"), talk("yes")
-    problem, texts, *_ = list(template.render_many([no, yes, no, yes]))
-    assert "computes for more than 1.5 seconds" in problem
-    assert texts == [("yes", 0)]
+    problem, texts, *_ = list(template.render_many("prompt", [no, yes, no, yes]))
+    assert "computes for more than 1.5 seconds" in str(problem)
+    assert texts == ("yes",)
     with pytest.raises(InputError, match=r"1\.5 seconds, with 3 conv"):
-        template.render(no, "here")
+        template.prompt(no, "here")
 
 
 def chat_encoder(folder, **text):
     choice = TokenizerChoice(str(folder))
     tokenizer = open_tokenizer(choice)
     template = read_chat_template(folder, None, special_texts(choice, tokenizer))
-    return ExampleEncoder(TextFormat(chat=True, **text), tokenizer, template)
+    encoder = ExampleEncoder(TextFormat(chat=True, **text), tokenizer, template)
+
+    def encode(*records):
+        results = encoder([(record, "") for record in records])
+        found = [each for each in results if not isinstance(each, InputError)]
+        assert len(found) == len(records)
+        return found
+
+    return encode
 
 
 def test_messages_after_the_last_answer_are_dropped(tmp_path):
     """generative_data_prep drops pairs with an empty completion in the same way."""
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    encoder = chat_encoder(folder)
     answered, asking = talk("hi", "yes"), talk("hi", "yes", "and?")
-    one, other = (encoder.render(Record((), m), "") for m in (answered, asking))
+    records = [Record((), each) for each in (answered, asking)]
+    one, other = chat_encoder(folder)(*records)
     assert one == other != []
-    with_prompts = chat_encoder(folder, keep_prompt_only=True)
-    (rendered,) = with_prompts.render(Record((), asking), "")
-    assert rendered.parts[-1] == ("<|user|>\nand?" + EOS, 0)
+    _, (example,) = chat_encoder(folder, keep_prompt_only=True)(*records)
+    text = load_tokenizer(folder).decode(example.input_ids)
+    assert text.endswith("yes\n<|user|>\nand?") and not example.token_types[-2]
 
 
 def test_a_conversation_ends_with_one_separator(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    encoder = chat_encoder(folder)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.eos_id is not None
     record = Record((Turn("hi", "yes"), Turn("and?", "no")))
-    texts = encoder.render(record, "here")
-    ((example,),) = encoder.encode([texts])
+    ((example,),) = chat_encoder(folder)(record)
     assert example.token_types[-1] == 3 and example.token_types.count(3) == 1
     assert example.input_ids[-1] == tokenizer.eos_id
     # The EOS of the first answer has the type of its text.
     assert example.input_ids.count(tokenizer.eos_id) == 4
     learned = zip(example.input_ids, example.token_types, strict=True)
-    assert tokenizer.decode(i for i, kind in learned if kind) == "yes\nno"
+    assert tokenizer.decode(i for i, kind in learned if kind) == "yesno"
 
 
 def test_messages_and_pairs_are_the_same(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
-    encoder = chat_encoder(folder)
     pairs = Record((Turn("hi", "yes"),))
-    messages = Record((), talk("hi", "yes"))
-    assert encoder.render(pairs, "") == encoder.render(messages, "")
-    assert encoder.render(Record((), talk("hi")), "") == []
+    records = pairs, Record((), talk("hi", "yes")), Record((), talk("hi"))
+    one, other, none = chat_encoder(folder)(*records)
+    assert one == other != [] and none == []
 
 
 def test_separate_pairs_are_separate_conversations(tmp_path):
     folder = write_tokenizer(tmp_path / "tokenizer", chat_template=CHAT)
     encoder = chat_encoder(folder, attention_boundary="pair", packing_boundary="pair")
     record = Record((Turn("hi", "yes"), Turn("and?", "no")))
-    (examples,) = encoder.encode([encoder.render(record, "")])
+    (examples,) = encoder(record)
     assert [example.token_types[-1] for example in examples] == [3, 3]

@@ -27,15 +27,14 @@ COMMITTED = json.loads(VALUES.read_text())
 
 def our_values(folder):
     tokenizer = load_tokenizer(folder)
-    parts = chat_template_of(tokenizer).render(
-        ChatRecord(tuple(MESSAGES), (False,)), ""
-    )
+    record = ChatRecord(tuple(MESSAGES), (False,))
+    ((text,),) = chat_template_of(tokenizer).render_many("text", [record])
     return {
         "texts": [tokenizer.encode(text) for text in TEXTS],
         "eos": tokenizer.eos_id,
         "bos": tokenizer.bos_id,
         "begin": list(tokenizer.begin_ids),
-        "template": tokenizer.encode("".join(text for text, _ in parts)),
+        "template": tokenizer.encode(text),
     }
 
 
