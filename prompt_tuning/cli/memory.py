@@ -10,6 +10,7 @@ from prompt_tuning.cli.byte_sizes import format_size, parse_size
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.stores import STORES
 from prompt_tuning.core.status_line import status
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ OFFLOAD = "+offload"
 KINDS = ("none", "dots", "attention", "nothing")
 POLICIES = (*KINDS, *(f"{kind}{OFFLOAD}" for kind in KINDS))
 SHOWN = (*KINDS, f"nothing{OFFLOAD}")
+PARAMETER_DTYPES = ("float32", "bfloat16", *STORES)
+"""Types of frozen weights, the widest first."""
 COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
 """Stands for the run directory, which is neither read nor written."""
@@ -112,7 +115,8 @@ def run(options: argparse.Namespace) -> int:
     estimate = MemoryEstimate.open(run)
     limit = limit or device_limit(estimate.devices)
     console = Console()
-    print_lines(console, *describe(estimate, estimate.argument_bytes(), limit))
+    held = estimate.argument_bytes()
+    print_lines(console, *describe(estimate, held, limit))
     timer = StepTimer(estimate) if options.time else None
     heading = table_row("policy", *COLUMNS, *["step"] * options.time)
     print_lines(console, "", heading.replace("│", "┃"))
@@ -126,6 +130,9 @@ def run(options: argparse.Namespace) -> int:
         print_lines(console, table_row(name, *row))
         totals.append(needed.total)
     print_lines(console, "* as the run is configured")
+    if estimate.devices == 1:
+        rest = totals[0] - held.frozen
+        print_lines(console, *describe_types(estimate, rest, limit))
     # The configured policy comes first.
     return 0 if limit is None or totals[0] <= limit else 1
 
@@ -202,6 +209,28 @@ def describe(
         f"batch               {format_size(held.batch):>10}",
         f"memory of a device  {available:>10}",
     ]
+
+
+def describe_types(
+    estimate: "MemoryEstimate", rest: int, limit: int | None
+) -> list[str]:
+    """Lists what the run needs with each type of frozen weights.
+
+    Args:
+      estimate: the run.
+      rest: bytes of everything but the frozen weights.
+      limit: bytes of a device, if they are known.
+    """
+    lines, largest = ["", "--parameter_dtype, as configured otherwise:"], None
+    for dtype in PARAMETER_DTYPES:
+        total = estimate.frozen_bytes(dtype) + rest
+        fits = "" if limit is None else "fits" if total <= limit else "does not fit"
+        lines.append(f"  {dtype:<10}{format_size(total):>12}  {fits}".rstrip())
+        if limit is not None and largest is None and total <= limit:
+            largest = dtype
+    if largest is not None:
+        lines.append(f"the widest that fits is {largest}")
+    return lines
 
 
 def cells(needed: "StepBytes", limit: int | None) -> list[str]:

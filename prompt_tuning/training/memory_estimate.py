@@ -6,18 +6,22 @@ initialized from.
 """
 
 import dataclasses
+import math
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import NamedSharding
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
@@ -129,13 +133,26 @@ class MemoryEstimate:
         config = dataclasses.replace(
             model.config, rematerialization=how, encoder_rematerialization=None
         )
-        tuning = self.run_plan.run.tuning
-        graph, _ = describe(
-            lambda key: split(build_tuned(key, config, model.prompts, tuning)),
-            jax.random.key(0),
-        )
+        graph, _ = self._describe(config)
         changed = dataclasses.replace(model, config=config, graph=graph)
         return dataclasses.replace(self.run_plan, model=changed)
+
+    def _describe(
+        self, config: ModelConfig
+    ) -> tuple[nnx.GraphDef, Mapping[str, jax.ShapeDtypeStruct]]:
+        """Returns the structure and the shapes of the run's model, by a config."""
+        prompts, tuning = self.run_plan.model.prompts, self.run_plan.run.tuning
+        return describe(
+            lambda key: split(build_tuned(key, config, prompts, tuning)),
+            jax.random.key(0),
+        )
+
+    def frozen_bytes(self, dtype: str) -> int:
+        """Bytes of all frozen parameters with another `parameter_dtype`."""
+        config = dataclasses.replace(self.run_plan.model.config, parameter_dtype=dtype)
+        _, shapes = self._describe(config)
+        labels = self.run_plan.labels
+        return sum(_bytes(leaf) for path, leaf in shapes.items() if path not in labels)
 
     def arguments(self) -> tuple[TrainState, dict[str, Any], Batch]:
         """The step's arguments as shapes, dtypes and shardings."""
@@ -244,4 +261,4 @@ def _bytes(leaf: Any) -> int:
     shape = leaf.shape
     if leaf.sharding is not None:
         shape = leaf.sharding.shard_shape(shape)
-    return int(jnp.dtype(leaf.dtype).itemsize) * int(jnp.prod(jnp.asarray(shape)))
+    return int(jnp.dtype(leaf.dtype).itemsize) * math.prod(shape)

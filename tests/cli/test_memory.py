@@ -15,6 +15,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.training import memory_estimate
 from tests.support.small_runs import DECODER, LENGTH, Files, write_model
 
 WIDTH = 16
@@ -56,6 +57,17 @@ def test_the_memory_of_a_run_that_fits_is_reported(files, tmp_path, capsys):
     assert bytes_of(saved[2]) > frozen + bytes_of(saved[0])
     assert [saved[3], again[3]] == ["0%", "0%"]
     assert not (files.train.parent / "absent").exists()
+    # The projections take 0.5 bytes and their share of a scale; the rest takes 2.
+    sizes = dict(re.findall(r"^  (\w+) +(.+)  fits$", printed, re.MULTILINE))
+    assert bytes_of(sizes["float32"]) == pytest.approx(bytes_of(saved[2]), rel=0.01)
+    wide, half, int8, int4, _ = map(bytes_of, sizes.values())
+    assert wide > half > int8 > int4
+    assert "the widest that fits is float32" in printed
+
+
+def test_sizes_of_weights_do_not_overflow():
+    leaf = jax.ShapeDtypeStruct((80, 8192, 28672), np.uint8)
+    assert memory_estimate._bytes(leaf) == 80 * 8192 * 28672
 
 
 def test_a_run_that_does_not_fit_has_its_own_exit_code(files, capsys):

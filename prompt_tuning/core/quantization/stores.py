@@ -10,9 +10,10 @@ of the first tells which:
 | nf4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | float32 `[16]` |
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
+if TYPE_CHECKING:  # the help of the command reads the names
+    import numpy as np
 
 INT8, INT4, NF4 = "int8", "int4", "nf4"
 STORES = (INT8, INT4, NF4)
@@ -30,7 +31,7 @@ class Leaf(Protocol):
         ...
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> "np.dtype":
         """Type of the elements."""
         ...
 
@@ -47,12 +48,12 @@ def codebook_path(path: str) -> str:
 
 def is_packed(leaf: Leaf) -> bool:
     """Returns whether an array holds two weights in each byte."""
-    return leaf.dtype == np.uint8
+    return leaf.dtype == "uint8"
 
 
 def is_quantized(leaf: Leaf) -> bool:
     """Returns whether an array holds quantized weights."""
-    return leaf.dtype == np.int8 or is_packed(leaf)
+    return leaf.dtype == "int8" or is_packed(leaf)
 
 
 def weight_shape(leaf: Leaf) -> tuple[int, ...]:
