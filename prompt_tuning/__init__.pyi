@@ -404,9 +404,9 @@ def DataSource(
       buckets: maximum number of lengths that rows are padded to. The lengths are chosen
         to minimize padding; each of them is compiled once. None for as many as save
         more time in every pass over the data than a share of their compilation takes.
-      packing: whether a row holds several examples, each of which attends only to
-        itself and its prompt. All batches then have the same shape, and `batch_size`
-        counts packed rows.
+      packing: packs many examples into a row; each attends only to itself and its
+        prompt. All batches then have the same shape, and `batch_size` counts packed
+        rows.
       packed_length: number of tokens of a packed row (of its inputs in an
         encoder-decoder); None for four times the average length of an example.
       use_token_type_ids: whether token types determine which tokens are learned. If
@@ -1781,9 +1781,9 @@ def warmup_linear_decay(
 def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> Configured[Schedule]:
     """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
-    The schedule with which T5 was trained (Raffel et al. 2020, section 3.1.2), apart
-    from the warm-up, during which T5's rate was constant. It does not need to know how
-    long the run is.
+    The schedule of T5's training (Raffel et al. 2020, section 3.1.2), apart from the
+    warm-up, during which T5's rate was constant. It does not need to know how long the
+    run is.
 
     Args:
       peak: maximum learning rate.

@@ -126,7 +126,7 @@ def read_sampling(
     Args:
       options: parsed options.
       new_tokens: maximum number of new tokens.
-      ends: ids of which each ends a row, next to the model's own.
+      ends: ids that end a row, next to the model's own.
       n: number of samples; None for one.
       logprobs: see `Sampling`.
 

@@ -72,7 +72,7 @@ class Run:
         at the end.
       log_every: steps between lines of the log.
       keep_last: number of newest checkpoints to keep.
-      keep_prompts: number of newest steps whose prompts are kept when their checkpoint
+      keep_prompts: number of newest steps that keep their prompts when their checkpoint
         is deleted, or "all". They are in the folder `kept_prompts` of the run.
       save_paths: expressions that match whole paths of further parameters that are
         kept: trained ones with the prompts, and frozen ones, which do not change, once
@@ -87,8 +87,8 @@ class Run:
         (`checkpoint_files.LARGE`) or more. All readers of checkpoints read both.
       early_stopping: consecutive evaluations without an improvement after which the run
         stops; 0 to take all steps.
-      early_stopping_metric: metric whose improvement counts, in the forms of
-        `keep_best`; None for that of `keep_best`.
+      early_stopping_metric: metric that has to improve, in the forms of `keep_best`;
+        None for that of `keep_best`.
       seed: seed of the prompt's initial values, the order of rows, and dropout.
       data_seed: seed of the order of rows; `seed` if None. Members of a sweep with the
         same value share each batch.

@@ -112,9 +112,9 @@ def warmup_rsqrt_decay(
 ) -> optax.Schedule:
     """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
-    The schedule with which T5 was trained (Raffel et al. 2020, section 3.1.2), apart
-    from the warm-up, during which T5's rate was constant. It does not need to know how
-    long the run is.
+    The schedule of T5's training (Raffel et al. 2020, section 3.1.2), apart from the
+    warm-up, during which T5's rate was constant. It does not need to know how long the
+    run is.
 
     Args:
       peak: maximum learning rate.

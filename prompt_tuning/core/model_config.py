@@ -67,7 +67,7 @@ class ModelConfig:
         checkpoints and adapters are named; None for a model that has neither.
       encoder_layers: number of blocks of the encoder; 0 in a decoder-only model.
       heads: number of query heads `H`.
-      key_value_heads: number of key/value heads `G`, of which `H` is a multiple.
+      key_value_heads: number of key/value heads `G`; `H` is a multiple of it.
       head_width: `K`.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
         `layers.Norm`), layer norm (scale and bias), or layer norm without a bias

@@ -194,8 +194,8 @@ class ParameterAxes(NamedTuple):
 
     Attributes:
       names: logical axis of each dimension.
-      partial_over: logical axis of which each device uses its shard only, for a
-        parameter that is replicated; None for other parameters. See `sharding`.
+      partial_over: for a replicated parameter, the logical axis that each device uses
+        only its shard of; None for other parameters. See `sharding`.
     """
 
     names: tuple[str, ...]

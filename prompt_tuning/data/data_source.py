@@ -56,9 +56,9 @@ class DataSource:
       buckets: maximum number of lengths that rows are padded to. The lengths are chosen
         to minimize padding; each of them is compiled once. None for as many as save
         more time in every pass over the data than a share of their compilation takes.
-      packing: whether a row holds several examples, each of which attends only to
-        itself and its prompt. All batches then have the same shape, and `batch_size`
-        counts packed rows.
+      packing: packs many examples into a row; each attends only to itself and its
+        prompt. All batches then have the same shape, and `batch_size` counts packed
+        rows.
       packed_length: number of tokens of a packed row (of its inputs in an
         encoder-decoder); None for four times the average length of an example.
       use_token_type_ids: whether token types determine which tokens are learned. If

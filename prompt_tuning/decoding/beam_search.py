@@ -57,7 +57,7 @@ class BeamSearch:
         `((5 + length) / 6) ** a` (Wu et al. 2016, equation 14), as in T5X, whose recipe
         is 4 beams and `a` 0.6.
       new_tokens: maximum number of new tokens.
-      ends: ids of which each ends a continuation, next to the model's own.
+      ends: ids that end a continuation, next to the model's own.
 
     Examples:
       >>> two = pt.BeamSearch(beams=2, new_tokens=4)

@@ -224,7 +224,7 @@ class DecodingEngine:
         """Compiles the programs of requests by running some, while none is queued.
 
         Args:
-          samplings: settings of which each has a program; see `program_for`.
+          samplings: settings to compile a program for; see `program_for`.
           pages: number of pages of adapters that are loaded later.
 
         Returns:

@@ -24,7 +24,7 @@ def row_entries(entries: Int[Array, "R"]) -> Iterator[None]:
     """Sets the table's entry of each row while a model is traced.
 
     Args:
-      entries: numbers of the rows of a stream, each of which has as many positions.
+      entries: numbers of the rows of a stream; all have the same number of positions.
     """
     token = _entries.set(entries)
     try:

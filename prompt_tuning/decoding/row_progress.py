@@ -307,7 +307,7 @@ def first_choices(
 
     Args:
       sampling: settings of all rows.
-      ends: ids of which each ends a row.
+      ends: ids that end a row.
       samples: number of the sample of each row.
       contents: number of the content of each row; None if nothing is drawn.
     """

@@ -46,9 +46,9 @@ class Sampling:
       forced: ids that the new tokens begin with.
       minimum_new_tokens: number of new tokens before which no end is chosen.
       new_tokens: maximum number of new tokens; 0, with `given_logprobs`, for none.
-      ends: ids of which each ends a row, in addition to the model's own.
+      ends: ids that end a row, in addition to the model's own.
       ignores_end: whether the model's own end tokens do not end the row.
-      stop: texts of which each ends the row; they are not part of its text.
+      stop: texts that end the row; they are not part of its text.
       n: number of samples of the row.
       seed: seed of sampling; sample `i` of the row draws with its own key.
       logprobs: number of most probable tokens whose log-probabilities are returned with

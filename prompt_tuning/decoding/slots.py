@@ -185,9 +185,9 @@ def _read_window(
 def _computed_after(
     columns: Int[Array, "B W"], state: Float[Array, "B W D"]
 ) -> Int[Array, "B W"]:
-    """Returns columns as they are, so that a program needs a state to know them.
+    """Returns `columns`, but makes the compiler wait for `state` first.
 
-    The compiler removes optimization barriers before it decides which arrays it copies.
+    A barrier would not do: the compiler removes it before it decides what to copy.
     """
     bits = jax.lax.bitcast_convert_type(state[0, 0, 0].astype(jnp.float32), jnp.int32)
     # At least 2**30, whatever the bits.
@@ -206,7 +206,7 @@ def read_chunks(
     *,
     graph: nnx.GraphDef,
 ) -> tuple[Slots, Float[Array, "R C D"]]:
-    """Reads a chunk of the text of each of some rows into their slots.
+    """Reads the next chunk of some rows' texts into their slots.
 
     Args:
       parameters: as in `read_tokens`.
@@ -263,7 +263,7 @@ def _run_chunks(
     pages: tuple[Page, ...],
     own: KeyValues | None,
 ) -> tuple[Float[Array, "R C D"], KeyValues]:
-    """Runs a chunk of each of some rows after what it sees."""
+    """Runs chunks of some rows after the keys that they see."""
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 3:
         embedded = tokens.astype(model.config.dtype)
@@ -312,8 +312,8 @@ def read_whole_rows(
 ) -> tuple[Slots, Int[Array, "R"], Int[Array, "R"]]:
     """Reads whole rows into their slots, by the model with the rows' adapter.
 
-    This reads rows of encoder-decoders, and rows that a prompt inside the text, or
-    attention in both directions, keeps from being read in chunks.
+    Some rows cannot be read in chunks: rows of encoder-decoders, rows with a prompt
+    inside the text, and rows with attention in both directions.
 
     Args:
       parameters: all parameters of the model with its prompts and adapters, by path.

@@ -200,8 +200,8 @@ class Evaluator:
 
         Args:
           parameters: all parameters by path.
-          with_texts: whether the completions of which exact match is measured are
-            generated too, for `predictions`.
+          with_texts: whether to generate the completions of exact match too, for
+            `predictions`.
         """
         with status("evaluating"):
             return self._measure(parameters, with_texts)

@@ -52,8 +52,8 @@ def label_nats(
         the sum.
       batch_size: as in `candidate_nats`.
       prompt_ids: prompt of each example if the model has several, else None.
-      on_batch: called after each batch with its number of rows, of which there is one
-        for each example and label.
+      on_batch: called after each batch with its number of rows, one for each example
+        and label.
 
     Raises:
       InputError: as `check_prompt_ids`.

@@ -180,7 +180,7 @@ def _longrope(
 ) -> RotaryDivisors:
     """Returns the short factors of LongRoPE (Ding et al. 2024, section 3.3).
 
-    transformers uses the long ones for all rows of a batch of which one is longer than
+    transformers uses the long ones for all rows of a batch if one row is longer than
     the original context; such rows are not supported, see `read_rotary`.
     """
     divisors = rope.sequence("short_factor")

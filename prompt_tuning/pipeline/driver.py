@@ -38,8 +38,8 @@ Orders = Sequence[Order]
 class PipelinedGradients:
     """`training.gradients.objective_gradient`, computed by the stages of a pipeline.
 
-    With virtual stages, each stage has several chunks of blocks, of which each is
-    compiled and has a worker; the stage's thread runs the operations of all of them.
+    With virtual stages, each stage has many chunks of blocks, each compiled and with a
+    worker; the stage's thread runs the operations of all of them.
 
     Attributes:
       peak_bytes: most bytes that each stage held from one operation to another in the

@@ -115,7 +115,7 @@ def count_work(
 
 @dataclasses.dataclass(frozen=True)
 class _Stack:
-    """The blocks of one stack, all of which have the same shapes."""
+    """The blocks of one stack; all have the same shapes."""
 
     name: str
     batch: MicroBatchShape

@@ -21,7 +21,7 @@ class Launch:
     """How the processes of a command find each other.
 
     Attributes:
-      coordinator: HOST:PORT on which process 0 listens; None, together with the next
+      coordinator: HOST:PORT that process 0 listens on; None, together with the next
         two, to use the environment of SLURM, Open MPI, Kubernetes or a TPU pod.
       processes: number of processes.
       process: rank of this process, from 0.

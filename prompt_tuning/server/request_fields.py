@@ -22,7 +22,7 @@ class Changing(NamedTuple):
     """A field that would change the answer, and is not supported.
 
     Attributes:
-      neutral: values that change nothing, with which it is accepted.
+      neutral: values that change nothing; it is accepted with these.
       instead: what to send instead, if there is something.
     """
 

@@ -71,7 +71,7 @@ class LayeredWeight:
 
     @property
     def gathered(self) -> NamedSharding | None:
-        """Sharding in which a layer is computed: gathered for each device's rows."""
+        """Sharding to compute a layer in: gathered for each device's rows."""
         if self.sharding is None:
             return None
         spec = [

@@ -124,8 +124,8 @@ def read_source(
     Args:
       path: path of any of these.
       config: config of the frozen model.
-      model: the frozen model, with which a PEFT folder's copies of its embeddings and
-        head are compared; None for a run's own checkpoint, which has none.
+      model: the frozen model, to compare with a PEFT folder's copies of its embeddings
+        and head; None for a run's own checkpoint, which has none.
 
     Raises:
       InputError: if the path contains nothing that can be read for this model.

@@ -85,8 +85,8 @@ def from_peft(
       folder: contents of the adapter's folder.
       config: config of the adapter's model.
       source: origin of the adapter, for messages.
-      frozen: reads the model's embeddings and head, with which copies in the folder are
-        compared; None if they are not available.
+      frozen: reads the model's embeddings and head, to compare copies in the folder
+        with; None if they are not available.
 
     Raises:
       InputError: for a method or variant that is not supported, a tensor that does not

@@ -76,8 +76,8 @@ def pack(
 
     Args:
       weights: kernels.
-      codebook: the 16 values in order, of which the outer ones are -1 and 1; None for
-        whole multiples of the scale.
+      codebook: the 16 values in order, from -1 to 1; None for whole multiples of the
+        scale.
       group: number of weights that share a scale; None for `group_size`.
 
     Returns:

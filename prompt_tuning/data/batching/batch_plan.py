@@ -79,9 +79,9 @@ class Sharing:
 
     Attributes:
       accumulate: `A`, number of micro-batches of a batch, all of one shape.
-      row_parts: number of devices that the rows of a micro-batch are divided among. A
-        micro-batch whose rows do not divide evenly is padded with `FILLING`, so that
-        the plan is the same for any number of devices.
+      row_parts: number of devices that the rows of a micro-batch are divided among. If
+        the rows of a micro-batch do not divide evenly, it is padded with `FILLING`, so
+        that the plan is the same for any number of devices.
 
     Raises:
       InputError: if `accumulate` is below 1.

@@ -59,7 +59,7 @@ def learned_answers(
       messages: the conversation.
       learned: whether each message is an answer that is learned.
       render: renders messages; raises `TemplateProblem`.
-      ends: texts of the tokens of which each ends an answer.
+      ends: texts of the tokens that end an answer.
 
     Raises:
       TemplateProblem: if what an answer adds to its context cannot be found.
