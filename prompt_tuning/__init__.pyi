@@ -431,9 +431,9 @@ def DataSource(
       advantages_key: jsonl key or HDF5 data set that contains the advantage of each
         example, `[rows]`, or in HDF5 of each token, `[rows, length]`; required by
         `PolicyGradient`.
-      columns: further columns of numbers that an objective reads, each as in
-        `advantages_key`: a dict of jsonl keys or HDF5 data sets by the name that the
-        objective gives the column.
+      columns: other columns of numbers that an objective reads, as in `advantages_key`:
+        a dict of jsonl keys or HDF5 data sets by the name that the objective gives the
+        column.
       format: format of the lines: "pairs" of a prompt and a completion, "messages",
         "sharegpt" or "alpaca"; see `prompt_tuning.data.text.conversations`. "auto"
         recognizes it by the keys of the first line.
@@ -457,8 +457,8 @@ def DataSource(
         selects each example's prompt in a multi-task prompt.
       prompt_id_names: names of the prompts in order, if jsonl lines contain names
         instead of numbers.
-      prompt_id_aliases: further names of tasks and the names that they stand for, such
-        as {"mnli_mismatched": "mnli"}.
+      prompt_id_aliases: other names of tasks and what they stand for, e.g.
+        {"mnli_mismatched": "mnli"}.
       task_token: "index" or "sentinel" if the first token of each example (after the
         BOS that the tokenizer adds) selects its prompt, instead of `prompt_id_key`. The
         token is the prompt's number, or `<extra_id_k>` of T5 for prompt `k`, and is

@@ -144,7 +144,7 @@ def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
       checkpoint: Hugging Face folder, T5X checkpoint, the name of a bundled model such
         as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
         "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B@main" (extra `hub`).
-      settings: further fields of `Pretrained`, such as `parameter_dtype="bfloat16"`.
+      settings: other fields of `Pretrained`, e.g. `parameter_dtype="bfloat16"`.
 
     Raises:
       InputError: if the checkpoint cannot be read.

@@ -207,7 +207,7 @@ class Model(TextModel):
           batch_size: rows of a batch.
           steps: number of batches; None for one pass.
           seed: seed of the order.
-          settings: further fields of `DataSource`.
+          settings: other fields of `DataSource`.
 
         Raises:
           InputError: if a number is out of range, or the data cannot be used.

@@ -332,7 +332,7 @@ def _nearest(name: str, candidates: Iterable[str]) -> str:
 
 
 def _listed(rows: Sequence, describe: Callable[..., str] = str) -> list[str]:
-    """Returns the first rows, indented, and the number of further ones."""
+    """Returns the first rows, indented, and the number of remaining ones."""
     shown = [f"  {describe(row)}" for row in rows[:MAXIMUM_LISTED]]
     more = len(rows) - MAXIMUM_LISTED
     return [*shown, f"  and {more} more"] if more > 0 else shown

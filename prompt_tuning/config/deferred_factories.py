@@ -28,7 +28,7 @@ class Configured(Generic[Built]):
 
     Attributes:
       name: name that gin knows the factory by, such as "SoftPrompt".
-      parameters: values by parameter name; may hold further `Configured`.
+      parameters: values by parameter name; may hold more `Configured`.
       scope: gin scope to use where a config needs one; chosen by position if empty.
     """
 

@@ -97,7 +97,7 @@ def tune_request(
       learning_rate: see `tune`.
       optimizer: see `tune`.
       objective: see `tune`.
-      settings: further fields of `Run` and `DataSource`.
+      settings: other fields of `Run` and `DataSource`.
 
     Raises:
       InputError: for an argument that cannot be used.
@@ -174,7 +174,7 @@ def remove(files: Sequence[Path]) -> None:
 def _sort_settings(
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divides further settings into fields of `Run` and of `DataSource`."""
+    """Divides other settings into fields of `Run` and of `DataSource`."""
     of_run = [n for n in parameter_names("Run") if n not in SET_BY_TUNE]
     of_run += ["groups"]
     of_data = [n for n in parameter_names("DataSource") if n != "files"]

@@ -132,7 +132,7 @@ class ModelConfig:
       logit_multiplier: factor of logits (Granite).
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
-      stop_ids: further tokens that end a generated text.
+      stop_ids: more tokens that end a generated text.
       pad_id: token used as padding; any token, as lengths are stored separately.
       decoder_start_id: first input of an encoder-decoder's decoder.
       encoder_input: special tokens of an encoder's input: EOS after the text (T5), also

@@ -189,7 +189,7 @@ class DecodingEngine:
         return self._queue.has_room(client, rows, limit, free)
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Ends the rows of a request; their slots are free at once."""
+        """Ends the rows of a request; their slots become free immediately."""
         for row in [row for row in self._queue if row.handle == handle]:
             self._queue.remove(row)
             row.finish("cancelled")

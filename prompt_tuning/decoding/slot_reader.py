@@ -142,8 +142,8 @@ class SlotReader:
 
         Args:
           rows: the row in each slot.
-          more: whether further rows wait for a slot, so that a reading of few rows can
-            wait for them too.
+          more: whether more rows wait for a slot, so that a reading of few rows can
+            wait for them.
         """
         generates = any(row is not None and row.ready for row in rows)
         for _ in range(CHUNKS_PER_STEP if generates else self._count):

@@ -35,7 +35,7 @@ class BlockKeyValues(NamedTuple):
 
         Args:
           function: of an array `[G, B, S, K]` and the entries.
-          *others: further keys and values, stacked or not.
+          *others: more keys and values, stacked or not.
         """
         return BlockKeyValues(
             *(

@@ -62,7 +62,7 @@ def _functions(
     needs: Needs,
     pad_id: int,
 ) -> tuple[StreamedFunction, StreamedFunction]:
-    """Returns the functions for the first token and for each further one."""
+    """Returns the functions for the first token and for later ones."""
 
     def decoder(parameters: Any, choices: RowChoices) -> TokenDecoder:
         model = cast(LanguageModel, merge(graph, parameters))

@@ -68,7 +68,7 @@ def score_batches(
 ) -> Iterator[tuple[AnyBatch, Any]]:
     """Yields each batch with its scores, as NumPy arrays, in order.
 
-    On a CPU two batches are computed at once, each in a thread: the operations of a
+    On a CPU, two batches are computed together, each in a thread: the operations of a
     small model are too short to be divided among cores. Streamed weights would be in
     memory twice, and devices of a mesh would wait for each other, so there batches are
     computed one by one, as on accelerators.

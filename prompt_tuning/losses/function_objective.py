@@ -23,8 +23,8 @@ LossFunction = Callable[[Float[Array, "B m V"], Int[Array, "B m"]], Float[Array,
 class FunctionObjective(Objective):
     """Averages a function's losses of the learned tokens, by their loss weights.
 
-    It computes the logits of all learned tokens at once, `[B, m, V]` in float32, where
-    the built-in objectives compute them in chunks.
+    It computes the logits of all learned tokens together, `[B, m, V]` in float32; the
+    built-in objectives compute them in chunks.
 
     Attributes:
       function: `(logits [B, m, V], targets [B, m]) -> losses [B, m]`, in JAX.

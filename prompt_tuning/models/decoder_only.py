@@ -268,7 +268,7 @@ class DecoderOnly(LanguageModel):
         past: Sequence[Context],
         cross: Sequence[Context] = (),
     ) -> tuple[Float[Array, "B Q D"], KeyValues]:
-        """Reads further tokens of rows; see `LanguageModel.extend`."""
+        """Reads more tokens of rows; see `LanguageModel.extend`."""
         del cross
         (hidden,), (key_values,) = self.decoder.run(
             [self._add_positions(stream, None)], past=past, keep=True

@@ -357,7 +357,7 @@ class EncoderDecoder(LanguageModel):
         past: Sequence[Context],
         cross: Sequence[Context] = (),
     ) -> tuple[Float[Array, "B Q D"], KeyValues]:
-        """Reads further targets of rows; see `LanguageModel.extend`."""
+        """Reads more targets of rows; see `LanguageModel.extend`."""
         (hidden,), (key_values,) = self.decoder.run(
             [self.decoder_inputs(stream, None)], past=past, cross=cross, keep=True
         )

@@ -289,7 +289,7 @@ class CompiledStages:
         key_leaves: Sequence[Any],
         share: jax.Array,
     ) -> StageWork:
-        """Places what a stage reads in a step, all of it at once."""
+        """Places all that a stage reads in a step together."""
         devices, model = self._stages[stage], self.model
         read = sorted(model.micro_batch[stage].others.values())
         prefix = model.prefix[stage].others.values() if model.prefix else ()

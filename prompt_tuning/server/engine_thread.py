@@ -119,7 +119,7 @@ class EngineThread:
         return generation
 
     def end(self) -> None:
-        """Ends all streams and calls, and refuses further ones."""
+        """Ends all streams and calls, and refuses new ones."""
         self._end_all(RequestError(STOPPING, 503, "server_error"))
 
     async def stop(self) -> None:

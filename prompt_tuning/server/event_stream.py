@@ -130,7 +130,7 @@ class EventStream(Response):
       generation: source of the pieces.
       form: format of the events.
       usage: whether an event with the numbers of tokens ends the stream.
-      headers: further headers.
+      headers: more headers.
     """
 
     media_type = "text/event-stream"

@@ -64,8 +64,8 @@ class HttpServer(uvicorn.Server):
       app: application.
       on_start: called when requests are answered.
       on_stop: called in the event loop when it begins to end.
-      leave: ends the process at once with a code; called at a second signal, and if the
-        process still runs `LAST_SECONDS` after the first.
+      leave: ends the process immediately with a code; called at a second signal, and if
+        the process still runs `LAST_SECONDS` after the first.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HttpServer(uvicorn.Server):
         self._stopping: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Ends after the requests that run, or at once at the second signal."""
+        """Ends after the running requests, or immediately at the second signal."""
         if not self._signals.is_new():
             return
         code = 128 + sig

@@ -30,7 +30,7 @@ class RunningRequests:
         self.statuses: Counter[int] = Counter()
 
     def refuse(self) -> None:
-        """Answers further requests with status 503."""
+        """Answers new requests with status 503."""
         self._stopping = True
 
     def end(self) -> None:

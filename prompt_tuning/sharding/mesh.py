@@ -70,7 +70,7 @@ class MeshShape:
 
     @property
     def without_stages(self) -> "MeshShape":
-        """The same devices in one stage: stages become further parts of `fsdp`."""
+        """The same devices in one stage: stages become more parts of `fsdp`."""
         fsdp = self.fsdp if self.fsdp == -1 else self.fsdp * self.stage
         return dataclasses.replace(self, stage=1, fsdp=fsdp)
 

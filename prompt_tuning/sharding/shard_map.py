@@ -116,7 +116,7 @@ def gradient_and_rows(
       trained: parameters to differentiate.
       frozen: all other parameters.
       batch: arrays with rows first, or second after micro-batches.
-      row_arrays: a tree of further such arrays.
+      row_arrays: a tree of more such arrays.
       replicated: trees that every device has in full.
     """
 

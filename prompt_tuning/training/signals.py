@@ -40,7 +40,7 @@ class StopSignals:
 def stop_signals() -> Iterator[StopSignals]:
     """Makes SIGTERM and SIGINT request a stop instead of ending the process.
 
-    A second SIGINT ends it at once.
+    A second SIGINT ends it immediately.
 
     Several processes all stop after the same step, whichever of them got the signal.
     """

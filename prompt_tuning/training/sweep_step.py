@@ -122,7 +122,7 @@ def sweep_step(
 def members_at_once(
     count: int, stacked: Parameters, batch: Batch, row_parts: int = 1
 ) -> int:
-    """Chooses how many members are computed at once: all, except on a CPU.
+    """Chooses how many members are computed together: all, except on a CPU.
 
     Args:
       count: number of members.

@@ -64,7 +64,7 @@ def run_folder(path: Path) -> Path | None:
 
 
 def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
-    """Checks that an adapter's own tokenizer is that of its model.
+    """Checks that an adapter's own tokenizer equals its model's.
 
     Args:
       path: run directory, checkpoint, PEFT folder, or prompt file.

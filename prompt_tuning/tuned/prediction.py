@@ -87,7 +87,7 @@ def predict_inputs(
       parameters: all parameters by path.
       inputs: texts, or mappings with the keys of the run's data.
       labels: labels to choose from; None for the run's.
-      batch_size: rows of a batch; None for that of the run's data.
+      batch_size: rows of a batch; None for the run's.
       prompt_id: prompt of all inputs; see `encode_inputs`.
 
     Raises:

@@ -297,7 +297,7 @@ class CheckpointStore:
         return final
 
     def _make_folder(self) -> None:
-        """Creates the folder, syncing its name and that of the run directory."""
+        """Creates the folder, and syncs its name and the run directory's."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
             sync_path(self.folder.parent)

@@ -45,7 +45,7 @@ class KeptPrompts:
 
     Attributes:
       count: number of newest steps to keep, or "all".
-      paths: expressions that match whole paths of further trained parameters; see
+      paths: expressions that match whole paths of more trained parameters; see
         `keep_frozen` for the frozen ones.
     """
 

@@ -38,7 +38,7 @@ def group_by_length(
     maximum_length: int | None,
     row_parts: int = 1,
 ) -> list[LengthGroup]:
-    """Divides rows into batches; a further length is worth its compilation.
+    """Divides rows into batches; one more length is worth its compilation.
 
     Args:
       lengths: number of tokens of each row.

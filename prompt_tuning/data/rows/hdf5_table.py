@@ -38,7 +38,7 @@ class Hdf5Table:
     Attributes:
       path: path of the file.
       input_ids: token ids, `[n, length]`.
-      columns: further data sets by role: "token_types", "prompt_ids" and the fields of
+      columns: other data sets by role: "token_types", "prompt_ids" and the fields of
         `TokenColumns`.
       names: names of the columns' data sets, by role.
     """

@@ -212,7 +212,7 @@ class LineEncoder:
         `separate_pair` for two texts.
       template: template of the prompt, which replaces `prompt_key` and `encode_pair`;
         None for no template.
-      elsewhere: further keys of a line that something else reads, such as its weight.
+      elsewhere: other keys of a line that are read elsewhere, e.g. its weight.
     """
 
     tokenizer: Tokenizer

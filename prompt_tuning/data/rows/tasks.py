@@ -71,7 +71,7 @@ class Tasks:
       names: names of the tasks in order, if lines contain names; None if they contain
         numbers.
       token: task token at the start of each example; None if `key` is set.
-      aliases: tasks by further names of theirs.
+      aliases: tasks by their other names.
 
     Raises:
       InputError: unless exactly one of `key` and `token` is set, or if the names are

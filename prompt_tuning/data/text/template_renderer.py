@@ -62,7 +62,7 @@ class ChatRecord(NamedTuple):
       learned: whether each message is an answer that is learned.
       tools: the tools that the model may call, as the template reads them; None for
         none.
-      variables: further variables of the template, by name; None for none.
+      variables: more variables of the template, by name; None for none.
     """
 
     messages: tuple[Message, ...]
