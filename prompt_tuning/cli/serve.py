@@ -3,7 +3,10 @@
 import argparse
 import importlib.util
 import os
+import re
+import ssl
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ from prompt_tuning.cli.byte_sizes import format_size
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     Port,
@@ -20,6 +23,8 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
     SampleCount,
 )
+from prompt_tuning.core.typed_json import read_limited
+from prompt_tuning.core.utf8_text import decode_text
 
 if TYPE_CHECKING:
     from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -39,6 +44,8 @@ PART_KEPT = 16
 """One of so many slots is kept for short rows."""
 LENGTH = 4096
 """Maximum number of tokens of a row, unless `--length` sets it."""
+MAXIMUM_KEYS = 2**20
+"""Maximum size of the file of keys, in bytes."""
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
 
 
@@ -66,6 +73,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="key that clients must send; other users of this machine can read it "
         f"here, and not in the environment variable {KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--api_key_file",
+        type=Path,
+        metavar="FILE",
+        help="file with keys, one a line, of which clients must send one",
+    )
+    parser.add_argument(
+        "--allowed_origins",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="origins of web pages that may use the server, such as "
+        "https://chat.example.com, or * for all",
+    )
+    parser.add_argument(
+        "--ssl_certfile",
+        type=Path,
+        metavar="FILE",
+        help="certificate, for HTTPS",
+    )
+    parser.add_argument(
+        "--ssl_keyfile",
+        type=Path,
+        metavar="FILE",
+        help="key of the certificate, if it is in another file",
     )
     parser.add_argument(
         "--allow_loading",
@@ -118,18 +151,63 @@ def check(options: argparse.Namespace) -> None:
     if options.api_key == "":
         raise InputError("--api_key is empty: give a key, or leave it out")
     named_adapters(options)
+    _check_origins(options.allowed_origins)
+    _check_certificate(options)
     _check_host(options)
 
 
-def _key(options: argparse.Namespace) -> str | None:
-    return options.api_key or os.environ.get(KEY_VARIABLE) or None
+def _keys(options: argparse.Namespace) -> list[str]:
+    """Returns all keys: the option's, else the environment's, and those of the file.
+
+    Raises:
+      InputError: if the file has none.
+    """
+    one = options.api_key or os.environ.get(KEY_VARIABLE)
+    keys = [one] if one else []
+    if options.api_key_file is None:
+        return keys
+    file = options.api_key_file
+    text = decode_text(read_limited(file, MAXIMUM_KEYS), str(file))
+    listed = [line.strip() for line in text.splitlines() if line.strip()]
+    if not listed:
+        raise InputError(f"--api_key_file: {file} has no key, expected one a line")
+    return [*keys, *listed]
+
+
+def _check_origins(origins: Sequence[str]) -> None:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s*]+", origin):
+            raise InputError(
+                f"--allowed_origins has {shown(origin)}, expected * or an origin, such "
+                "as https://chat.example.com, without a path"
+            )
+
+
+def _check_certificate(options: argparse.Namespace) -> None:
+    certificate, key = options.ssl_certfile, options.ssl_keyfile
+    if certificate is None:
+        if key is not None:
+            raise InputError("--ssl_keyfile needs the certificate: add --ssl_certfile")
+        return
+    for file in (certificate, key):
+        if file is not None and not file.is_file():
+            raise InputError(f"{file} is missing, which TLS needs")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, key, password=""
+        )
+    except (ssl.SSLError, OSError) as problem:
+        raise InputError(
+            f"--ssl_certfile {certificate} cannot be used: {problem}; expected a "
+            "certificate and its key, not encrypted, in PEM form"
+        ) from problem
 
 
 def _check_host(options: argparse.Namespace) -> None:
     """Warns if everybody on the network may use the server."""
     from prompt_tuning.server.http_server import is_loopback
 
-    if not is_loopback(options.host) and _key(options) is None:
+    if not is_loopback(options.host) and not _keys(options):
         loads = ", and load and unload adapters" if options.allow_loading else ""
         warnings.warn(
             f"--host {options.host} without a key: everybody who reaches this machine "
@@ -157,7 +235,7 @@ def run(options: argparse.Namespace) -> int:
         with status("compiling"):
             compile_programs(engine, loads=options.allow_loading is not None)
         clear_status()
-        address = address_of(opened)
+        address = address_of(opened, encrypted=options.ssl_certfile is not None)
 
         def announce() -> None:
             print(_size(engine))
@@ -177,8 +255,9 @@ def run(options: argparse.Namespace) -> int:
             on_failure=stop,
         )
         hosts = (*LOOPBACK, options.host) if is_loopback(options.host) else ()
-        app = application.app(_key(options), hosts)
-        server = HttpServer(app, announce, application.stop, os._exit)
+        app = application.app(_keys(options), hosts, options.allowed_origins)
+        certificate = options.ssl_certfile, options.ssl_keyfile
+        server = HttpServer(app, announce, application.stop, os._exit, *certificate)
         with ending_by_signals():
             server.run(sockets=[opened])
     code = 1 if application.thread.failed else 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -20,7 +21,7 @@ from prompt_tuning.server import openai_requests, prometheus
 from prompt_tuning.server.embedding_routes import EmbeddingRoutes
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import BodyReader, error_of, json_response
-from prompt_tuning.server.generation_routes import GONE, GenerationRoutes
+from prompt_tuning.server.generation_routes import CLAMPED, GONE, GenerationRoutes
 from prompt_tuning.server.request_fields import UnknownFields, check_known
 from prompt_tuning.server.request_guard import RequestGuard
 from prompt_tuning.server.running_requests import RunningRequests, client_of
@@ -78,8 +79,19 @@ class ServerApplication:
         self._thread: EngineThread | None = None
         self._requests: RunningRequests | None = None
 
-    def app(self, api_key: str | None = None, hosts: Sequence[str] = ()) -> ASGIApp:
-        """Returns the ASGI application."""
+    def app(
+        self,
+        api_keys: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
+    ) -> ASGIApp:
+        """Returns the ASGI application.
+
+        Args:
+          api_keys: keys of which clients send one; none for a server that is open.
+          hosts: names of the `Host` header that are answered; empty for all.
+          origins: origins of web pages that may read answers, or `*`.
+        """
         routes = [
             Route("/", self._page),
             Route("/health", self._health),
@@ -103,7 +115,17 @@ class ServerApplication:
         app = Starlette(
             routes=routes, exception_handlers=handlers, lifespan=self._lifespan
         )
-        self._requests = RunningRequests(RequestGuard(app, api_key, hosts))
+        guarded: ASGIApp = RequestGuard(app, api_keys, hosts)
+        if origins:
+            # Outside of the guard, because browsers ask without the key first.
+            guarded = CORSMiddleware(
+                guarded,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=[CLAMPED],
+            )
+        self._requests = RunningRequests(guarded)
         return self._requests
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -51,10 +52,11 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host in ("localhost", "::1")
 
 
-def address_of(opened: socket.socket) -> str:
+def address_of(opened: socket.socket, *, encrypted: bool = False) -> str:
     """Returns the address of a socket as a browser reads it."""
     host, port = opened.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if encrypted else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
@@ -66,6 +68,8 @@ class HttpServer(uvicorn.Server):
       on_stop: called in the event loop when it begins to end.
       leave: ends the process immediately with a code; called at a second signal, and if
         the process still runs `LAST_SECONDS` after the first.
+      certificate: file of a certificate, for TLS; None for none.
+      private_key: file of its key; None if it is in the same file.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class HttpServer(uvicorn.Server):
         on_start: Callable[[], Any],
         on_stop: Callable[[], Any] = lambda: None,
         leave: Callable[[int], Any] = lambda code: None,
+        certificate: Path | None = None,
+        private_key: Path | None = None,
     ):
         config = uvicorn.Config(
             app,
@@ -87,6 +93,8 @@ class HttpServer(uvicorn.Server):
             ws="none",
             interface="asgi3",
             proxy_headers=False,
+            ssl_certfile=certificate,
+            ssl_keyfile=private_key,
         )
         super().__init__(config)
         self._on_start, self._on_stop, self._leave = on_start, on_stop, leave

@@ -15,18 +15,18 @@ OPEN_PATHS = ("/", "/health")
 
 
 class RequestGuard:
-    """Refuses requests without the key, and those sent to another host's name.
+    """Refuses requests without a key, and those sent to another host's name.
 
     Args:
       app: application that answers the others.
-      api_key: key that clients send; None for none.
+      api_keys: keys of which clients send one; none for a server that is open.
       hosts: names of the `Host` header that are answered; empty for all. On a loopback
         address, other names mean that a web page tries to reach this machine.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None, hosts: Sequence[str]):
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], hosts: Sequence[str]):
         self._app, self._hosts = app, tuple(hosts)
-        self._key = None if api_key is None else _digest(api_key)
+        self._keys = [_digest(key) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers refused requests, and passes on all others."""
@@ -44,11 +44,12 @@ class RequestGuard:
         name = host.partition("]")[0] + "]" if "[" in host else host.partition(":")[0]
         if self._hosts and name.lower() not in self._hosts:
             return RequestError("the Host header names another machine", 403)
-        if self._key is None or path in OPEN_PATHS:
+        if not self._keys or path in OPEN_PATHS:
             return None
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # Digests have one length, and their comparison takes a constant time.
-        right = hmac.compare_digest(_digest(given.strip()), self._key)
+        sent = _digest(given.strip())
+        right = any([hmac.compare_digest(sent, key) for key in self._keys])
         if scheme.lower() == "bearer" and right:
             return None
         return RequestError(

@@ -428,12 +428,14 @@ def test_other_paths_keys_and_hosts_are_refused(server):
 
 def test_an_open_address_without_a_key_warns(monkeypatch):
     monkeypatch.delenv(serve.KEY_VARIABLE, raising=False)
-    options = argparse.Namespace(host="0.0.0.0", api_key=None, allow_loading=None)
+    keys = {"api_key": None, "api_key_file": None}
+    options = argparse.Namespace(host="0.0.0.0", allow_loading=None, **keys)
     with pytest.warns(UserWarning, match="everybody who reaches this machine"):
         serve._check_host(options)
     # Other warnings are errors.
-    serve._check_host(argparse.Namespace(host="0.0.0.0", api_key=KEY))
-    serve._check_host(argparse.Namespace(host="127.0.0.1", api_key=None))
+    serve._check_host(argparse.Namespace(host="127.0.0.1", **keys))
+    keys["api_key"] = KEY
+    serve._check_host(argparse.Namespace(host="0.0.0.0", **keys))
 
 
 def test_adapters_are_loaded_from_below_the_directory_only(server, tmp_path):

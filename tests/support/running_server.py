@@ -42,16 +42,23 @@ def open_chat_model(
 
 
 class RunningServer:
-    """A server with the key `KEY`.
+    """A server with the keys `another` and `KEY`.
 
     Args:
       texts: the model and its adapters, whose engine is open.
       settings: settings of the server.
       folder: directory that adapters may be loaded from, or None.
+      origins: origins of web pages that may use it.
+      certificate: file of a certificate and its key, for TLS, or None.
     """
 
     def __init__(
-        self, texts: Texts, settings: ServerSettings, folder: Path | None = None
+        self,
+        texts: Texts,
+        settings: ServerSettings,
+        folder: Path | None = None,
+        origins: Sequence[str] = (),
+        certificate: Path | None = None,
     ):
         models = ServedModels(texts, "base", folder)
         self.texts = texts
@@ -59,8 +66,8 @@ class RunningServer:
         self.socket = open_socket("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         ready = threading.Event()
-        self.app = self.application.app(KEY, ["127.0.0.1"])
-        self.server = HttpServer(self._answer, ready.set)
+        self.app = self.application.app(["another", KEY], ["127.0.0.1"], origins)
+        self.server = HttpServer(self._answer, ready.set, certificate=certificate)
         self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
         self.thread.start()
         assert ready.wait(30)
@@ -112,6 +119,12 @@ class RunningServer:
         *lines, last = [x[6:] for x in events.decode().split("\n\n") if x]
         assert last == "[DONE]"
         return [json.loads(line) for line in lines]
+
+    def __enter__(self) -> "RunningServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Ends the server."""
