@@ -26,7 +26,7 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from prompt_tuning.training.streamed_step import StreamedGradient
 from prompt_tuning.training.sweep_step import compile_sweep_step
-from tests.core.test_quantization import int8, quantized
+from tests.core.test_quantization import in_store, quantized
 from tests.models.test_label_states import (
     LABELS,
     joined_batch,
@@ -196,11 +196,12 @@ def test_weights_that_are_read_layer_by_layer_give_the_same_gradient(family):
     assert len(set(layers.reads)) == sum(len(leaf) for leaf in blocks.values())
 
 
+@pytest.mark.parametrize("store", sample(1, ["nf4", "int4", "int8"]))
 @pytest.mark.parametrize("family", families_of(6))
-def test_int8_weights_are_computed_with_as_what_they_stand_for(family):
+def test_quantized_weights_are_computed_with_as_what_they_stand_for(family, store):
     graph, trained, frozen = model_of(family)
-    narrow = dummies.prompted(int8(config_of(family)))[0]
-    held, meant = quantized(frozen)
+    narrow = dummies.prompted(in_store(config_of(family), store))[0]
+    held, meant = quantized(frozen, store)
     batch = batch_of(family, ALL)
     outcomes = [
         compute(structure, trained, weights, batch, None)
