@@ -143,6 +143,7 @@ def test_a_single_checkpoint_of_a_run(run, tmp_path, capsys):
     assert not np.array_equal(vectors, read_prompt(run / FOLDER / "checkpoint_6"))
 
 
+@pytest.mark.exhaustive
 def test_a_reparameterized_prompt_is_written_as_vectors(files, tmp_path, capsys):
     run = train(files, tmp_path / "run", *REPARAMETERISED)
     trained = list((run / FOLDER / "checkpoint_6").glob("*.npy"))

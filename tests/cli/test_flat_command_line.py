@@ -205,6 +205,7 @@ def test_a_config_takes_options_too(words, tmp_path, capsys):
     assert "--gin_file adapters/lora.gin" in message
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_data_that_vanish_during_training_do_not_fail_the_run(
     command, words, tmp_path, monkeypatch, capsys

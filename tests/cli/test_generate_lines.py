@@ -59,6 +59,7 @@ def printed(capsys, arguments: list[str]) -> list[dict]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_is_continued_to_the_same_bytes(files, tmp_path, capsys):
     rows = [{"prompt": word} for word in WORDS * 80]
     source = write_rows(tmp_path / "in.jsonl", rows)

@@ -75,6 +75,7 @@ def test_a_run_that_does_not_fit_has_its_own_exit_code(files, capsys):
     assert table(capsys.readouterr().out)["none *"][3] == "no"
 
 
+@pytest.mark.exhaustive
 def test_the_configured_policies_come_first_and_steps_are_timed(files, capsys):
     choices = {"Pretrained__encoder_rematerialization": None}
     given = arguments(files, "--time", "--policy", "dots", model=files.t5, **choices)
@@ -86,6 +87,7 @@ def test_the_configured_policies_come_first_and_steps_are_timed(files, capsys):
     assert all(re.fullmatch(r"[\d,]+ ms", row[4]) for row in rows.values())
 
 
+@pytest.mark.exhaustive
 def test_each_device_of_a_mesh_has_a_shard(files, capsys):
     def frozen(*more):
         assert main(arguments(files, "--policy", "none", *more)) == 0

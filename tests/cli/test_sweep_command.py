@@ -242,6 +242,7 @@ def test_a_sweep_fails_if_all_members_diverge(files, tmp_path, capsys):
     assert len(list((tmp_path / "sweep").glob(f"*/{DIVERGED_FILE}"))) == 2
 
 
+@pytest.mark.exhaustive
 def test_the_training_loss_decides_without_held_out_data(files, tmp_path, capsys):
     words = files.arguments(tmp_path / "sweep", **{"Run.evaluation": None})
     printed = output(

@@ -157,6 +157,7 @@ def test_a_checkpoint_of_several_leaves_replaces_another(run_named, capsys):
     assert evaluated(capsys, "--run", other, "--prompt", one) == there
 
 
+@pytest.mark.exhaustive
 def test_trained_weights_of_the_model_are_measured(run_named, files, capsys):
     directory = run_named("full", *FULL)
     (measured,) = (x for x in logged(directory) if "evaluation/loss" in x)
@@ -178,6 +179,7 @@ def test_the_frozen_model_of_a_run_of_adapters(run_named, run, capsys):
     assert alone != evaluated(capsys, "--run", directory)
 
 
+@pytest.mark.exhaustive
 def test_only_all_trained_parameters_are_measured(run_named, capsys):
     directory = run_named("beside", *BESIDE)
     message = refused(capsys, "evaluate", "--run", directory, "--gin.Run.adapters=()")

@@ -136,6 +136,7 @@ def test_a_class_of_prompts_trains_from_python(files, tmp_path, capsys):
         pt.tune(files.decoder, Negated, files.train)
 
 
+@pytest.mark.exhaustive
 def test_an_object_with_the_methods_of_an_objective_trains(files, tmp_path):
     def tuned(objective, rate):
         settings = {"steps": 1, "batch_size": 8, "progress": False, "buckets": 1}

@@ -246,6 +246,7 @@ def last_report(written: bytes, number: int) -> str:
     return done.stderr.decode()
 
 
+@pytest.mark.exhaustive
 def test_a_process_reports_its_end_unless_the_report_is_withdrawn():
     assert (
         last_report(crash_reporter.DONE, 0) == last_report(crash_reporter.DONE, 1) == ""

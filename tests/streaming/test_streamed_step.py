@@ -237,6 +237,7 @@ def test_activations_may_stay_on_the_device_without_the_weights(family):
     assert not loop.backward._compiled
 
 
+@pytest.mark.exhaustive
 def test_slices_of_several_layers_are_read_at_once():
     config = dataclasses.replace(dummies.LLAMA, layers=5)
     graph, (trained, frozen, blocks, rest) = prompted(config)
