@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 
 from prompt_tuning.cli.adapter_options import add_adapter_option, named_adapters
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
+from prompt_tuning.cli.run_options import (
+    GENERATES,
+    add_run_options,
+    add_table_options,
+    check_options,
+)
 from prompt_tuning.cli.sampling_options import add_sampling_options, read_sampling
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -37,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first"
     )
+    add_table_options(parser, ["chat_template_kwargs"])
     parser.add_argument(
         "--new_tokens",
         type=numeric(PositiveInteger),
@@ -91,6 +97,7 @@ def _open_session(options: argparse.Namespace) -> "Session":
         new_tokens=new_tokens,
         chat=True,
         system=options.system,
+        chat_template_kwargs=options.chat_template_kwargs,
     )
     session = Session(texts, settings)
     for name, path in named_adapters(options).items():

@@ -15,7 +15,12 @@ from prompt_tuning.cli.generation_options import (
     text_settings,
 )
 from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.run_options import GENERATES, add_run_options, check_options
+from prompt_tuning.cli.run_options import (
+    GENERATES,
+    add_run_options,
+    add_table_options,
+    check_options,
+)
 from prompt_tuning.cli.sampling_options import add_sampling_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -72,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--system", metavar="TEXT", help="system message before the first (with --chat)"
     )
+    add_table_options(parser, ["chat_template_kwargs"])
     parser.add_argument(
         "--json",
         action="store_true",

@@ -90,6 +90,8 @@ def check_generation(options: argparse.Namespace) -> None:
     """
     if options.system is not None and not options.chat:
         raise InputError("--system is the first message of a conversation: add --chat")
+    if options.chat_template_kwargs and not (options.chat or options.input):
+        raise InputError("--chat_template_kwargs is for conversations: add --chat")
     _check_files(options)
     _check_adapters(options)
     if options.beams is None:
@@ -189,6 +191,7 @@ def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
         new_tokens=options.new_tokens,
         chat=options.chat,
         system=options.system,
+        chat_template_kwargs=options.chat_template_kwargs,
         adapter=adapter,
         prompt_id=options.prompt_id,
         slots=slots,

@@ -1,7 +1,7 @@
 """The part of the Python interface that continues texts."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class TextModel:
         prompt_ids: Sequence[int] | None = None,
         chat: bool = False,
         system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 32,
     ) -> list[Completion]:
         """Continues texts; `str(completion)` is the text of a result.
@@ -106,6 +107,8 @@ class TextModel:
           prompt_ids: prompt of each text, for a model with several.
           chat: whether each text is a user's message, put into the chat template.
           system: system message before it.
+          chat_template_kwargs: variables that the chat template reads, such as
+            {"enable_thinking": False}.
           batch_size: number of texts that are continued together.
 
         Returns:
@@ -133,6 +136,7 @@ class TextModel:
             new_tokens=new_tokens,
             chat=chat,
             system=system,
+            chat_template_kwargs=chat_template_kwargs,
             slots=slots_for(len(given), batch_size),
         )
         names = _for_each("adapters", adapters, len(given))
@@ -155,6 +159,7 @@ class TextModel:
         sampling: Sampling | None = None,
         chat: bool = False,
         system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[str]:
         """Yields the continuation of a text, piece by piece.
 
@@ -165,6 +170,8 @@ class TextModel:
           sampling: how tokens are chosen; greedy if None.
           chat: whether the text is a user's message.
           system: system message before it.
+          chat_template_kwargs: variables that the chat template reads, such as
+            {"enable_thinking": False}.
 
         Examples:
           >>> "".join(model.stream("upper: abc="))
@@ -177,6 +184,7 @@ class TextModel:
             new_tokens=None if sampling is None else sampling.new_tokens,
             chat=chat,
             system=system,
+            chat_template_kwargs=chat_template_kwargs,
             adapter=adapter,
             prompt_id=prompt_id,
         )

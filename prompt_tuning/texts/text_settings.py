@@ -1,6 +1,8 @@
 """Settings of a command or a call that continues texts."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
@@ -21,6 +23,7 @@ class TextSettings:
       new_tokens: maximum number of new tokens; None for `default_new_tokens`.
       chat: whether a text is a user's message, put into the chat template.
       system: system message before it, or None.
+      chat_template_kwargs: variables that the chat template reads, or None.
       adapter: name of the adapter; see `Texts.find`.
       prompt_id: number of the prompt, for an adapter with several.
       slots: number of rows that are continued together.
@@ -31,6 +34,7 @@ class TextSettings:
     new_tokens: PositiveInteger | None = None
     chat: bool = False
     system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
     adapter: str | None = None
     prompt_id: NonnegativeInteger | None = None
     slots: PositiveInteger = 32

@@ -263,12 +263,13 @@ class Texts:
         location: str,
     ) -> list[int]:
         """Returns the ids of what is continued."""
+        if isinstance(given, str) and settings.chat:
+            given = answers_of(first_turn(given, settings.system))
+            location = "the message"
         if isinstance(given, ChatRecord):
-            return encoding.chat(given, location)
+            both = {**(settings.chat_template_kwargs or {}), **(given.variables or {})}
+            return encoding.chat(given._replace(variables=both), location)
         if isinstance(given, str):
-            if settings.chat:
-                messages = first_turn(given, settings.system)
-                return encoding.chat(answers_of(messages), "the message")
             return encoding.encode(given)
         if isinstance(given, Mapping):
             return encoding.encode_keys(given)

@@ -1,5 +1,6 @@
 """Lines with conversations, encoded as `prepare --chat` encodes them."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +48,7 @@ class ConversationEncoder:
         self._learned = learned
         self._pairs = pairs
         self._read_keys = [*FORMAT_KEYS[format], *pairs.own_keys]
-        self._warned = False
+        self._warned = self._warned_of_end = False
 
     def has_completion(self, line: JsonLine) -> bool:
         """Returns whether an answer is learned; see `RowEncoder`."""
@@ -68,7 +69,15 @@ class ConversationEncoder:
         return rows
 
     def _conversation(self, line: JsonLine) -> ChatRecord:
-        record = until_last_answer(self._read(line))
+        whole = self._read(line)
+        record = until_last_answer(whole)
+        if whole.messages[-1]["role"] == "user" and not self._warned_of_end:
+            self._warned_of_end = True
+            warnings.warn(
+                f"{line.location}: the conversation ends with a message of the user "
+                "that nothing answers, which is left out, as in other lines like this",
+                stacklevel=2,
+            )
         if not record.messages:
             raise InputError(
                 f"{line.location}: no message of an assistant that is learned, so "

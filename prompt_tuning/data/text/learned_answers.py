@@ -22,6 +22,7 @@ TypedText = tuple[str, int]
 """A text and the type of its tokens."""
 
 _OPENED = re.compile(r"<think>\s*\Z")
+_EMPTY = re.compile(r"\A<think>\s*</think>\s*")
 _CLOSED = re.compile(r"<think>\s*</think>\s*\Z")
 _SHOWN = 30
 """Number of characters of a text that a message shows."""
@@ -107,11 +108,12 @@ def _added(messages: Sequence[Message], context: str, render: Render) -> str:
     text = render(messages, False)
     if text.startswith(context):
         return text[len(context) :]
-    if _CLOSED.search(context):
+    closed = _CLOSED.search(context)
+    if closed is not None:
         # The context has an empty thought, after which no other one is written.
         bare = render([*messages[:-1], without_thoughts(messages[-1])], False)
-        if bare.startswith(context):
-            return bare[len(context) :]
+        if bare.startswith(context[: closed.start()]):
+            return _EMPTY.sub("", bare[closed.start() :])
     opened = _OPENED.search(context)
     if opened is not None and text.startswith(context[: opened.start()]):
         # The context begins a thought, which the template drops from answers.
@@ -132,6 +134,9 @@ def _change(before: str, after: str) -> str:
         (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
         min(len(before), len(after)),
     )
+    # Shows a token that begins before the difference.
+    start = before.rfind("<", max(at - _SHOWN, 0), at)
+    at = start if start >= 0 and ">" not in before[start:at] else at
     return (
         f"the chat template writes {after[at : at + _SHOWN]!r} where it wrote "
         f"{before[at : at + _SHOWN]!r} without it"

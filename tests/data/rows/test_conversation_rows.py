@@ -27,6 +27,9 @@ TALK = [
     {"role": "user", "content": "And again?"},
     {"role": "assistant", "content": "the word again"},
 ]
+# The third of `MESSAGES` ends so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*ends with a message of the user")
+
 MESSAGES = [
     {"messages": TALK},
     {"messages": TALK[1:3]},
@@ -121,6 +124,14 @@ def test_only_answers_and_their_end_are_learned(tmp_path, folder):
     ids = example.targets[example.weights > 0].tolist()
     text = "".join(map(tokenizer.token, ids)).replace("Ġ", " ").replace("Ċ", "\n")
     assert text == f"the word{EOS}the word again{EOS}"
+
+
+def test_a_message_that_nothing_answers_is_named(tmp_path, folder):
+    asking = {"messages": [*TALK, {"role": "user", "content": "and?"}]}
+    file = write_jsonl(tmp_path / "lines.jsonl", {"messages": TALK}, asking)
+    with pytest.warns(UserWarning, match="line 2: the conversation ends with a mes"):
+        one, other = map(load(folder, file).__getitem__, range(2))
+    assert one.targets.tolist() == other.targets.tolist()
 
 
 def test_sharegpt_and_messages_are_the_same(tmp_path, folder):
