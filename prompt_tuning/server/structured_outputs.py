@@ -63,9 +63,13 @@ def _outputs(body: JsonObject) -> JsonObject:
     """Returns `structured_outputs`, or the older fields under their newer names."""
     outputs = body.nested("structured_outputs", {})
     older = {name[7:]: body.value(name) for name in GUIDED if name in body}
-    if older and outputs.values:
-        raise InputError(f"give one of structured_outputs and guided_{min(older)}")
-    return JsonObject(body.source, older) if older else outputs
+    if not outputs.values:
+        return JsonObject(body.source, older)
+    # Clients that do not know the server's version send both.
+    other = [name for name in older if outputs.values.get(name) != older[name]]
+    if other:
+        raise InputError(f"give one of structured_outputs and guided_{other[0]}")
+    return outputs
 
 
 def _structured_outputs(outputs: JsonObject) -> dict[str, str]:

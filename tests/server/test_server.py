@@ -392,7 +392,7 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         (constrained(grammar="a"), 400, "grammar cannot be used"),
         (constrained(structural_tag="a"), 400, "unknown field 'structural_tag'"),
         (constrained(regex="a", whitespace_pattern=""), 400, "is for json"),
-        ({**constrained(regex="a"), "guided_regex": "a"}, 400, "give one of"),
+        ({**constrained(regex="a"), "guided_regex": "b"}, 400, "give one of"),
         (constrained(choice=[]), 400, "texts that are not empty"),
         (constrained(json={"type": "nope"}), 400, "Invalid type: nope"),
         (constrained(json={"multipleOf": 999_983}), 400, "too complex"),
@@ -428,7 +428,7 @@ def test_other_paths_keys_and_hosts_are_refused(server):
 
 def test_an_open_address_without_a_key_warns(monkeypatch):
     monkeypatch.delenv(serve.KEY_VARIABLE, raising=False)
-    keys = {"api_key": None, "api_key_file": None}
+    keys: dict[str, str | None] = {"api_key": None, "api_key_file": None}
     options = argparse.Namespace(host="0.0.0.0", allow_loading=None, **keys)
     with pytest.warns(UserWarning, match="everybody who reaches this machine"):
         serve._check_host(options)
