@@ -1,6 +1,5 @@
 """Log-probabilities of continuations, of which each follows its context."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -131,8 +130,9 @@ def _request(
 
 def _sum(completion: Completion) -> ContinuationScore:
     scores = completion.given_logprobs or ()
+    # Added in order, as the harness adds the scores of a server.
     return ContinuationScore(
-        math.fsum(each.logprob for each in scores),
+        sum(each.logprob for each in scores),
         all(each.logprob >= each.top[0][1] for each in scores),
     )
 

@@ -7,7 +7,11 @@ import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.ranking import candidate_nats
 from prompt_tuning.pretrained.text_encoding import encode_given
+from tests.support.exhaustive import sample
+from tests.support.shared_data import FIXTURES
 
+LLAMA, GPT2 = "llama_gqa_untied", "gpt2_tied"
+PEFT_KINDS = ("base", "prompt_tuning", "prefix_tuning", "lora")
 TEXT = "upper: abc="
 
 
@@ -47,6 +51,39 @@ def test_an_adapter_changes_scores_and_may_precede_the_first_token(model):
         for row, each in zip(rows, ids, strict=True)
     ]
     np.testing.assert_allclose([-x.logprob for x in scores], nats, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    sample(
+        4,
+        [
+            *((LLAMA, kind) for kind in PEFT_KINDS),
+            *((GPT2, kind) for kind in (*PEFT_KINDS, "ia3")),
+        ],
+    ),
+)
+def test_scores_are_those_of_peft(name, kind):
+    folder = FIXTURES / "peft" / name
+    reference = np.load(folder / "ref.npz")
+    logits = reference[f"{kind}.logits"].astype(float)
+    logits = logits[:, -reference["input_ids"].shape[1] :]  # without a prompt's
+    nats = np.log(np.exp(logits).sum(-1, keepdims=True)) - logits
+    pairs, expected = [], []
+    lengths = reference["attention_mask"].sum(1)
+    for row, length, cost in zip(reference["input_ids"], lengths, nats, strict=True):
+        ids = row[:length].tolist()
+        for k in range(1, length):
+            pairs.append((ids[:k], ids[k:]))
+            costs = cost[np.arange(k, length) - 1, ids[k:]]
+            greedy = (cost[k - 1 : length - 1].argmin(-1) == ids[k:]).all()
+            expected.append((-costs.sum(), greedy))
+    model, adapter = pt.load(folder / "base"), None
+    if kind != "base":
+        adapter = kind
+        model.load_adapter(kind, folder / kind)
+    scores = model.loglikelihood(pairs, adapter=adapter)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
 def test_an_encoder_decoder_is_scored_as_an_evaluation_scores_labels():
