@@ -80,7 +80,9 @@ def _logits_in_parts(
         jnp.broadcast_to(rows, (parts, *rows.shape)),
         preferred_element_type=jnp.float32,
     )
-    return logits.reshape(size, -1).T.reshape(*hidden.shape[:-1], size)
+    logits = logits.reshape(size, -1).T.reshape(*hidden.shape[:-1], size)
+    # Without it, XLA joins a softmax to the transposition, and its results are wrong.
+    return jax.lax.optimization_barrier(logits)
 
 
 def soft_capped(

@@ -1,27 +1,29 @@
 """Scores by the harness of models of a server, and of models in this process."""
 
 import json
+import shutil
+import string
 
 import numpy as np
 import pytest
+import tokenizers
+import tokenizers.decoders
+import tokenizers.models
 
 import prompt_tuning as pt
 from prompt_tuning.server.server_limits import ServerSettings
 from tests.support.running_server import KEY, RunningServer
+from tests.support.shared_data import FIXTURES
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra eval")
 pytest.importorskip("prompt_tuning.lm_eval", reason="registers the model")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-MODEL = "bundled:skills-decoder"
 WORDS = "apple bread chair dance eagle flame grape house island jungle kettle lemon"
 LABELS = {"one": ["a", "e"], "two": ["ab", "gh ij", "e"]}
-METHODS = {
-    "soft": pt.SoftPrompt(length=4),
-    "prefix": pt.KeyValuePrefix(length=3),
-    "lora": pt.LoRA(rank=2),
-}
+FOLDER = FIXTURES / "peft" / "llama_gqa_untied"
+KINDS = ("prompt_tuning", "prefix_tuning", "lora")
 
 
 def pairs(labels) -> list[tuple[str, str]]:
@@ -31,13 +33,19 @@ def pairs(labels) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory):
-    """A trained adapter of each kind by its path."""
-    folder, data = tmp_path_factory.mktemp("adapters"), pairs(LABELS["two"])
-    for name, method in METHODS.items():
-        tuned = pt.tune(MODEL, method, data=data, steps=2, batch_size=4)
-        tuned.to_peft(folder / name)
-    return {name: folder / name for name in METHODS}
+def base(tmp_path_factory):
+    """A model of 64 tokens, with a tokenizer of single characters."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    shutil.copytree(FOLDER / "base", folder)
+    characters = "<>" + string.ascii_lowercase + "= "
+    vocabulary = {character: i for i, character in enumerate(characters)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +92,11 @@ def tasks(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(adapters):
-    model = pt.load(MODEL)
-    texts = model.texts
-    texts.open_engine(slots=4, length=128)
-    for name, path in adapters.items():
-        texts.load(name, path)
+def server(base):
+    texts = pt.load(base).texts
+    texts.open_engine(slots=4, length=64)
+    for kind in KINDS:
+        texts.load(kind, FOLDER / kind)
     running = RunningServer(texts, ServerSettings(queue_length=64, samples=8))
     yield running
     running.stop()
@@ -113,9 +120,9 @@ def run(model, arguments, tasks) -> tuple[dict, dict]:
     return accuracies, samples
 
 
-@pytest.mark.parametrize("name", ["base", *METHODS])
+@pytest.mark.parametrize("name", ["base", *KINDS])
 def test_the_harness_scores_models_of_the_server_and_of_the_process_alike(
-    name, server, adapters, tasks, monkeypatch, tmp_path
+    name, server, base, tasks, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -123,7 +130,7 @@ def test_the_harness_scores_models_of_the_server_and_of_the_process_alike(
         "model": name,
         "base_url": f"http://127.0.0.1:{server.port}/v1/completions",
         "auth_token": KEY,
-        "max_length": 100,
+        "max_length": 40,
         "add_bos_token": True,
     }
     answers = [
@@ -131,8 +138,8 @@ def test_the_harness_scores_models_of_the_server_and_of_the_process_alike(
         for count in (1, 4)
     ]
     assert answers[0] == answers[1]
-    adapter = None if name == "base" else str(adapters[name])
-    inside = {"model": MODEL, "adapter": adapter, "max_length": 99}
+    adapter = None if name == "base" else str(FOLDER / name)
+    inside = {"model": str(base), "adapter": adapter, "max_length": 39}
     accuracies, samples = run("prompt_tuning", inside, tasks)
     assert accuracies == answers[0][0]
     assert samples["generate"] == answers[0][1]["generate"]
@@ -141,7 +148,7 @@ def test_the_harness_scores_models_of_the_server_and_of_the_process_alike(
         theirs = np.array(answers[0][1][task], float)
         # Engines of unlike sizes may differ in the last bit.
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5, err_msg=task)
-    model = pt.load(MODEL) if adapter is None else pt.load_tuned(adapter, MODEL)
+    model = pt.load(base) if adapter is None else pt.load_tuned(adapter, base)
     for kind, labels in LABELS.items():
         metrics = model.evaluate(pairs(labels), labels=labels, add_eos=False)
         assert metrics["label_accuracy"] == accuracies[f"choose_{kind}"]

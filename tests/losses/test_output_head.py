@@ -87,3 +87,18 @@ def test_logits_of_few_rows_in_parts_of_a_large_vocabulary(rows):
     np.testing.assert_allclose(actual, formula(hidden, kernel, bias), atol=1e-5)
     [product] = hlo.products(logits.lower(hidden, kernel, bias).compile())
     assert ((3, 257, 16) in product.shapes) == (rows in (2, 64))
+
+
+def test_a_softmax_of_logits_in_parts_is_right_in_one_program():
+    # 29 parts of the vocabulary of GPT-2.
+    random = np.random.default_rng(0)
+    kernel = random.normal(size=(50_257, 8)).astype(np.float32)
+    hidden = random.normal(size=(16, 8)).astype(np.float32)
+
+    def run(hidden, kernel):
+        return jax.nn.log_softmax(head_logits(hidden, OutputHead(kernel)))
+
+    logits = (hidden @ kernel.T).astype(float)
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    found = jax.jit(run)(jnp.array(hidden), jnp.array(kernel))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
