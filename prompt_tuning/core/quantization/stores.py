@@ -10,7 +10,7 @@ of the first tells which:
 | nf4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | float32 `[16]` |
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the help of the command reads the names
     import numpy as np
@@ -22,6 +22,7 @@ UNQUANTIZED = "bfloat16"
 """Dtype of all other parameters of such a model."""
 
 
+@runtime_checkable
 class Leaf(Protocol):
     """An array, or only its shape and dtype."""
 
