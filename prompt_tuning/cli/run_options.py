@@ -63,8 +63,8 @@ def add_run_options(
         )
 
 
-def add_table_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Adds single options, whose values are their defaults if they are not given."""
+def add_table_options(parser, names: Sequence[str]) -> None:
+    """Adds single options, each with its default, to a parser or a group of one."""
     for name in names:
         option = OPTIONS[name]
         arguments = {"default": option.default, "help": option.help}
