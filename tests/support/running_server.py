@@ -32,7 +32,7 @@ def open_chat_model(
     config = dataclasses.replace(
         DECODER,
         vocabulary_size=262 + len(special),
-        maximum_positions=1024,
+        maximum_positions=4096,
         eos_id=EOS_ID,
         bos_id=None,
     )
