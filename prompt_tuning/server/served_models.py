@@ -225,7 +225,8 @@ class ServedModels:
         Other arguments and errors are as in `encode_texts`.
         """
         # A template may write all fields of a message.
-        messages, _, tools, variables = conversation
+        messages, tools = conversation.messages, conversation.tools
+        variables = conversation.variables
         size = sum(len(str(x)) for message in messages for x in message.values())
         size += sum(len(str(x)) for x in (tools, variables) if x is not None)
         self._check_length("the conversation", size, positions)

@@ -267,8 +267,10 @@ class Texts:
             given = answers_of(first_turn(given, settings.system))
             location = "the message"
         if isinstance(given, ChatRecord):
-            both = {**(settings.chat_template_kwargs or {}), **(given.variables or {})}
-            return encoding.chat(given._replace(variables=both), location)
+            chosen = settings.chat_template_kwargs or {}
+            both = {**chosen, **(given.variables or {})}
+            given = given._replace(variables=both, chosen=tuple(chosen))
+            return encoding.chat(given, location)
         if isinstance(given, str):
             return encoding.encode(given)
         if isinstance(given, Mapping):

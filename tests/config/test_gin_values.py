@@ -70,7 +70,7 @@ def test_sizes_that_would_exhaust_the_memory(binding, maximum):
 
 
 def test_every_factory_refuses_a_value_of_another_type():
-    """No parameter of any factory accepts a dictionary of lists among other types."""
+    """None accepts a dictionary of lists, but one of variables of any type."""
     register_factories()
     unchecked = set()
     for factory in FACTORIES:
@@ -82,7 +82,7 @@ def test_every_factory_refuses_a_value_of_another_type():
                 read_run([], [MODEL, f"{label} = {{'key': [1]}}"])
             if f"{label} is {{'key': [1]}}" not in str(caught.value):
                 unchecked.add(label)
-    assert unchecked == set()
+    assert unchecked == {"DataSource.chat_template_kwargs"}
 
 
 def test_a_macro_is_checked_when_it_is_used():

@@ -293,7 +293,7 @@ def _json_line(file: InputFile, content: bytes, record: Record) -> bytes:
     if file.delimiter is None and not file.is_text:
         return content.rstrip(b"\r\n") + b"\n"
     if record.chat is not None:
-        messages, _, tools, variables = record.chat
+        messages, _, tools, variables, _ = record.chat
         fields = {MESSAGES_KEY: messages, TOOLS_KEY: tools, VARIABLES_KEY: variables}
         fields = {name: value for name, value in fields.items() if value is not None}
     else:

@@ -80,7 +80,10 @@ class ChatTemplate:
         """Yields what a method of `TemplateRenderer` returns, or a problem."""
         if self.variables:
             conversations = [
-                x._replace(variables={**self.variables, **(x.variables or {})})
+                x._replace(
+                    variables={**self.variables, **(x.variables or {})},
+                    chosen=(*self.variables, *x.chosen),
+                )
                 for x in conversations
             ]
         return self._process.render(method, conversations, *arguments)

@@ -62,13 +62,16 @@ class ChatRecord(NamedTuple):
       learned: whether each message is an answer that is learned.
       tools: the tools that the model may call, as the template reads them; None for
         none.
-      variables: more variables of the template, by name; None for none.
+      variables: more variables of the template, by name; None for none. Like
+        transformers, the template ignores those that it does not read.
+      chosen: names of those that a setting gives, which the template must read.
     """
 
     messages: tuple[Message, ...]
     learned: tuple[bool, ...]
     tools: list[Any] | None = None
     variables: Mapping[str, Any] | None = None
+    chosen: tuple[str, ...] = ()
 
 
 class LearnedTexts(NamedTuple):
@@ -187,7 +190,8 @@ class TemplateRenderer:
         """Returns what renders messages of a conversation.
 
         Raises:
-          TemplateProblem: if there are too many messages, or a variable is not read.
+          TemplateProblem: if there are too many messages, or the template does not read
+            what a setting gives.
         """
         count = len(record.messages)
         if count > MAXIMUM_MESSAGES:
@@ -195,7 +199,7 @@ class TemplateRenderer:
                 f"{count:,} messages, expected at most {MAXIMUM_MESSAGES:,}: "
                 "divide the conversation into several"
             )
-        for name in record.variables or ():
+        for name in record.chosen:
             self._check_variable(name)
         with_tools = record.tools is not None
         if with_tools not in self._forms:

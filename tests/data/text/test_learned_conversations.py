@@ -180,11 +180,13 @@ def test_variables_reach_the_template_by_name(opened):
     assert model.learned(talk("a", THINKS)) == [
         f"{TURN}<think>\n\n</think>\n\n[ok<|end|>]"
     ]
+    # As in transformers, what a conversation brings along may be of no use.
+    assert model.prompt(own._replace(variables={"style": 1})) == model.prompt(talk("a"))
     with pytest.raises(
         InputError,
         match=r"does not read the variable 'thinking'.*reads: enable_thinking",
     ):
-        model.prompt(talk("a")._replace(variables={"thinking": True}))
+        model.prompt(own._replace(chosen=("thinking",)))
 
 
 def test_a_last_answer_is_continued(opened):
