@@ -12,11 +12,11 @@ from tests.support.small_tokenizer import EOS
 _BODY = (
     "{% if m.content %}{{ m.content }}{% endif %}"
     "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments "
-    "| tojson }}{% endfor %}" + EOS + "\n"
+    "| tojson }}{% endfor %}" + EOS
 )
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{{ style if style is defined }}"
-    "{% for m in messages %}<|{{ m.role }}|>\n" + _BODY + "{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>\n" + _BODY + "{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 """A chat template without a default system message."""
@@ -26,7 +26,7 @@ MARKED_TEMPLATE = TEMPLATE.replace(
     "{% if m.learned %}{% generation %}" + _BODY + "{% endgeneration %}"
     "{% else %}" + _BODY + "{% endif %}",
 )
-"""The same, which marks the messages with `learned` for transformers."""
+"""The same, which marks the messages with `learned` for transformers, up to EOS."""
 
 
 def system(text: str) -> dict[str, Any]:
