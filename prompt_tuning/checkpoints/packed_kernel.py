@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
+from prompt_tuning.checkpoints.quantized_kernel import check_finite
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     StoredTensor,
@@ -14,7 +15,6 @@ from prompt_tuning.checkpoints.stored_tensors import (
     read_blocks,
 )
 from prompt_tuning.core.array_slices import Block, extent
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, group_size, pack
 
 TILE_ROWS, TILE_COLUMNS = 512, 256
@@ -117,12 +117,7 @@ class PackedKernel:
         results = []
         for (groups, columns), weights in zip(blocks, read, strict=True):
             packed, scale = self._pack_tiles(weights)
-            if not np.isfinite(scale).all():
-                raise InputError(
-                    f"{self._path}: {name} in {self._stored[name].source} contains "
-                    "numbers that are not finite and cannot be quantized; is the "
-                    "checkpoint damaged?"
-                )
+            check_finite(self._path, name, self._stored[name], scale)
             self._scales[_key(name, groups, columns)] = scale
             results.append(packed)
         return results

@@ -91,11 +91,21 @@ class QuantizedKernel:
         columns_read = dict(zip(distinct, read, strict=True))
         for bounds, weights in columns_read.items():
             scale = np.asarray(channel_scale(weights))
-            if not np.isfinite(scale).all():
-                raise InputError(
-                    f"{self._path}: {name} in {self._stored[name].source} contains "
-                    "numbers that are not finite and cannot be quantized; is the "
-                    "checkpoint damaged?"
-                )
+            check_finite(self._path, name, self._stored[name], scale)
             self._scales[name, *bounds] = scale
         return columns_read
+
+
+def check_finite(
+    path: str, name: str, tensor: StoredTensor, scale: Float32[np.ndarray, "..."]
+) -> None:
+    """Checks the scales of a kernel, which show any weight that is not finite.
+
+    Raises:
+      InputError: if one is not finite.
+    """
+    if not np.isfinite(scale).all():
+        raise InputError(
+            f"{path}: {name} in {tensor.source} contains numbers that are not finite "
+            "and cannot be quantized; is the checkpoint damaged?"
+        )
