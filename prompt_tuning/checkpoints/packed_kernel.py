@@ -5,24 +5,23 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
-from prompt_tuning.checkpoints.quantized_kernel import check_finite
+from prompt_tuning.checkpoints.quantized_kernel import ScaledKernel
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     StoredTensor,
     by_source,
-    check_recipe,
     empty,
     read_blocks,
 )
-from prompt_tuning.core.array_slices import Block, extent
+from prompt_tuning.core.array_slices import Block, blocks_of, extent
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, group_size, pack
 
 TILE_ROWS, TILE_COLUMNS = 512, 256
 """Weights that are packed at once, so that the steps of packing stay in the cache."""
 
 
-class PackedKernel:
-    """Reads a kernel `[L, in, out]` with two weights in each byte, `[L, in / 2, out]`.
+class PackedKernel(ScaledKernel):
+    """Reads a kernel with two weights in each byte, `[L, in / 2, out]`.
 
     A scale depends on the weights of its group alone, so each process reads only the
     groups that it keeps.
@@ -41,7 +40,7 @@ class PackedKernel:
 
         Args:
           path: path of the parameter.
-          shape: shape of the packed kernel.
+          shape: shape of the weights.
           recipe: recipe of the parameter.
           stored: stored tensors by name.
           codebook: whether weights are rounded to the values of NF4.
@@ -49,12 +48,9 @@ class PackedKernel:
         Raises:
           InputError: as `check_recipe` does.
         """
-        *lead, half, size_out = shape
-        check_recipe(path, (*lead, 2 * half, size_out), recipe, stored)
-        self._path, self._recipe, self._stored = path, recipe, stored
-        self._group = group_size(2 * half)
+        super().__init__(path, shape, recipe, stored)
+        self._group = group_size(shape[-2])
         self.codebook = NORMAL_FLOAT if codebook else None
-        self._scales: dict[tuple[str, int, int, int, int], np.ndarray] = {}
 
     def read(self, parts: Sequence[Block]) -> list[UInt8[np.ndarray, "*lead half out"]]:
         """Reads blocks of the packed kernel, layer by layer.
@@ -63,35 +59,19 @@ class PackedKernel:
           InputError: for weights that are not finite.
         """
         results = [empty(extent(part), np.dtype(np.uint8)) for part in parts]
-        bytes_of_group = self._group // 2
+        half = self._group // 2
         for name, layers in by_source(self._recipe, results, parts):
-            blocks = [
-                (_covering(rows, bytes_of_group), columns)
-                for _, (rows, columns) in layers
+            blocks: list[Block] = [
+                (blocks_of(rows, half), columns) for _, (rows, columns) in layers
             ]
             packed = self._pack(name, blocks)
-            for (layer, (rows, _)), (groups, _), array in zip(
-                layers, blocks, packed, strict=True
-            ):
-                first = rows.start - groups.start * bytes_of_group
+            for (layer, (rows, _)), array in zip(layers, packed, strict=True):
+                first = rows.start % half
                 layer[...] = array[first : first + len(layer)]
         return results
 
-    def read_scales(
-        self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead groups out"]]:
-        """Returns the scales, reading only groups that `read` has not read before.
-
-        Raises:
-          InputError: for weights that are not finite.
-        """
-        results = [empty(extent(part), np.dtype(np.float32)) for part in parts]
-        for name, layers in by_source(self._recipe, results, parts):
-            for layer, (groups, columns) in layers:
-                if _key(name, groups, columns) not in self._scales:
-                    self._pack(name, [(groups, columns)])
-                layer[...] = self._scales[_key(name, groups, columns)]
-        return results
+    def _read_scales(self, name: str, block: Block) -> None:
+        self._pack(name, [block])
 
     def read_codebooks(
         self, parts: Sequence[Block]
@@ -105,9 +85,9 @@ class PackedKernel:
         ]
 
     def _pack(
-        self, name: str, blocks: Sequence[tuple[slice, slice]]
+        self, name: str, blocks: Sequence[Block]
     ) -> list[UInt8[np.ndarray, "half out"]]:
-        """Packs groups and columns of a stored array, and keeps their scales."""
+        """Packs blocks of groups and columns of a stored array; keeps their scales."""
         size = self._group
         needed: list[Block] = [
             (slice(groups.start * size, groups.stop * size), columns)
@@ -115,10 +95,9 @@ class PackedKernel:
         ]
         read = read_blocks(self._stored[name], self._recipe.transform, needed)
         results = []
-        for (groups, columns), weights in zip(blocks, read, strict=True):
+        for block, weights in zip(blocks, read, strict=True):
             packed, scale = self._pack_tiles(weights)
-            check_finite(self._path, name, self._stored[name], scale)
-            self._scales[_key(name, groups, columns)] = scale
+            self._keep(name, block, scale)
             results.append(packed)
         return results
 
@@ -144,12 +123,3 @@ def _tiles(size_in: int, size_out: int) -> Iterator[tuple[int, int]]:
     for row in range(0, size_in, TILE_ROWS):
         for column in range(0, size_out, TILE_COLUMNS):
             yield row, column
-
-
-def _covering(rows: slice, size: int) -> slice:
-    """Returns the groups of `size` rows that some rows are in."""
-    return slice(rows.start // size, -(-rows.stop // size))
-
-
-def _key(name: str, groups: slice, columns: slice) -> tuple[str, int, int, int, int]:
-    return name, groups.start, groups.stop, columns.start, columns.stop

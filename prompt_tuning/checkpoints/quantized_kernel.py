@@ -1,5 +1,6 @@
 """Quantizes kernels to int8 while reading them."""
 
+import abc
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,13 +19,21 @@ from prompt_tuning.core.array_slices import Block, extent
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
 
+Bounds = tuple[tuple[int, int], ...]
+"""First index of a block along each axis, and the index after its last."""
 
-class QuantizedKernel:
-    """Reads a kernel `[L, in, out]` as int8, with a scale for each output channel.
 
-    The scale of a channel depends on its largest weight. If the rows of a kernel are
-    sharded, each process also reads the rows of the others to compute the scales: only
-    then does a process read more of a checkpoint than it keeps.
+class ScaledKernel(abc.ABC):
+    """Reads a kernel `[L, in, out]` as integers with scales, both by blocks.
+
+    Args:
+      path: path of the parameter.
+      shape: shape of the weights.
+      recipe: recipe of the parameter.
+      stored: stored tensors by name.
+
+    Raises:
+      InputError: as `check_recipe` does.
     """
 
     def __init__(
@@ -34,15 +43,79 @@ class QuantizedKernel:
         recipe: Recipe,
         stored: Mapping[str, StoredTensor],
     ):
-        """Prepares reading, without reading anything yet.
-
-        Raises:
-          InputError: as `check_recipe` does.
-        """
         check_recipe(path, shape, recipe, stored)
         self._path, self._recipe, self._stored = path, recipe, stored
+        self._scales: dict[tuple[str, Bounds], np.ndarray] = {}
+
+    @abc.abstractmethod
+    def read(self, parts: Sequence[Block]) -> list[np.ndarray]:
+        """Reads blocks of the integers, layer by layer, and keeps their scales.
+
+        Raises:
+          InputError: for weights that are not finite.
+        """
+
+    @abc.abstractmethod
+    def _read_scales(self, name: str, block: Block) -> None:
+        """Reads the weights of a block of a stored array's scales, and keeps these."""
+
+    def read_scales(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "*lead out"]]:
+        """Returns the scales, reading only weights that `read` has not read before.
+
+        Raises:
+          InputError: for weights that are not finite.
+        """
+        results = [empty(extent(part), np.dtype(np.float32)) for part in parts]
+        for name, layers in by_source(self._recipe, results, parts):
+            for layer, block in layers:
+                if (name, _bounds(block)) not in self._scales:
+                    self._read_scales(name, block)
+                layer[...] = self._kept(name, block)
+        return results
+
+    def _keep(
+        self, name: str, block: Block, scale: Float32[np.ndarray, "*lead out"]
+    ) -> None:
+        """Keeps scales, which show any weight that is not finite.
+
+        Raises:
+          InputError: if one is not finite.
+        """
+        if not np.isfinite(scale).all():
+            raise InputError(
+                f"{self._path}: {name} in {self._stored[name].source} contains "
+                "numbers that are not finite and cannot be quantized; is the "
+                "checkpoint damaged?"
+            )
+        self._scales[name, _bounds(block)] = scale
+
+    def _kept(self, name: str, block: Block) -> Float32[np.ndarray, "*lead out"]:
+        return self._scales[name, _bounds(block)]
+
+
+def _bounds(block: Block) -> Bounds:
+    return tuple((axis.start, axis.stop) for axis in block)
+
+
+class QuantizedKernel(ScaledKernel):
+    """Reads a kernel as int8, with a scale for each output channel.
+
+    The scale of a channel depends on its largest weight. If the rows of a kernel are
+    sharded, each process also reads the rows of the others to compute the scales: the
+    only case in which a process reads more of a checkpoint than it keeps.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, ...],
+        recipe: Recipe,
+        stored: Mapping[str, StoredTensor],
+    ):
+        super().__init__(path, shape, recipe, stored)
         self._rows = slice(0, shape[-2])
-        self._scales: dict[tuple[str, int, int], np.ndarray] = {}
 
     def read(self, parts: Sequence[Block]) -> list[Int8[np.ndarray, "*lead in out"]]:
         """Reads blocks of the kernel, layer by layer.
@@ -55,27 +128,13 @@ class QuantizedKernel:
             weights = self._read_columns(name, [columns for _, (_, columns) in layers])
             for layer, (rows, columns) in layers:
                 block = weights[columns.start, columns.stop][rows]
-                scale = self._scales[name, columns.start, columns.stop]
+                scale = self._kept(name, (columns,))
                 for tile in tiles(block.shape):
                     layer[tile] = quantize(block[tile], scale[tile[-1]])
         return results
 
-    def read_scales(
-        self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead out"]]:
-        """Returns the scales, reading only channels that `read` has not read before.
-
-        Raises:
-          InputError: for weights that are not finite.
-        """
-        results = [empty(extent(part), np.dtype(np.float32)) for part in parts]
-        for name, layers in by_source(self._recipe, results, parts):
-            for layer, (columns,) in layers:
-                key = name, columns.start, columns.stop
-                if key not in self._scales:
-                    self._read_columns(name, [columns])
-                layer[...] = self._scales[key]
-        return results
+    def _read_scales(self, name: str, block: Block) -> None:
+        self._read_columns(name, block)
 
     def _read_columns(
         self, name: str, columns: Sequence[slice]
@@ -90,22 +149,5 @@ class QuantizedKernel:
         read = read_blocks(self._stored[name], self._recipe.transform, blocks)
         columns_read = dict(zip(distinct, read, strict=True))
         for bounds, weights in columns_read.items():
-            scale = np.asarray(channel_scale(weights))
-            check_finite(self._path, name, self._stored[name], scale)
-            self._scales[name, *bounds] = scale
+            self._keep(name, (distinct[bounds],), np.asarray(channel_scale(weights)))
         return columns_read
-
-
-def check_finite(
-    path: str, name: str, tensor: StoredTensor, scale: Float32[np.ndarray, "..."]
-) -> None:
-    """Checks the scales of a kernel, which show any weight that is not finite.
-
-    Raises:
-      InputError: if one is not finite.
-    """
-    if not np.isfinite(scale).all():
-        raise InputError(
-            f"{path}: {name} in {tensor.source} contains numbers that are not finite "
-            "and cannot be quantized; is the checkpoint damaged?"
-        )

@@ -102,11 +102,13 @@ class RestorePlan:
           dtype: dtype of parameters that are not quantized; None keeps the dtype of
             each abstract leaf.
         """
-        kernels, derived = self.quantized, self.derived
+        derived = self.derived
         for path, recipe in self.restored.items():
+            if path in derived:
+                continue
             leaf = self.abstract[path]
-            shape = tuple(leaf.shape)
-            if path in kernels and is_packed(leaf):
+            shape = weight_shape(leaf)
+            if is_packed(leaf):
                 codebook = codebook_path(path)
                 packed = PackedKernel(
                     path, shape, recipe, self.stored, codebook=codebook in self.abstract
@@ -115,11 +117,11 @@ class RestorePlan:
                 yield scale_path(path), packed.read_scales
                 if packed.codebook is not None:
                     yield codebook, packed.read_codebooks
-            elif path in kernels:
+            elif is_quantized(leaf):
                 kernel = QuantizedKernel(path, shape, recipe, self.stored)
                 yield path, kernel.read
                 yield scale_path(path), kernel.read_scales
-            elif path not in derived:
+            else:
                 cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
                 yield (
                     path,

@@ -19,6 +19,11 @@ def extent(block: Block) -> Shape:
     return tuple(axis.stop - axis.start for axis in block)
 
 
+def blocks_of(part: slice, size: int) -> slice:
+    """Returns the blocks of some size that a part of an axis is in."""
+    return slice(part.start // size, -(-part.stop // size))
+
+
 def clipped(block: Sequence[slice], shape: Sequence[int]) -> Block:
     """Clips a block to an array; a block beyond the end becomes empty."""
     return tuple(
