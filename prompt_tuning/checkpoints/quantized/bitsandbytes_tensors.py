@@ -17,15 +17,18 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     as_matrix,
     computed,
     scaled,
+    stretched,
 )
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 
 STATE = ".quant_state.bitsandbytes__"
 SCALES_OF_ROWS = "SCB"
 LARGEST_INT8 = 127
+Numbers = Callable[[slice], np.ndarray]
+"""Reads a part of the numbers of a tensor."""
 
 
 def read_bitsandbytes(
@@ -93,30 +96,29 @@ def _four_bits(
             f"{-(-count // size):,}"
         )
     scales = _scales(name, stored, largest, settings)
-    flat = _as_bytes(codes)
+    packed = _flat(codes)
 
     def read(block: Block) -> np.ndarray:
         row, column = block
-        first, last = row.start * columns, row.stop * columns
-        packed = flat(first // 2, -(-last // 2))
-        both = np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
-        values = table[both[first % 2 :][: last - first]]
-        start = first // size
-        factors = scales[start : -(-last // size)].repeat(size)
-        values *= factors[first - start * size :][: last - first]
+        part = slice(row.start * columns, row.stop * columns)
+        pairs = packed(blocks_of(part, 2))
+        both = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)
+        first = part.start % 2
+        values = table[both[first : first + part.stop - part.start]]
+        values *= stretched(scales(blocks_of(part, size)), part, size)
         return values.reshape(-1, columns)[:, column]
 
     return computed(codes, (rows, columns), read)
 
 
-def _as_bytes(codes: StoredTensor) -> Callable[[int, int], np.ndarray]:
-    """Returns a function that reads a range of a tensor with one long axis."""
-    axis = int(np.argmax(codes.shape))
+def _flat(tensor: StoredTensor) -> Numbers:
+    """Returns a function that reads a part of a tensor with one long axis."""
+    axis = int(np.argmax(tensor.shape))
 
-    def read(start: int, stop: int) -> np.ndarray:
-        block = [slice(0, 1)] * len(codes.shape)
-        block[axis] = slice(start, stop)
-        return codes.read(tuple(block)).reshape(-1)
+    def read(part: slice) -> np.ndarray:
+        block = [slice(0, 1)] * len(tensor.shape)
+        block[axis] = part
+        return tensor.read(tuple(block)).reshape(-1)
 
     return read
 
@@ -126,12 +128,13 @@ def _scales(
     stored: Mapping[str, StoredTensor],
     largest: StoredTensor,
     settings: JsonObject,
-) -> np.ndarray:
-    """Returns the scale of each block, which may be quantized itself."""
+) -> Numbers:
+    """Returns a function that reads the scales of blocks, which may be quantized."""
+    codes = _flat(largest)
     if largest.dtype != np.uint8:
-        return largest.read().astype(np.float32).reshape(-1)
+        return lambda part: codes(part).astype(np.float32)
     table = _needed(f"{name}.nested_quant_map", stored, largest).read()
-    outer = _needed(f"{name}.nested_absmax", stored, largest).read()
+    outer = _needed(f"{name}.nested_absmax", stored, largest)
     size = settings.integer("nested_blocksize", minimum=1)
     offset = np.float32(settings.number("nested_offset"))
     if table.size != 256 or outer.size != -(-largest.size // size):
@@ -139,6 +142,10 @@ def _scales(
             f"{largest.source}, {name}: {table.size} values and {outer.size} scales of "
             f"scales, expected 256 and {-(-largest.size // size)}"
         )
-    inner = table.astype(np.float32).reshape(-1)[largest.read().reshape(-1)]
-    factors = outer.astype(np.float32).reshape(-1).repeat(size)[: largest.size]
-    return inner * factors + offset
+    values, factors = table.astype(np.float32).reshape(-1), _flat(outer)
+
+    def read(part: slice) -> np.ndarray:
+        some = factors(blocks_of(part, size)).astype(np.float32)
+        return values[codes(part)] * stretched(some, part, size) + offset
+
+    return read

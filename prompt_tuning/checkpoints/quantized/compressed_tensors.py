@@ -7,6 +7,7 @@ the integers that stand for 0, packed along the rows. NVFP4 packs two codes in a
 `weight_packed`, and divides its float8 scales by `weight_global_scale`.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     unpacked,
 )
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject, as_object
 
@@ -111,14 +112,13 @@ def _packed(
             f"{words.source} has packed weights of shape {words.shape}, which does not "
             f"hold {bits} bits for shape ({rows}, {columns})"
         )
-    values = StoredTensor((rows, columns), codes.dtype, words.source, codes.read_block)
+    values = dataclasses.replace(codes, shape=(rows, columns))
     zeros = None
     if "zero_point" in parts:
         zeros = transposed(
             unpacked(transposed(parts["zero_point"]), bits, offset=-signed)
         )
-        shape = (rows, zeros.shape[1])
-        zeros = StoredTensor(shape, zeros.dtype, zeros.source, zeros.read_block)
+        zeros = dataclasses.replace(zeros, shape=(rows, zeros.shape[1]))
     return _grouped(values, scales, zeros)
 
 
@@ -134,9 +134,8 @@ def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTen
 
     def read(block: Block) -> np.ndarray:
         row, column = block
-        first, last = column.start // 2, -(-column.stop // 2)
-        pairs = PAIRS[packed.read((row, slice(first, last)))]
-        start = column.start - 2 * first
+        pairs = PAIRS[packed.read((row, blocks_of(column, 2)))]
+        start = column.start % 2
         wide = pairs.reshape(len(pairs), -1)
         return wide[:, start : start + column.stop - column.start]
 

@@ -6,6 +6,7 @@ version stores `z - 1`; `g_idx [in]` is the group of each input. AWQ packs `qwei
 [in, out / 8]` along the outputs, in an order of its own.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -105,7 +106,7 @@ def _by_group(
             f"shape {values.shape[::-1]}, expected some for each output"
         )
     # Packed zero points may fill words that no scale needs.
-    zeros = StoredTensor(scales.shape, zeros.dtype, zeros.source, zeros.read_block)
+    zeros = dataclasses.replace(zeros, shape=scales.shape)
     step = size_in // count
     if order is None or np.array_equal(order, np.arange(size_in) // step):
         return scaled(values, scales, (1, step), zeros=zeros)

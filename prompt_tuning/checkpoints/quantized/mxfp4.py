@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import JsonObject
 
@@ -60,13 +60,12 @@ def _unpacked(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
     def read(block: Block) -> np.ndarray:
         """Reads the groups that a block `[E, in, out]` needs, and unpacks them."""
         expert, column, row = block
-        first, last = column.start // BLOCK_SIZE, -(-column.stop // BLOCK_SIZE)
-        needed = (expert, row, slice(first, last))
+        needed = (expert, row, blocks_of(column, BLOCK_SIZE))
         packed = blocks.read((*needed, slice(0, BYTES)))  # [e, out, n, 16]
         # One expert at a time, since the numbers are float32 before they are rounded.
         pairs = zip(packed, scales.read(needed), strict=True)
         array = np.stack([unpack(*pair) for pair in pairs])  # [e, out, n * 32]
-        start = column.start - first * BLOCK_SIZE
+        start = column.start % BLOCK_SIZE
         return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
 
     shape = (experts, groups * BLOCK_SIZE, rows)

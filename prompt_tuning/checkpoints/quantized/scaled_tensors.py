@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 
 WORD_BITS = 32
@@ -42,20 +42,12 @@ def scaled(
             )
 
     def read(part: Block) -> np.ndarray:
-        around = tuple(
-            slice(axis.start // step, -(-axis.stop // step))
-            for axis, step in zip(part, block, strict=True)
-        )
+        rows, columns = part
+        around = blocks_of(rows, block[0]), blocks_of(columns, block[1])
 
         def spread(tensor: StoredTensor) -> np.ndarray:
-            """Repeats the number of each block, and cuts out the part."""
             array = tensor.read(around).astype(np.float32)
-            for number, (axis, step) in enumerate(zip(part, block, strict=True)):
-                first = axis.start - axis.start // step * step
-                array = array.repeat(step, number)
-                window = slice(first, first + axis.stop - axis.start)
-                array = array[window] if number == 0 else array[:, window]
-            return array
+            return stretched(stretched(array, rows, block[0]).T, columns, block[1]).T
 
         wide = values.read(part).astype(np.float32)
         if zeros is not None:
@@ -64,6 +56,18 @@ def scaled(
         return wide
 
     return StoredTensor(values.shape, np.dtype(np.float32), values.source, read)
+
+
+def stretched(numbers: np.ndarray, part: slice, size: int) -> np.ndarray:
+    """Returns the number of its block for each element of a part of the first axis.
+
+    Args:
+      numbers: the numbers of `blocks_of(part, size)`.
+      part: the part.
+      size: number of elements of a block.
+    """
+    first = part.start % size
+    return numbers.repeat(size, 0)[first : first + part.stop - part.start]
 
 
 def as_matrix(tensor: StoredTensor, shape: tuple[int, int]) -> StoredTensor:
@@ -127,10 +131,9 @@ def unpacked(
 
     def read(block: Block) -> np.ndarray:
         rows, columns = block
-        first, last = columns.start // count, -(-columns.stop // count)
-        packed = words.read((rows, slice(first, last))).view(np.uint32)
+        packed = words.read((rows, blocks_of(columns, count))).view(np.uint32)
         codes = (packed[..., None] >> shifts & mask).reshape(len(packed), -1)
-        start = columns.start - first * count
+        start = columns.start % count
         some = codes[:, start : start + columns.stop - columns.start]
         return some.astype(np.int16) + np.int16(offset)
 
