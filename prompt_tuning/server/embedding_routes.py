@@ -15,7 +15,7 @@ from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.server.event_stream import BodyReader, json_response, unless_gone
 from prompt_tuning.server.fair_workers import FairWorkers
 from prompt_tuning.server.generation_routes import GONE
-from prompt_tuning.server.openai_requests import read_body, read_prompts
+from prompt_tuning.server.openai_requests import check_tokens, read_body, read_prompts
 from prompt_tuning.server.request_fields import UnknownFields, check_known
 from prompt_tuning.server.running_requests import client_of
 from prompt_tuning.server.served_models import ServedModels
@@ -135,9 +135,7 @@ class EmbeddingRoutes:
         rows = [x for x in body.inputs if not isinstance(x, str)]
         size = self._models.texts.model.config.vocabulary_size
         for ids in rows:
-            outside = [token for token in ids if not 0 <= token < size]
-            if outside:
-                raise InputError(f"input has id {outside[0]}, expected 0 to {size - 1}")
+            check_tokens("input", ids, size)
         return rows
 
 

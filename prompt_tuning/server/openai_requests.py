@@ -239,6 +239,17 @@ def read_prompts(
     return prompt
 
 
+def check_tokens(name: str, ids: Sequence[int], size: int) -> None:
+    """Checks that ids are those of a vocabulary.
+
+    Raises:
+      InputError: with the name of the field, and the first other id.
+    """
+    outside = [token for token in ids if not 0 <= token < size]
+    if outside:
+        raise InputError(f"{name} has id {outside[0]}, expected 0 to {size - 1}")
+
+
 def _all_ids(values: object) -> bool:
     return isinstance(values, list) and all(type(x) is int for x in values)
 

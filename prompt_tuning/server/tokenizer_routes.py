@@ -6,7 +6,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
 from prompt_tuning.decoding.detokenizer import token_name
 from prompt_tuning.server import openai_requests
@@ -78,12 +77,7 @@ class TokenizerRoutes:
     async def _detokenize(self, request: HttpRequest) -> Response:
         body = await self._read(request, DETOKENIZE)
         ids, tokenizer = body.integers("tokens"), self._models.tokenizer
-        outside = [token for token in ids if token >= tokenizer.vocabulary_size]
-        if outside:
-            raise InputError(
-                f"tokens has id {outside[0]}, expected 0 to "
-                f"{tokenizer.vocabulary_size - 1}"
-            )
+        openai_requests.check_tokens("tokens", ids, tokenizer.vocabulary_size)
         return json_response({"prompt": tokenizer.decode(ids)})
 
     async def _info(self, request: HttpRequest) -> Response:
