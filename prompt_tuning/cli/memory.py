@@ -10,7 +10,7 @@ from prompt_tuning.cli.byte_sizes import format_size, parse_size
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.quantization.stores import STORES
+from prompt_tuning.core.quantization.stores import PARAMETER_DTYPES
 from prompt_tuning.core.status_line import status
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ OFFLOAD = "+offload"
 KINDS = ("none", "dots", "attention", "nothing")
 POLICIES = (*KINDS, *(f"{kind}{OFFLOAD}" for kind in KINDS))
 SHOWN = (*KINDS, f"nothing{OFFLOAD}")
-PARAMETER_DTYPES = ("float32", "bfloat16", *STORES)
-"""Types of frozen weights, the widest first."""
 COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
 """Stands for the run directory, which is neither read nor written."""

@@ -19,9 +19,7 @@ from prompt_tuning.core.number_ranges import (
     AxisLength,
     PositiveNumber,
 )
-from prompt_tuning.core.quantization.stores import STORES
-
-DTYPES = ("float32", "bfloat16")
+from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
 TABLE = (
     FlatOption(
@@ -47,7 +45,7 @@ TABLE = (
         MODEL,
         "type that the frozen weights are stored in",
         "Pretrained.parameter_dtype",
-        choices=(*DTYPES, *STORES),
+        choices=PARAMETER_DTYPES,
     ),
     FlatOption(
         "compute_dtype",

@@ -35,7 +35,7 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
     VocabularySize,
 )
-from prompt_tuning.core.quantization.stores import STORES
+from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STORES
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
 
@@ -304,9 +304,7 @@ def check_dtype(name: str, value: str) -> None:
     """
     if value in ("float16", "half", "fp16"):
         raise InputError(f"{name} is {shown(value)}: {FLOAT16_REASON}")
-    accepted = ["float32", "bfloat16"]
-    if name == "parameter_dtype":
-        accepted += STORES
+    accepted = PARAMETER_DTYPES if name == "parameter_dtype" else DTYPES
     if value not in accepted:
         listed = " or ".join(map(repr, accepted))
         hint = f"; {value} is for parameter_dtype" if value in STORES else ""

@@ -30,7 +30,7 @@ from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge
-from prompt_tuning.core.quantization.stores import STORES
+from prompt_tuning.core.quantization.stores import PARAMETER_DTYPES
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
@@ -40,7 +40,6 @@ from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.tuned.load_tuned import load_tuned
 from scripts import skill_tuning, skills
 
-DTYPES = ("float32", "bfloat16", *STORES)
 WIDTH = 120
 END_OF_TEXT = "<|endoftext|>"
 HEADINGS = (
@@ -105,14 +104,14 @@ def text_rows(checkpoint: str, file: Path) -> list[tuple[str, ...]]:
             "".join(json.dumps({"completion": text}) + "\n" for text in texts if text)
         )
         data = DataSource(files=str(lines), prompt_key=None, batch_size=4)
-        for dtype in DTYPES:
+        for dtype in PARAMETER_DTYPES:
             source = Pretrained(checkpoint=checkpoint, parameter_dtype=dtype)
             model = open_pretrained(source, key=jax.random.key(0))
             readings.append(read(model, model.read_parameters(), data))
     name = f"{Path(checkpoint).name}, {file.stem}"
     return [
         (name, dtype, *described(reading, readings[0]), "")
-        for dtype, reading in zip(DTYPES, readings, strict=True)
+        for dtype, reading in zip(PARAMETER_DTYPES, readings, strict=True)
     ]
 
 
@@ -120,10 +119,10 @@ def skill_rows(
     console: Console, name: str, skill: str, runs: Path, retune: bool
 ) -> list[tuple[str, ...]]:
     """Evaluates a bundled model on held-out words: one row per type of weights."""
-    tuned = tune(console, name, skill, runs, DTYPES[0])
+    tuned = tune(console, name, skill, runs, PARAMETER_DTYPES[0])
     run = read_run([f"{tuned['run']}/config.gin"], [])
     rows, first = [], None
-    for dtype in DTYPES:
+    for dtype in PARAMETER_DTYPES:
         narrow = dataclasses.replace(run.model, parameter_dtype=dtype)
         reading, matched = with_prompt(
             dataclasses.replace(run, model=narrow), Path(tuned["prompt_file"]), skill

@@ -20,6 +20,10 @@ STORES = (INT8, INT4, NF4)
 """Values of `ModelConfig.parameter_dtype` that quantize the projections."""
 UNQUANTIZED = "bfloat16"
 """Dtype of all other parameters of such a model."""
+DTYPES = ("float32", "bfloat16")
+"""Types in which weights are stored as they are, and activations are computed."""
+PARAMETER_DTYPES = (*DTYPES, *STORES)
+"""Types of frozen weights, the widest first."""
 
 
 @runtime_checkable
