@@ -45,6 +45,7 @@ from prompt_tuning.prompts.factorized import Factors
 from prompt_tuning.prompts.initializers import Initializer
 from prompt_tuning.prompts.input_dependent import InstancePrompt as _InstancePrompt
 from prompt_tuning.prompts.input_dependent import PromptPool as _PromptPool
+from prompt_tuning.prompts.low_rank_adapters import LoRA as _LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt as _AddMultiTaskPrompt
 from prompt_tuning.prompts.multitask import (
     ConcatFeaturesMultiTaskPrompt as _ConcatFeaturesMultiTaskPrompt,
@@ -61,7 +62,6 @@ from prompt_tuning.prompts.prefix import (
     ProjectedKeyValuePrefix as _ProjectedKeyValuePrefix,
 )
 from prompt_tuning.prompts.projection_adapters import IA3 as _IA3
-from prompt_tuning.prompts.projection_adapters import LoRA as _LoRA
 from prompt_tuning.prompts.prompt_module import InputPrompt
 from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt as _MLPPrompt
@@ -746,28 +746,48 @@ def KeyValuePrefix(
 def LoRA(
     *,
     regexes: Sequence[str] = ...,
+    at: Sequence[str] | str | None = None,
     rank: int = 8,
     alpha: float = 16.0,
     rank_stabilized: bool = False,
+    dropout: float = 0.0,
+    layers: Sequence[int] | None = None,
+    rank_pattern: Mapping[str, int] | None = None,
+    alpha_pattern: Mapping[str, float] | None = None,
+    initial: Literal["kaiming", "gaussian", "orthogonal"] = "kaiming",
 ) -> Configured[_LoRA]:
     """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
     2022).
 
     The usual choice on small models and where a prompt does not reach the loss that you
     need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
-    that the result costs nothing at inference. It starts as the identity, since `b` is
-    0.
+    that the result costs nothing at inference. It starts as the identity, since `a @ b`
+    is 0.
 
     Attributes:
       regexes: expressions that match the whole paths of the projections to adapt, such
         as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
+      at: the modules to adapt by their names in transformers instead, as in PEFT's
+        `target_modules`: `"all-linear"` for all projections of all blocks, a list such
+        as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
+        that matches whole names.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
         (Kalajdzievski 2023), which keeps high ranks trainable.
+      dropout: share of the elements of the product's input that each training step
+        zeroes.
+      layers: numbers of the blocks to adapt, from 0; all if None.
+      rank_pattern: ranks of some modules, by expressions that match a module's name in
+        transformers or its end after a dot. The first that matches counts.
+      alpha_pattern: the same for `alpha`. All layers of a projection must have the same
+        scaling, so a rank of one layer takes an `alpha` in proportion.
+      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
+        `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
+        product 0).
 
     Raises:
-      InputError: if a number is out of range, or an expression matches no projection.
+      InputError: if a number is out of range, or an expression or name matches nothing.
 
     Examples:
       >>> trained, _ = model.attach(pt.LoRA(rank=4)).partition()

@@ -36,7 +36,7 @@ class Adapter:
         - IA3: `<projection>/adapters/ia3/scale`, `[L, out]`, of `mlp/down` `[L, in]`.
       scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
       settings: settings of the PEFT adapter that it was read from, including unknown
-        ones; empty if it was not read from PEFT.
+        ones; of any other, those that its arrays do not show, where not the defaults.
       unused: rows of `prompt_embeddings`, or entries of its prefix, that PEFT stores
         and never reads, in PEFT's layout; None if there are none.
     """

@@ -112,7 +112,8 @@ def _type(option: FlatOption) -> Callable[[str], Any]:
     """Returns what reads the value of an option."""
     if option.kind is dict:
         return json_object
-    return numeric(option.kind) if option.is_number else str
+    kind = option.item if option.kind is list else option.kind
+    return str if kind in (str, None) else numeric(kind)
 
 
 def _help(option: FlatOption) -> str:

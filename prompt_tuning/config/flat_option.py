@@ -23,6 +23,7 @@ class FlatOption:
       kind: `str`, `list` for several texts, `dict` for an object of JSON, `bool` for a
         flag, or for a number a type with a range, such as `PositiveInteger`; None for
         the type of its setting.
+      item: type of each of several values.
       macro: name that shipped configs use for the value, if any.
       default: default that help shows; None if there is none, and a text where the
         default depends on other options.
@@ -35,6 +36,7 @@ class FlatOption:
     help: str
     setting: str = ""
     kind: Any = None
+    item: Any = str
     macro: str = ""
     default: Any = None
     choices: tuple[str, ...] = ()

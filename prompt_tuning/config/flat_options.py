@@ -14,6 +14,7 @@ from prompt_tuning.config.flat_option import (
     TRAINING,
     FlatOption,
 )
+from prompt_tuning.config.lora_options import LORA_OPTIONS
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 from prompt_tuning.core.number_ranges import (
     AxisLength,
@@ -81,12 +82,12 @@ TABLE = (
     FlatOption(
         "rank",
         METHOD,
-        "rank of LoRA (its alpha is 16; --gin.LoRA.alpha=N), or of "
-        "multitask_factorized",
+        "rank of LoRA, or of multitask_factorized",
         "LoRA.rank",
         macro="RANK",
         default="8 for lora, 1 for multitask_factorized",
     ),
+    *LORA_OPTIONS,
     FlatOption(
         "prompt_text",
         METHOD,

@@ -30,10 +30,10 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import (
     InputScale,
-    LowRank,
     OutputScale,
     ProjectionAdapter,
 )

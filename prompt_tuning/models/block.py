@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.intermediates import record
 from prompt_tuning.core.masks import CausalMask
@@ -125,6 +126,23 @@ class Attention(nnx.Module):
     def source(self, x: Float[Array, "R S D"]) -> KeyValues:
         """Projects rows to the keys and values that attention reads."""
         return KeyValues.from_heads(*self.keys_and_values(x))
+
+    def encoded_source(
+        self, encoded: Float[Array, "R S D"], key: Key[Array, ""] | None, shared: bool
+    ) -> KeyValues:
+        """Projects an encoder's output to keys and values.
+
+        Args:
+          encoded: output of rows of the batch, or of prompts that rows share.
+          key: random key of the block for dropout; None disables dropout.
+          shared: whether it is that of shared prompts.
+        """
+        name = "encoded_prompts" if shared else "encoded"
+        rows = len(encoded)
+        first = 0 if shared else collectives.row_range(rows).first
+        numbers = DropoutIndex.for_rows(encoded.shape, first).high[..., 0]  # [R, S]
+        with branch_draws(optional_key(key, name), numbers):
+            return self.source(encoded)
 
     def _heads(
         self, x: Float[Array, "*lead HK"], norm: Norm | None = None
@@ -269,6 +287,11 @@ class Block(nnx.Module):
         Returns:
           the hidden states, and the keys and values of each stream.
         """
+        with branch_draws(optional_key(key, "branches"), numbers):
+            return self._run(x, angles, numbers, views, past, cross, key)
+
+    def _run(self, x, angles, numbers, views, past, cross, key):
+        """Runs the block; see `__call__`."""
         start = x
         normed = normalize(self.self_attention_norm, x)
         update, key_values = self._attend_to_self(normed, angles, views, past, key)
@@ -300,18 +323,21 @@ class Block(nnx.Module):
         self,
         computed: Sequence[KeyValues | None],
         encoded: Sequence[Float[Array, "_ _ D"] | None],
+        key: Key[Array, ""] | None,
     ) -> tuple[KeyValues, ...]:
         """Returns keys and values of encoder outputs, and computes missing ones.
 
         Args:
           computed: keys and values of each output, where they were computed before.
-          encoded: encoder outputs, where they were not.
+          encoded: encoder outputs, where they were not; that of the text is the last.
+          key: random key for dropout; None disables dropout.
         """
         key_values = []
-        for before, output in zip(computed, encoded, strict=True):
+        for i, (before, output) in enumerate(zip(computed, encoded, strict=True), 1):
             if before is None:
                 assert self.cross_attention is not None and output is not None
-                before = self.cross_attention.source(output)
+                shared = i < len(encoded)
+                before = self.cross_attention.encoded_source(output, key, shared)
             key_values.append(before)
         return tuple(key_values)
 

@@ -1,15 +1,14 @@
 """Builds a model of a config's family with the prompts and adapters that tune it."""
 
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flax import nnx
 from jaxtyping import Array, Key
 
+from prompt_tuning.adapters.peft.modules import projections as projections_in_peft
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
@@ -23,7 +22,7 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
-from prompt_tuning.prompts.projection_adapters import AdapterSpec
+from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 
@@ -37,17 +36,6 @@ DECODERS: Mapping[Attachment, Callable[..., Decoder]] = {
     Attachment.EVERY_BLOCK: PromptDecoder,
     Attachment.KEYS_AND_VALUES: PrefixDecoder,
 }
-NAMES_IN_PEFT = {
-    **dict.fromkeys(("q_proj", "q"), "query"),
-    **dict.fromkeys(("k_proj", "k"), "key"),
-    **dict.fromkeys(("v_proj", "v"), "value"),
-    **dict.fromkeys(("o_proj", "o"), "out"),
-    "c_attn": "(query|key|value)",
-    **dict.fromkeys(("gate_proj", "wi_0"), "mlp/gate"),
-    **dict.fromkeys(("up_proj", "c_fc", "wi", "wi_1"), "mlp/up"),
-    **dict.fromkeys(("down_proj", "wo"), "mlp/down"),
-}
-"""Names of projections by the names of modules in PEFT's `target_modules`."""
 
 
 def build_model(
@@ -179,29 +167,23 @@ def add_adapters(
     if not adapters:
         return
     by_path = dict(projections(model))
+    modules: Mapping[str, Sequence[str]] = dict.fromkeys(by_path, ())
+    if any(spec.names_modules for spec in adapters):
+        named = projections_in_peft(model.config)
+        modules = {path: named[path].modules for path in by_path}
     for spec in adapters:
-        for regex in spec.regexes:
-            if not any(map(match_any([regex]), by_path)):
-                raise InputError(_describe_mismatch(spec, regex, list(by_path)))
-        for path in filter(match_any(spec.regexes), by_path):
+        for path in spec.select(modules):
             dense = by_path[path]
             if spec.name in dense.adapters:
                 raise InputError(
                     f"two adapters {spec.name!r} match the projection {path}; remove "
                     "one of them"
                 )
-            shape = (dense.kernel.shape[0], *dense.sizes)
+            adapted = AdaptedProjection(
+                path,
+                (dense.kernel.shape[0], *dense.sizes),
+                dense.axes,
+                modules[path],
+            )
             adapter_key = named_key(key, f"{path}/{spec.name}")
-            adapter = spec.build(adapter_key, path, shape, dense.axes)
-            dense.adapters[spec.name] = adapter
-
-
-def _describe_mismatch(spec: AdapterSpec, regex: str, paths: list[str]) -> str:
-    """Lists the projections, and those that PEFT's names in an expression mean."""
-    words = [word for word in NAMES_IN_PEFT if re.search(rf"\b{word}\b", regex)]
-    hints = [f"{word} of PEFT is '.*/{NAMES_IN_PEFT[word]}'" for word in words]
-    return (
-        f"the expression {regex!r} of {type(spec).__name__} matches no projection (it "
-        f"must match the whole path); expected some of {', '.join(paths)}"
-        f"{'; ' * bool(hints)}{', '.join(hints)}"
-    )
+            dense.adapters[spec.name] = spec.build(adapter_key, adapted)

@@ -127,7 +127,10 @@ class EncoderDecoder(LanguageModel):
         if stream is None:
             return None
         (encoded,), (key_values,) = self._run_encoder([stream], (), key, keep=True)
-        return EncoderPrefix(key_values, self.decoder.cross_keys_values(encoded))
+        cross = self.decoder.cross_keys_values(
+            encoded, optional_key(key, "decoder"), shared=True
+        )
+        return EncoderPrefix(key_values, cross)
 
     def hidden(
         self,
@@ -249,7 +252,7 @@ class EncoderDecoder(LanguageModel):
             Keys and values of all blocks, with their gradients, are most of the memory
             of a decoder that rematerializes everything else.
         """
-        key = optional_key(key, "encoder")
+        decoder_key, key = (optional_key(key, x) for x in ("decoder", "encoder"))
         text = self.token_embedder(tokens, self.config.dtype)
         streams = [self.encoder.text_stream(text, rows, key)]
         past = self.encoder.prefix_contexts(rows)
@@ -263,7 +266,16 @@ class EncoderDecoder(LanguageModel):
                 past = (*past, visible.as_context(prefix.key_values))
                 sources.append(prefix.cross)
         outputs, _ = self._run_encoder(streams, past, key)
-        sources += outputs if by_block else map(self.decoder.cross_keys_values, outputs)
+        sources += (
+            outputs
+            if by_block
+            else [
+                self.decoder.cross_keys_values(
+                    x, decoder_key, shared=x is not outputs[-1]
+                )
+                for x in outputs
+            ]
+        )
         return self._cross_contexts(sources, prompts, streams[-1], rows, readers)
 
     def _cross_contexts(

@@ -142,7 +142,7 @@ class Stack(nnx.Module):
                 move_to_device(parameters), axes
             )
             block = cast(Block, merge(graph, whole))
-            cross = block.cross_keys_values(cross, encoded)
+            cross = block.cross_keys_values(cross, encoded, key)
             own_angles = _angles_in_block(angles, values)
             own_views = tuple(view.in_block(values) for view in views)
             with intermediates.collect_block(captured, number) as captured:
@@ -198,26 +198,40 @@ class Stack(nnx.Module):
         """Number of prompt vectors within each example's positions."""
         return 0
 
-    def cross_keys_values(self, encoded: Float[Array, "B S D"]) -> KeyValues:
+    def cross_keys_values(
+        self,
+        encoded: Float[Array, "B S D"],
+        key: Key[Array, ""] | None = None,
+        *,
+        shared: bool = False,
+    ) -> KeyValues:
         """Computes every block's keys and values of an encoder's output.
 
         They have shape `[L, G, B, S, K]`.
+
+        Args:
+          encoded: output of rows of the batch, or of prompts that rows share.
+          key: random key for dropout; None disables dropout.
+          shared: whether it is that of shared prompts.
         """
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
         axes = logical_axes(self.layers.cross_attention)
         encoded = collectives.copy_to_shards(encoded, "heads")
+        keys = None if key is None else jax.random.split(key, self.count)
 
-        def project(parameters):
+        def project(layer):
+            parameters, key = layer
             whole = parameter_gathering.gather_parameters(
                 move_to_device(parameters), axes
             )
-            return cast(Attention, merge(graph, whole)).source(encoded)
+            attention = cast(Attention, merge(graph, whole))
+            return attention.encoded_source(encoded, key, shared)
 
         if _gathers_weights(axes) or any_on_host(parameters):
             project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
         # One block at a time: a batched product would cast all kernels at once.
-        return jax.lax.map(project, parameters)
+        return jax.lax.map(project, (parameters, keys))
 
     def _angles(self, streams: Sequence[Stream]) -> tuple[Array, Array] | None:
         """Computes the rotary angles of all positions of all streams."""

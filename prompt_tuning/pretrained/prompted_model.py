@@ -5,6 +5,7 @@ prompt is initialized from its vocabulary, and only then are weights read.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,20 @@ from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import Build, Parameters, describe, named_key, split
+from prompt_tuning.core.parameters import (
+    Build,
+    Parameters,
+    describe,
+    merge,
+    named_key,
+    split,
+)
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
-from prompt_tuning.models.build import build_model
+from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.source import (
     Pretrained,
@@ -38,7 +46,9 @@ from prompt_tuning.pretrained.source import (
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
@@ -148,7 +158,25 @@ class PromptedModel:
     @property
     def drops(self) -> bool:
         """Whether training applies dropout, which requires a random key."""
-        return self.config.dropout_rate > 0 or self.prompts.drops
+        return (
+            self.config.dropout_rate > 0
+            or self.prompts.drops
+            or any(adapter.drops for _, adapter in self._adapters)
+        )
+
+    @property
+    def loras(self) -> dict[str, LowRank]:
+        """The LoRA of each projection that has one, without arrays, by its path."""
+        return {p: x for p, x in self._adapters if isinstance(x, LowRank)}
+
+    @functools.cached_property
+    def _adapters(self) -> list[tuple[str, ProjectionAdapter]]:
+        """The adapters of projections with their paths, without arrays."""
+        return [
+            (path, adapter)
+            for path, dense in projections(merge(self.graph, self.plan.abstract))
+            for adapter in dense.adapters.values()
+        ]
 
     @property
     def maximum_length(self) -> int | None:

@@ -1,14 +1,13 @@
 """Prompts and adapters that tune a frozen model, as a run configures them."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.prompts.adapter_kinds import (
     adapter_specs,
@@ -16,7 +15,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     prompt_shapes,
 )
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
-from prompt_tuning.prompts.projection_adapters import LORA_A, AdapterSpec, LoRA
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 
@@ -51,20 +50,6 @@ class Tuning:
     def is_empty(self) -> bool:
         """Whether it leaves the frozen model unchanged."""
         return self.prompt is None and self.decoder_prompt is None and not self.adapters
-
-    def loras(self, paths: Iterable[str]) -> dict[str, LoRA]:
-        """Returns the LoRAs among some parameters, by the path of the projection.
-
-        Args:
-          paths: paths of parameters, of any kind.
-        """
-        adapted = [path.removesuffix(LORA_A) for path in paths if path.endswith(LORA_A)]
-        return {
-            projection: spec
-            for projection in adapted
-            for spec in self.adapters
-            if isinstance(spec, LoRA) and match_any(spec.regexes)(projection)
-        }
 
     def start(
         self, key: Key[Array, ""], vocabulary: Vocabulary, config: ModelConfig

@@ -26,7 +26,7 @@ _LISTED = {
     "KeyValuePrefix": "prompt_tuning.prompts.prefix",
     "ProjectedKeyValuePrefix": "prompt_tuning.prompts.prefix",
     "normal": "prompt_tuning.prompts.prefix",
-    "LoRA": "prompt_tuning.prompts.projection_adapters",
+    "LoRA": "prompt_tuning.prompts.low_rank_adapters",
     "IA3": "prompt_tuning.prompts.projection_adapters",
     "Prompting": "prompt_tuning.prompts.prompt_settings",
     "uniform": "prompt_tuning.prompts.initializers",

@@ -10,28 +10,35 @@ how it is rebuilt.
 """
 
 import dataclasses
-import math
 import re
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
-from prompt_tuning.adapters.adapter import LORA, Adapter, Arrays
+from prompt_tuning.adapters.adapter import Adapter, Arrays
 from prompt_tuning.core.errors import InputError, kind_of, shown
-from prompt_tuning.core.field_checks import check_fields, check_value
-from prompt_tuning.core.number_ranges import AnyNumber, AxisLength, PositiveNumber
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import split
-from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
 
-LORA_A = "/adapters/lora/a"
 IA3_SCALE = "/adapters/ia3/scale"
+NAMES_IN_PEFT = {
+    **dict.fromkeys(("q_proj", "q"), "query"),
+    **dict.fromkeys(("k_proj", "k"), "key"),
+    **dict.fromkeys(("v_proj", "v"), "value"),
+    **dict.fromkeys(("o_proj", "o"), "out"),
+    "c_attn": "(query|key|value)",
+    **dict.fromkeys(("gate_proj", "wi_0"), "mlp/gate"),
+    **dict.fromkeys(("up_proj", "c_fc", "wi", "wi_1"), "mlp/up"),
+    **dict.fromkeys(("down_proj", "wo"), "mlp/down"),
+}
+"""Names of projections by the names of modules in PEFT's `target_modules`."""
 
 
 class ExportedAdapter(NamedTuple):
@@ -41,11 +48,14 @@ class ExportedAdapter(NamedTuple):
       kind: the kind of the adapter.
       arrays: float32 arrays by leaf.
       scaling: factor of a low-rank product; None for adapters without one.
+      settings: PEFT's settings that the arrays do not show, where they are not the
+        defaults.
     """
 
     kind: str
     arrays: Arrays
     scaling: float | None = None
+    settings: Mapping[str, Any] = {}
 
 
 class ProjectionAdapter(nnx.Module):
@@ -54,10 +64,17 @@ class ProjectionAdapter(nnx.Module):
     Attributes:
       kind: the kind of the adapter, by PEFT's name; None if it cannot be exported.
       scaling: factor of a low-rank product; None for adapters without one.
+      drops: whether the adapter drops something in training, which takes a random key.
     """
 
     kind: ClassVar[str | None] = None
     scaling: float | None = None
+    drops: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """PEFT's settings that the arrays do not show, where not the defaults."""
+        return {}
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
         """Returns the input of the frozen projection."""
@@ -87,10 +104,10 @@ class ProjectionAdapter(nnx.Module):
             )
         leaves = split(self)[1]
         arrays = {leaf: np.asarray(array) for leaf, array in leaves.items()}
-        return ExportedAdapter(self.kind, arrays, self.scaling)
+        return ExportedAdapter(self.kind, arrays, self.scaling, self.settings)
 
 
-def _adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
+def adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
     """Returns logical axes of an adapter's parameters, from the kernel's axes.
 
     They are sharded like the kernel, except along the model's width, where they are
@@ -98,39 +115,6 @@ def _adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
     """
     axis_in, axis_out = (name if name in SPLIT_NAMES else "adapter" for name in axes)
     return axis_in, axis_out
-
-
-class LowRank(ProjectionAdapter):
-    """`y + scaling * x @ a @ b` (Hu et al. 2022, equation 3).
-
-    Attributes:
-      a: `[L, in, r]`.
-      b: `[L, r, out]`.
-      scaling: factor of the product.
-    """
-
-    kind = LORA
-
-    def __init__(
-        self,
-        a: Float[Array, "L in r"],
-        b: Float[Array, "L r out"],
-        scaling: float,
-        axes: tuple[str, str],
-    ):
-        self.axes = axes
-        axis_in, axis_out = _adapter_axes(axes)
-        self.a = nnx.Param(a, axes=("layers", axis_in, "rank"), partial_over=axes[1])
-        self.b = nnx.Param(b, axes=("layers", "rank", axis_out))
-        self.scaling = scaling
-
-    def after(
-        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
-    ) -> Float[Array, "*lead out"]:
-        """Adds the low-rank product."""
-        a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
-        low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
-        return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
 
 
 class OutputScale(ProjectionAdapter):
@@ -143,7 +127,7 @@ class OutputScale(ProjectionAdapter):
     kind = IA3_KIND
 
     def __init__(self, scale: Float[Array, "L out"], axes: tuple[str, str]):
-        self.scale = nnx.Param(scale, axes=("layers", _adapter_axes(axes)[1]))
+        self.scale = nnx.Param(scale, axes=("layers", adapter_axes(axes)[1]))
 
     def after(
         self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
@@ -163,12 +147,29 @@ class InputScale(ProjectionAdapter):
     kind = IA3_KIND
 
     def __init__(self, scale: Float[Array, "L in"], axes: tuple[str, str]):
-        names = ("layers", _adapter_axes(axes)[0])
+        names = ("layers", adapter_axes(axes)[0])
         self.scale = nnx.Param(scale, axes=names, partial_over=axes[1])
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
         """Scales the input."""
         return x * self.scale[...].astype(x.dtype)
+
+
+class AdaptedProjection(NamedTuple):
+    """A projection that an adapter is built for.
+
+    Attributes:
+      path: path of the projection.
+      shape: shape of its kernel, `(L, in, out)`.
+      axes: logical axes of its input and output.
+      modules: name of each layer's module in transformers; empty unless the adapter
+        `names_modules`.
+    """
+
+    path: str
+    shape: tuple[int, int, int]
+    axes: tuple[str, str]
+    modules: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,20 +207,34 @@ class AdapterSpec:
           InputError: if a setting prevents it.
         """
 
+    @property
+    def names_modules(self) -> bool:
+        """Whether a setting names modules as transformers does."""
+        return False
+
+    def select(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
+        """Returns the paths of the projections to adapt.
+
+        Args:
+          modules: name of each layer's module in transformers, by the path of the
+            projection; empty names unless the adapter `names_modules`.
+
+        Raises:
+          InputError: if an expression matches none.
+        """
+        for regex in self.regexes:
+            if not any(map(match_any([regex]), modules)):
+                raise InputError(_describe_mismatch(self, regex, list(modules)))
+        return list(filter(match_any(self.regexes), modules))
+
     def build(
-        self,
-        key: Key[Array, ""],
-        path: str,
-        shape: tuple[int, int, int],
-        axes: tuple[str, str],
+        self, key: Key[Array, ""], projection: AdaptedProjection
     ) -> ProjectionAdapter:
         """Builds the adapter of one projection.
 
         Args:
           key: random key.
-          path: path of the projection.
-          shape: shape of its kernel, `(L, in, out)`.
-          axes: logical axes of its input and output.
+          projection: the projection.
         """
         raise NotImplementedError
 
@@ -231,102 +246,6 @@ class AdapterSpec:
           InputError: if the adapter lacks something that its parameters do not show.
         """
         raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(AdapterSpec):
-    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
-    2022).
-
-    The usual choice on small models and where a prompt does not reach the loss that you
-    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
-    that the result costs nothing at inference. It starts as the identity, since `b` is
-    0.
-
-    Attributes:
-      regexes: expressions that match the whole paths of the projections to adapt, such
-        as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
-      rank: rank `r` of the product.
-      alpha: scale; the product is multiplied by `alpha / r`.
-      rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
-        (Kalajdzievski 2023), which keeps high ranks trainable.
-
-    Raises:
-      InputError: if a number is out of range, or an expression matches no projection.
-
-    Examples:
-      >>> trained, _ = model.attach(pt.LoRA(rank=4)).partition()
-      >>> for path, array in trained.items():
-      ...     print(path, array.shape)
-      decoder/layers/self_attention/query/adapters/lora/a (4, 128, 4)
-      decoder/layers/self_attention/query/adapters/lora/b (4, 4, 128)
-      decoder/layers/self_attention/value/adapters/lora/a (4, 128, 4)
-      decoder/layers/self_attention/value/adapters/lora/b (4, 4, 128)
-    """
-
-    regexes: Sequence[str] = (r".*/(query|value)",)
-    rank: AxisLength = 8
-    alpha: AnyNumber = 16.0
-    rank_stabilized: bool = False
-    name: ClassVar[str] = "lora"
-    kind: ClassVar[str] = LORA
-
-    def check_trained(self) -> None:
-        """Refuses an `alpha` of 0, which has no gradient, or below, as a file may have.
-
-        Raises:
-          InputError: if `alpha` is not above 0.
-        """
-        check_value("LoRA.alpha", self.alpha, PositiveNumber)
-
-    @property
-    def scaling(self) -> float:
-        """Factor of the product."""
-        return self.alpha / (
-            math.sqrt(self.rank) if self.rank_stabilized else self.rank
-        )
-
-    def build(
-        self,
-        key: Key[Array, ""],
-        path: str,
-        shape: tuple[int, int, int],
-        axes: tuple[str, str],
-    ) -> ProjectionAdapter:
-        """Initializes `a` uniformly within `1 / sqrt(in)`, as in PEFT, and `b` to 0."""
-        del path
-        layers, size_in, size_out = shape
-        bound = size_in**-0.5
-        a = jax.random.uniform(
-            key, (layers, size_in, self.rank), minval=-bound, maxval=bound
-        )
-        b = jnp.zeros((layers, self.rank, size_out))
-        return LowRank(a, b, self.scaling, axes)
-
-    @classmethod
-    def rebuild(cls, adapter: Adapter) -> tuple["LoRA", ...]:
-        """Returns one spec for each rank and scaling.
-
-        Raises:
-          InputError: if the scaling of a LoRA is unknown.
-        """
-        groups: dict[tuple[int, float], list[str]] = {}
-        for path, leaf in adapter.parameters.items():
-            if not path.endswith(LORA_A):
-                continue
-            projection = path.removesuffix(LORA_A)
-            if projection not in adapter.scalings:
-                raise InputError(
-                    f"the scaling (alpha / r) of the LoRA of {projection} is unknown: "
-                    "give the adapters that it was trained with, by --method "
-                    "and --rank or Run.adapters"
-                )
-            group = (leaf.shape[2], adapter.scalings[projection])
-            groups.setdefault(group, []).append(re.escape(projection))
-        return tuple(
-            cls(regexes=regexes, rank=rank, alpha=rank * scaling)
-            for (rank, scaling), regexes in groups.items()
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -357,15 +276,12 @@ class IA3(AdapterSpec):
     regexes: Sequence[str] = (r".*/(key|value)", r".*/mlp/down")
 
     def build(
-        self,
-        key: Key[Array, ""],
-        path: str,
-        shape: tuple[int, int, int],
-        axes: tuple[str, str],
+        self, key: Key[Array, ""], projection: AdaptedProjection
     ) -> ProjectionAdapter:
         """Initializes the scales to 1."""
         del key
-        layers, size_in, size_out = shape
+        layers, size_in, size_out = projection.shape
+        path, axes = projection.path, projection.axes
         if path.endswith(("mlp/down", "shared/down")):
             return InputScale(jnp.ones((layers, size_in)), axes)
         return OutputScale(jnp.ones((layers, size_out)), axes)
@@ -375,3 +291,14 @@ class IA3(AdapterSpec):
         """Returns one spec for all projections."""
         projections = [path.removesuffix(IA3_SCALE) for path in adapter.parameters]
         return (cls(regexes=[re.escape(path) for path in projections]),)
+
+
+def _describe_mismatch(spec: AdapterSpec, regex: str, paths: list[str]) -> str:
+    """Lists the projections, and those that PEFT's names in an expression mean."""
+    words = [word for word in NAMES_IN_PEFT if re.search(rf"\b{word}\b", regex)]
+    hints = [f"{word} of PEFT is '.*/{NAMES_IN_PEFT[word]}'" for word in words]
+    return (
+        f"the expression {regex!r} of {type(spec).__name__} matches no projection (it "
+        f"must match the whole path); expected some of {', '.join(paths)}"
+        f"{'; ' * bool(hints)}{', '.join(hints)}"
+    )

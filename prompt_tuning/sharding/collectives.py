@@ -131,6 +131,11 @@ def first_column(columns: int) -> Int[Array, ""] | int:
     return _first(_axes("mlp"), columns)
 
 
+def first_of_shard(name: str, count: int) -> Int[Array, ""] | int:
+    """The global index of the first of this device's `count` items of a dimension."""
+    return _first(_computed_axes(name), count)
+
+
 class IndexRange(NamedTuple):
     """A range of consecutive indices.
 

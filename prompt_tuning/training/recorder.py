@@ -19,6 +19,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.adapter_files import SCALINGS
+from prompt_tuning.prompts.low_rank import LORA_A
 from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.early_stopping import EXTRA, Patience
@@ -45,8 +46,11 @@ class Recorder:
     ):
         self._trainer, self._run = trainer, trainer.run
         self._store, self._log, self._patience = store, log, patience
-        loras = self._run.tuning.loras(trainer.start.trained)
-        self._scalings = {path: lora.scaling for path, lora in loras.items()}
+        self._scalings = {
+            path: lora.scaling
+            for path, lora in trainer.model.loras.items()
+            if path + LORA_A in trainer.start.trained
+        }
         self.measured: dict[str, float] = {}
         self.meter = Meter()
 

@@ -222,7 +222,7 @@ class RunPlan:
             read_source(Path(run.start_from), self.model.config, run.model),
             {path: trained[path] for path in self.labels},
             frozen,
-            run.tuning.loras(abstract),
+            self.model.loras,
             self.optimizer if run.keep_optimizer_state else None,
         )
 

@@ -30,7 +30,7 @@ from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.adapter_kinds import find_kind
-from prompt_tuning.prompts.projection_adapters import LoRA
+from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over
@@ -97,7 +97,7 @@ class TransferSource:
             return self
         return dataclasses.replace(self, leaves={prompts[0]: leaf})
 
-    def check_scalings(self, loras: Mapping[str, LoRA]) -> None:
+    def check_scalings(self, loras: Mapping[str, LowRank]) -> None:
         """Checks that the model scales its LoRAs by the same numbers.
 
         Raises:
@@ -246,7 +246,7 @@ def plan_transfer(
     source: TransferSource,
     trained: Shapes,
     frozen: Shapes,
-    loras: Mapping[str, LoRA],
+    loras: Mapping[str, LowRank],
     optimizer: optax.GradientTransformation | None,
 ) -> Transfer:
     """Decides which parameters start from a source, without reading the model.

@@ -4,6 +4,8 @@ Prompts are evaluated first, so an adapter contains only arrays and does not nee
 module that computed them.
 """
 
+from typing import Any
+
 import numpy as np
 
 from prompt_tuning.adapters.adapter import (
@@ -63,6 +65,7 @@ def _export_projections(model: LanguageModel) -> list[Adapter]:
     """
     parameters: dict[str, Arrays] = {}
     scalings: dict[str, dict[str, float]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     order: list[str] = []
     for path, dense in projections(model):
         applied = []
@@ -76,12 +79,18 @@ def _export_projections(model: LanguageModel) -> list[Adapter]:
             if exported.scaling is not None:
                 scaling = float(exported.scaling)
                 scalings.setdefault(exported.kind, {})[path] = scaling
+            settings.setdefault(exported.kind, {}).update(exported.settings)
             applied.append(exported.kind)
         if len(applied) > max(1, len(order)):
             order = applied
     kinds = dict.fromkeys([*order, *adapter_specs()])
     return [
-        Adapter(kind=kind, parameters=parameters[kind], scalings=scalings.get(kind, {}))
+        Adapter(
+            kind=kind,
+            parameters=parameters[kind],
+            scalings=scalings.get(kind, {}),
+            settings=settings[kind],
+        )
         for kind in kinds
         if kind in parameters
     ]

@@ -81,7 +81,7 @@ def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
     if bare and any(map(_is_added, source.leaves)):
         return {}
     _check_leaves(str(checkpoint), source.leaves, model)
-    source.check_scalings(run.tuning.loras(model.plan.abstract))
+    source.check_scalings(model.loras)
     return dict(source.leaves)
 
 
@@ -108,7 +108,7 @@ def _load_other(
             f"{', '.join(missing)}, which would be untrained; leave these out of the "
             "config, or name a checkpoint that contains all of them"
         )
-    source.check_scalings(tuning.loras(abstract))
+    source.check_scalings(model.loras)
     return model, model.read_parameters(reuse) | model.put(source.leaves)
 
 

@@ -29,7 +29,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.prompts.projection_adapters import LoRA
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
 from scripts.bench.llama import write_llama
 from scripts.bench.machine import processor

@@ -22,9 +22,10 @@ from prompt_tuning.prompts.initializers import (
     from_array,
     uniform,
 )
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix, normal
-from prompt_tuning.prompts.projection_adapters import IA3, LoRA
+from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support import dummies

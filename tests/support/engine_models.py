@@ -14,9 +14,10 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.deep import DeepPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.projection_adapters import IA3, LoRA
+from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support.dummies import with_numbers

@@ -17,9 +17,10 @@ from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.factorized import FactorizedMultiTaskPrompt
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
-from prompt_tuning.prompts.projection_adapters import IA3, LoRA
+from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt

@@ -110,6 +110,9 @@ def write_lora(
 ) -> tuple[Arrays, dict[str, float]]:
     """Returns PEFT's tensors and the scaling of each module.
 
+    Layers of lower rank, and layers without a LoRA, are written without the zeros that
+    they are padded with here.
+
     Raises:
       InputError: for a shape that does not fit the projection, or a missing scaling.
     """
@@ -119,11 +122,23 @@ def write_lora(
         factors = [read_factors(parameters, scalings, part, module) for part in parts]
         if all(part is None for part in factors):
             continue
-        whole = fuse(factors, parts)
+        whole = _without_zeros(fuse(factors, parts))
+        if whole is None:
+            continue
         tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
         tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
         module_scalings[module] = whole.scaling
     return tensors, module_scalings
+
+
+def _without_zeros(factors: Factors) -> Factors | None:
+    """Returns factors without ranks that are zero in both; None if all are."""
+    used = factors.a.any(axis=0) | factors.b.any(axis=1)
+    if used.all():
+        return factors
+    if not used.any():
+        return None
+    return Factors(factors.a[:, used], factors.b[used], factors.scaling)
 
 
 def read_factors(

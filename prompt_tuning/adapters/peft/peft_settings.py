@@ -4,7 +4,7 @@ The defaults come from PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
@@ -161,6 +161,7 @@ def _names_modules(settings: JsonObject, name: str) -> bool:
 def _check_lora(settings: JsonObject) -> None:
     bounds = {"minimum": -LARGEST, "maximum": LARGEST}
     settings.flag("use_rslora", None)
+    settings.number("lora_dropout", None, minimum=0.0, maximum=1.0)
     settings.number("lora_alpha", None, **bounds)
     alphas = settings.nested("alpha_pattern", {})
     for pattern in alphas.values:
@@ -254,7 +255,20 @@ def divisor(settings: Settings, rank: int) -> float:
 
 def _patterned(settings: Settings, patterns: str, plain: str, module: str) -> Any:
     """Returns the value of the first pattern that matches, else the default."""
-    for pattern, value in (setting(settings, patterns) or {}).items():
-        if compile_pattern(pattern, patterns, r"(.*\.)?({})").matches(module):
-            return value
-    return setting(settings, plain)
+    values = setting(settings, patterns) or {}
+    pattern = find_pattern(values, patterns, module)
+    return setting(settings, plain) if pattern is None else values[pattern]
+
+
+def find_pattern(patterns: Iterable[str], name: str, module: str) -> str | None:
+    """Returns the first pattern that matches a module, as PEFT does; None if none does.
+
+    Args:
+      patterns: expressions that match a module's name, or its end after a dot.
+      name: name of the setting, for messages.
+      module: name of the module.
+    """
+    for pattern in patterns:
+        if compile_pattern(pattern, name, r"(.*\.)?({})").matches(module):
+            return pattern
+    return None

@@ -132,10 +132,16 @@ def selects(
       inputs: those that IA3 scales at their input.
       names: all modules that PEFT can adapt.
     """
+    targets = settings["target_modules"]
     narrowed = ("exclude_modules", "layers_to_transform", "layers_pattern")
-    if any(settings.get(name) for name in narrowed):
+    if not any(settings.get(name) not in (None, []) for name in narrowed):
+        selected = match_targets(targets, names)
+    elif isinstance(targets, list):
+        own_names = {name: name for name in names}
+        selected = set(_selected(settings, set(targets), own_names))
+    else:
         return False
-    return match_targets(settings["target_modules"], names) == modules and (
+    return selected == modules and (
         settings["peft_type"] != IA3
         or match_targets(settings["feedforward_modules"], modules) == inputs
     )

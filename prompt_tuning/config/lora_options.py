@@ -1,0 +1,65 @@
+"""The options of LoRA: where it adapts the model, and how."""
+
+from prompt_tuning.config.flat_option import METHOD, FlatOption
+from prompt_tuning.core.number_ranges import NonnegativeInteger
+
+LORA_OPTIONS = (
+    FlatOption(
+        "lora_at",
+        METHOD,
+        "modules that LoRA adapts: all-linear, or names or their ends as in PEFT's "
+        "target_modules, e.g. q_proj v_proj; queries and values without this option",
+        "LoRA.at",
+        kind=list,
+        metavar="NAME",
+    ),
+    FlatOption(
+        "lora_alpha",
+        METHOD,
+        "scale of LoRA; its product is multiplied by alpha / rank",
+        "LoRA.alpha",
+    ),
+    FlatOption(
+        "lora_rank_stabilized",
+        METHOD,
+        "multiply LoRA's product by alpha / sqrt(rank) instead",
+        "LoRA.rank_stabilized",
+    ),
+    FlatOption(
+        "lora_dropout",
+        METHOD,
+        "share of the elements of LoRA's input that each training step zeroes",
+        "LoRA.dropout",
+    ),
+    FlatOption(
+        "lora_layers",
+        METHOD,
+        "numbers of the blocks that LoRA adapts, from 0; all without this option",
+        "LoRA.layers",
+        kind=list,
+        item=NonnegativeInteger,
+        metavar="N",
+    ),
+    FlatOption(
+        "lora_rank_pattern",
+        METHOD,
+        "ranks of some modules by expressions, as in PEFT: '{\"down_proj\": 16}'",
+        "LoRA.rank_pattern",
+        kind=dict,
+        metavar="JSON",
+    ),
+    FlatOption(
+        "lora_alpha_pattern",
+        METHOD,
+        "alphas of some modules by expressions, as in PEFT",
+        "LoRA.alpha_pattern",
+        kind=dict,
+        metavar="JSON",
+    ),
+    FlatOption(
+        "lora_initial",
+        METHOD,
+        "first values of LoRA, by PEFT's names",
+        "LoRA.initial",
+    ),
+)

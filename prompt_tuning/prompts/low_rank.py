@@ -1,0 +1,140 @@
+"""The low-rank product of LoRA next to a projection, and its initial values."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.adapters.adapter import LORA
+from prompt_tuning.core.branch_dropout import branch_dropout
+from prompt_tuning.prompts.projection_adapters import ProjectionAdapter, adapter_axes
+from prompt_tuning.sharding import collectives
+
+LORA_A = "/adapters/lora/a"
+Initial = Literal["kaiming", "gaussian", "orthogonal"]
+
+
+class LowRank(ProjectionAdapter):
+    """`y + scaling * dropout(x) @ a @ b` (Hu et al. 2022, equation 3).
+
+    Layers of lower rank have zeros in the last columns of `a` and rows of `b`, and
+    layers without the adapter have only zeros. There neither factor has a gradient.
+
+    Attributes:
+      a: `[L, in, r]`.
+      b: `[L, r, out]`.
+      scaling: factor of the product.
+      dropout: share of the input's elements that training zeroes.
+      rank_stabilized: whether the scaling was divided by the root of the rank.
+      initial: what the factors were initialized with.
+    """
+
+    kind = LORA
+    scaling: float
+
+    def __init__(
+        self,
+        factors: tuple[Float[Array, "L in r"], Float[Array, "L r out"]],
+        scaling: float,
+        axes: tuple[str, str],
+        *,
+        path: str = "",
+        dropout: float = 0.0,
+        rank_stabilized: bool = False,
+        initial: Initial = "kaiming",
+    ):
+        self.axes = axes
+        axis_in, axis_out = adapter_axes(axes)
+        a, b = factors
+        self.a = nnx.Param(a, axes=("layers", axis_in, "rank"), partial_over=axes[1])
+        self.b = nnx.Param(b, axes=("layers", "rank", axis_out))
+        self.scaling = scaling
+        self.path, self.dropout, self.drops = path, dropout, dropout > 0
+        self.rank_stabilized, self.initial = rank_stabilized, initial
+
+    @property
+    def rank(self) -> int:
+        """The highest rank of any layer."""
+        return self.a.shape[-1]
+
+    @property
+    def alpha(self) -> float:
+        """The scale of a product of the highest rank."""
+        root = math.sqrt(self.rank) if self.rank_stabilized else self.rank
+        return self.scaling * root
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """PEFT's settings that the factors do not show, where not the defaults."""
+        given = {
+            "lora_dropout": self.dropout,
+            "use_rslora": self.rank_stabilized,
+            "init_lora_weights": True if self.initial == "kaiming" else self.initial,
+        }
+        defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
+        return {name: x for name, x in given.items() if x != defaults[name]}
+
+    def after(
+        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
+    ) -> Float[Array, "*lead out"]:
+        """Adds the low-rank product."""
+        a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
+        first = collectives.first_of_shard(self.axes[0], x.shape[-1])
+        x = branch_dropout(x, self.dropout, self.path, first)
+        low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
+        return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
+
+
+def initial_factors(
+    key: Key[Array, ""], sizes: tuple[int, int], ranks: Sequence[int], initial: Initial
+) -> tuple[Float[Array, "L in r"], Float[Array, "L r out"]]:
+    """Initializes the factors as PEFT does; their product is 0.
+
+    - "kaiming": `a` uniform within `1 / sqrt(in)`, `b` 0.
+    - "gaussian": `a` normal with standard deviation `1 / r`, `b` 0.
+    - "orthogonal": the rows of an orthogonal matrix `[r, r]` are divided between `a`
+      and `b`, each multiplied by normal numbers with standard deviation 0.1.
+
+    Args:
+      key: random key.
+      sizes: numbers of inputs and outputs.
+      ranks: rank in each layer; 0 where there is no adapter.
+      initial: which of them.
+    """
+    size_in, size_out = sizes
+    count, rank = len(ranks), max(ranks)
+    used = np.arange(rank) < np.array(ranks)[:, None]  # [L, r]
+    if initial == "orthogonal":
+        factors = [
+            _orthogonal_factors(layer_key, sizes, own, rank)
+            for layer_key, own in zip(jax.random.split(key, count), ranks, strict=True)
+        ]
+        a, b = map(jnp.stack, zip(*factors, strict=True))
+        return a, b
+    shape = (count, size_in, rank)
+    if initial == "gaussian":
+        a = jax.random.normal(key, shape) / np.maximum(ranks, 1)[:, None, None]
+    else:
+        bound = size_in**-0.5
+        a = jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    if not used.all():
+        a = jnp.where(used[:, None], a, 0)
+    return a, jnp.zeros((count, rank, size_out))
+
+
+def _orthogonal_factors(
+    key: Key[Array, ""], sizes: tuple[int, int], own: int, rank: int
+) -> tuple[Float[Array, "in r"], Float[Array, "r out"]]:
+    """Returns one layer's factors of rank `own`, padded with zeros."""
+    draw = functools.partial(jax.random.normal, dtype=jnp.float32)
+    square, first, second = jax.random.split(key, 3)
+    rows = jnp.linalg.qr(draw(square, (own, own)))[0]  # orthogonal to each other
+    a = draw(first, (sizes[0], own // 2)) @ rows[0::2] / 10
+    b = (draw(second, (own // 2, sizes[1])).T @ rows[1::2] / 10).T
+    return jnp.pad(a, ((0, 0), (0, rank - own))), jnp.pad(b, ((0, rank - own), (0, 0)))

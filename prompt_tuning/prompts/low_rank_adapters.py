@@ -1,0 +1,279 @@
+"""LoRA: low-rank products next to projections."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from jaxtyping import Array, Key
+
+from prompt_tuning.adapters.adapter import LORA, Adapter
+from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
+from prompt_tuning.adapters.peft.peft_settings import find_pattern
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import (
+    AnyNumber,
+    AxisLength,
+    NonnegativeInteger,
+    PositiveNumber,
+    ShareBelowOne,
+)
+from prompt_tuning.prompts.low_rank import LORA_A, Initial, LowRank, initial_factors
+from prompt_tuning.prompts.projection_adapters import (
+    AdaptedProjection,
+    AdapterSpec,
+    ProjectionAdapter,
+)
+
+QUERIES_AND_VALUES = (r".*/(query|value)",)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRA(AdapterSpec):
+    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
+    2022).
+
+    The usual choice on small models and where a prompt does not reach the loss that you
+    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
+    that the result costs nothing at inference. It starts as the identity, since `a @ b`
+    is 0.
+
+    Attributes:
+      regexes: expressions that match the whole paths of the projections to adapt, such
+        as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
+      at: the modules to adapt by their names in transformers instead, as in PEFT's
+        `target_modules`: `"all-linear"` for all projections of all blocks, a list such
+        as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
+        that matches whole names.
+      rank: rank `r` of the product.
+      alpha: scale; the product is multiplied by `alpha / r`.
+      rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
+        (Kalajdzievski 2023), which keeps high ranks trainable.
+      dropout: share of the elements of the product's input that each training step
+        zeroes.
+      layers: numbers of the blocks to adapt, from 0; all if None.
+      rank_pattern: ranks of some modules, by expressions that match a module's name in
+        transformers or its end after a dot. The first that matches counts.
+      alpha_pattern: the same for `alpha`. All layers of a projection must have the same
+        scaling, so a rank of one layer takes an `alpha` in proportion.
+      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
+        `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
+        product 0).
+
+    Raises:
+      InputError: if a number is out of range, or an expression or name matches nothing.
+
+    Examples:
+      >>> trained, _ = model.attach(pt.LoRA(rank=4)).partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      decoder/layers/self_attention/query/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/query/adapters/lora/b (4, 4, 128)
+      decoder/layers/self_attention/value/adapters/lora/a (4, 128, 4)
+      decoder/layers/self_attention/value/adapters/lora/b (4, 4, 128)
+    """
+
+    regexes: Sequence[str] = QUERIES_AND_VALUES
+    at: Sequence[str] | str | None = None
+    rank: AxisLength = 8
+    alpha: AnyNumber = 16.0
+    rank_stabilized: bool = False
+    dropout: ShareBelowOne = 0.0
+    layers: Sequence[NonnegativeInteger] | None = None
+    rank_pattern: Mapping[str, AxisLength] | None = None
+    alpha_pattern: Mapping[str, AnyNumber] | None = None
+    initial: Initial = "kaiming"
+    name: ClassVar[str] = "lora"
+    kind: ClassVar[str] = LORA
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.at is not None and tuple(self.regexes) != QUERIES_AND_VALUES:
+            raise InputError(
+                f"LoRA.regexes is {shown(self.regexes)} and LoRA.at {shown(self.at)}, "
+                "which both choose what to adapt; leave one of them out"
+            )
+        for name in ("at", "layers"):
+            if getattr(self, name) is not None and not getattr(self, name):
+                raise InputError(
+                    f"LoRA.{name} is empty, so nothing would be adapted; leave it out"
+                )
+
+    def check_trained(self) -> None:
+        """Refuses an `alpha` of 0, which has no gradient, or below, as a file may have.
+
+        Raises:
+          InputError: if an `alpha` is not above 0.
+        """
+        check_value("LoRA.alpha", self.alpha, PositiveNumber)
+        for pattern, alpha in (self.alpha_pattern or {}).items():
+            label = f"LoRA.alpha_pattern of {shown(pattern)}"
+            check_value(label, alpha, PositiveNumber)
+
+    @property
+    def names_modules(self) -> bool:
+        """Whether `at` or a pattern is given."""
+        return bool(self.at or self.rank_pattern or self.alpha_pattern)
+
+    @property
+    def _targets(self) -> str | Sequence[str] | None:
+        """`at` as PEFT's `target_modules`."""
+        targets = self.at
+        if not isinstance(targets, str) and targets and len(targets) == 1:
+            targets = targets[0] if targets[0].lower() == ALL_LINEAR else targets
+        if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
+            return ALL_LINEAR
+        return targets
+
+    def select(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
+        """Returns the paths of the projections that `regexes` or `at` chooses.
+
+        Raises:
+          InputError: if an expression or a name chooses nothing.
+        """
+        if self._targets is None:
+            chosen = super().select(modules)
+        else:
+            self._check_targets([x for names in modules.values() for x in names])
+            chosen = [path for path in modules if any(self._targeted(modules[path]))]
+        adapted = [name for path in chosen for name in modules[path]]
+        for setting in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(self, setting) or ():
+                if not any(find_pattern([pattern], setting, x) for x in adapted):
+                    raise InputError(
+                        f"LoRA.{setting} has {shown(pattern)}, which matches none of "
+                        f"the adapted modules: expected the whole of a name such as "
+                        f"{adapted[0]}, or its end after a dot"
+                    )
+        return chosen
+
+    def _check_targets(self, names: Sequence[str]) -> None:
+        """Checks that each name in `at`, or its expression, matches a module.
+
+        Raises:
+          InputError: with the first that does not.
+        """
+        targets = self._targets
+        alone = isinstance(targets, str)
+        for target in [targets] if alone else [[name] for name in targets or ()]:
+            if match_targets(target, names):
+                continue
+            hint = ""
+            if alone and match_targets([target], names):
+                hint = f"; write [{target!r}] for all names that end with it"
+            raise InputError(
+                f"LoRA.at has {shown(target if alone else target[0])}, which matches "
+                f"none of the modules {', '.join(sorted(names)[:4])}, ...: expected "
+                "'all-linear', a list of names or of their ends after a dot, or an "
+                f"expression that matches whole names{hint}"
+            )
+
+    def _targeted(self, names: Sequence[str]) -> list[bool]:
+        """Returns whether `at` chooses each layer's module."""
+        if self._targets is None:
+            return [True] * len(names)
+        matched = match_targets(self._targets, names)
+        return [name in matched for name in names]
+
+    def build(
+        self, key: Key[Array, ""], projection: AdaptedProjection
+    ) -> ProjectionAdapter:
+        """Initializes the factors; see `initial_factors`.
+
+        Raises:
+          InputError: if the projection has no such layer, its layers differ in scaling,
+            or the rank is odd where it must be even.
+        """
+        count, *sizes = projection.shape
+        names = projection.modules or [""] * count
+        layers = range(count) if self.layers is None else self.layers
+        if max(layers) >= count:
+            raise InputError(
+                f"LoRA.layers has {max(layers)}, but {projection.path} has {count} "
+                f"layers, 0 to {count - 1}"
+            )
+        targeted = self._targeted(names)
+        ranks = [0] * count
+        scalings: dict[float, int] = {}
+        for layer in sorted(set(layers)):
+            if targeted[layer]:
+                ranks[layer] = self._rank(names[layer])
+                scalings.setdefault(self._scaling(names[layer]), layer)
+        self._check_layers(projection.path, ranks, scalings)
+        return LowRank(
+            initial_factors(key, (sizes[0], sizes[1]), ranks, self.initial),
+            next(iter(scalings)),
+            projection.axes,
+            path=projection.path,
+            dropout=self.dropout,
+            rank_stabilized=self.rank_stabilized,
+            initial=self.initial,
+        )
+
+    def _check_layers(
+        self, path: str, ranks: Sequence[int], scalings: Mapping[float, int]
+    ) -> None:
+        if not scalings:
+            raise InputError(
+                f"LoRA.layers is {shown(self.layers)}, and LoRA.at chooses none of "
+                f"these layers of {path}"
+            )
+        if len(scalings) > 1:
+            found = ", ".join(f"{x:g} in layer {i}" for x, i in scalings.items())
+            raise InputError(
+                f"LoRA.rank_pattern and LoRA.alpha_pattern scale {path} by {found}, "
+                "expected one scaling (alpha / r) in all layers of a projection: give "
+                "these layers an alpha in proportion to their rank"
+            )
+        if self.initial == "orthogonal" and any(rank % 2 for rank in ranks):
+            odd = next(rank for rank in ranks if rank % 2)
+            raise InputError(
+                f"LoRA.initial is 'orthogonal', which takes even ranks, and {path} has "
+                f"rank {odd}"
+            )
+
+    def _rank(self, module: str) -> int:
+        patterns = self.rank_pattern or {}
+        pattern = find_pattern(patterns, "rank_pattern", module)
+        return self.rank if pattern is None else patterns[pattern]
+
+    def _scaling(self, module: str) -> float:
+        patterns = self.alpha_pattern or {}
+        pattern = find_pattern(patterns, "alpha_pattern", module)
+        alpha = self.alpha if pattern is None else patterns[pattern]
+        rank = self._rank(module)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+    @classmethod
+    def rebuild(cls, adapter: Adapter) -> tuple["LoRA", ...]:
+        """Returns one spec for each rank and scaling.
+
+        Raises:
+          InputError: if the scaling of a LoRA is unknown.
+        """
+        groups: dict[tuple[int, float], list[str]] = {}
+        for path, leaf in adapter.parameters.items():
+            if not path.endswith(LORA_A):
+                continue
+            projection = path.removesuffix(LORA_A)
+            if projection not in adapter.scalings:
+                raise InputError(
+                    f"the scaling (alpha / r) of the LoRA of {projection} is unknown: "
+                    "give the adapters that it was trained with, by --method "
+                    "and --rank or Run.adapters"
+                )
+            group = (leaf.shape[2], adapter.scalings[projection])
+            groups.setdefault(group, []).append(re.escape(projection))
+        stabilized = bool(adapter.settings.get("use_rslora"))
+        return tuple(
+            cls(
+                regexes=regexes,
+                rank=rank,
+                alpha=scaling * (math.sqrt(rank) if stabilized else rank),
+                rank_stabilized=stabilized,
+                dropout=adapter.settings.get("lora_dropout") or 0.0,
+            )
+            for (rank, scaling), regexes in groups.items()
+        )

@@ -1,0 +1,217 @@
+"""LoRA's options: what is adapted, the ranks, the initial values and dropout."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import merge, split
+from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.prompts.low_rank import initial_factors
+from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.tuned.export_adapters import export_adapters
+from tests.support import meshes
+from tests.support.dummies import (
+    GPT2,
+    LLAMA,
+    T5_GATED,
+    abstract,
+    make_batch,
+    random_rows,
+    with_numbers,
+)
+from tests.support.methods import Method
+
+KEY = jax.random.key(0)
+BLOCK = "decoder/layers"
+ATTENTION = [f"{BLOCK}/self_attention/{x}" for x in ("key", "out", "query", "value")]
+
+
+def adapted(config, spec):
+    """Returns the LoRA of each adapted projection, without arrays, by its path."""
+    graph, shapes = abstract(lambda key: build_model(key, config, adapters=[spec]))
+    found = projections(merge(graph, shapes))
+    return {path: x.adapters["lora"] for path, x in found if x.adapters}
+
+
+def exported(config, spec):
+    """Returns PEFT's folder with a new LoRA."""
+    (adapter,) = export_adapters(build_model(KEY, config, adapters=[spec]))
+    return to_peft(adapter, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "at", "expected"),
+    [
+        (LLAMA, ["q_proj", "v_proj"], [ATTENTION[2], ATTENTION[3]]),
+        (LLAMA, ["mlp.up_proj"], [f"{BLOCK}/mlp/up"]),
+        (LLAMA, ".*self_attn.*", ATTENTION),
+        (GPT2, ["c_attn"], [*ATTENTION[:1], *ATTENTION[2:]]),
+        (GPT2, ["c_proj"], [f"{BLOCK}/mlp/down", ATTENTION[1]]),
+    ],
+)
+def test_modules_are_named_as_in_transformers(config, at, expected):
+    assert sorted(adapted(config, LoRA(at=at))) == sorted(expected)
+
+
+@pytest.mark.parametrize(("config", "count"), [(LLAMA, 7), (GPT2, 6), (T5_GATED, 18)])
+@pytest.mark.parametrize("at", ["all-linear", ["All-Linear"]])
+def test_all_linear_is_every_projection_of_the_blocks(config, count, at):
+    assert len(adapted(config, LoRA(at=at))) == count
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"at": "q_proj"}, r"'q_proj', which matches none.*write \['q_proj'\]"),
+        ({"at": ["q_proj", "wq"]}, r"LoRA\.at has 'wq', which matches none"),
+        ({"at": [], "rank": 1}, r"LoRA\.at is empty"),
+        ({"at": ["q_proj"], "regexes": [".*/up"]}, "both choose what to adapt"),
+        ({"rank_pattern": {"up_proj": 2}}, "rank_pattern has 'up_proj', which matches"),
+        ({"rank_pattern": {"q_proj": 0}}, "LoRA.rank_pattern of 'q_proj' is 0"),
+        ({"layers": [2]}, "LoRA.layers has 2, but .* 2 layers, 0 to 1"),
+        ({"layers": [0], "at": r".*\.1\..*q_proj"}, "none of these layers"),
+        ({"rank_pattern": {"0.self_attn.q_proj": 4}}, "by 4 in layer 0, 2 in layer 1"),
+        ({"initial": "orthogonal", "rank": 3}, "even ranks, .* has rank 3"),
+        ({"dropout": 1.0}, "LoRA.dropout is 1"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        adapted(LLAMA, LoRA(**options))
+
+
+def test_patterns_set_the_ranks_and_alphas_of_modules():
+    spec = LoRA(
+        at="all-linear",
+        rank_pattern={"down_proj": 2, r"(k|v)_proj": 6, "0.self_attn.q_proj": 4},
+        alpha_pattern={"mlp.down_proj": 32, "0.self_attn.q_proj": 8},
+    )
+    loras = adapted(LLAMA, spec)
+    found = {p.split("/")[-1]: (x.rank, x.scaling) for p, x in loras.items()}
+    assert found["down"] == (2, 16.0)
+    assert found["key"] == found["value"] == (6, 16 / 6)
+    # Rank 4 in layer 0, 8 in layer 1; both are scaled by 2.
+    assert found["query"] == found["out"] == (8, 2.0)
+
+
+def test_a_rank_stabilized_pattern_divides_by_the_root():
+    spec = LoRA(rank_pattern={"q_proj": 4}, rank_stabilized=True)
+    scalings = [x.scaling for x in adapted(LLAMA, spec).values()]
+    assert sorted(scalings) == [16 / math.sqrt(8), 8.0]
+
+
+@pytest.mark.parametrize("initial", ["kaiming", "gaussian", "orthogonal"])
+def test_initial_values_have_pefts_distribution(initial):
+    size, rank = 400, 6
+    a, b = initial_factors(KEY, (size, 300), [rank, rank], initial)
+    assert (a.shape, b.shape) == ((2, size, rank), (2, rank, 300))
+    np.testing.assert_allclose(a @ b, 0, atol=1e-6)
+    # A uniform distribution within 1 / sqrt(in), a normal one with deviation 1 / r, and
+    # rows of an orthogonal matrix times normal numbers with deviation 0.1.
+    deviation = {"kaiming": (3 * size) ** -0.5, "gaussian": 1 / rank}.get(initial)
+    if deviation is None:
+        assert float(jnp.square(a).sum((1, 2)).mean()) == pytest.approx(
+            size * rank / 2 / 100, rel=0.1
+        )
+        assert np.linalg.matrix_rank(a[0]) == np.linalg.matrix_rank(b[0]) == rank // 2
+    else:
+        assert float(a.std()) == pytest.approx(deviation, rel=0.05)
+        assert not b.any()
+    if initial == "kaiming":
+        assert float(abs(a).max()) <= size**-0.5
+
+
+def test_layers_and_ranks_that_are_left_out_do_not_train():
+    spec = LoRA(
+        at=["q_proj"],
+        layers=[1],
+        rank=4,
+        alpha=8,
+        rank_pattern={"1.self_attn.q_proj": 2},
+        alpha_pattern={"1.self_attn.q_proj": 4},
+    )
+    model = build_model(KEY, LLAMA, adapters=[spec])
+    graph, parameters = split(model)
+    path = f"{BLOCK}/self_attention/query/adapters/lora"
+    a, b = parameters[f"{path}/a"], parameters[f"{path}/b"]
+    assert a.shape == (2, 16, 2)
+    assert not a[0].any() and a[1].all()
+    parameters[f"{path}/b"] = b.at[1].set(1.0)
+    batch = jax.tree.map(jnp.asarray, make_batch(LLAMA, random_rows([(4, 3)])))
+
+    def loss(trained):
+        return loss_sums(graph, parameters | trained, batch, None).loss
+
+    trained = {f"{path}/{x}": parameters[f"{path}/{x}"] for x in "ab"}
+    for gradient in jax.jit(jax.grad(loss))(trained).values():
+        assert not gradient[0].any() and gradient[1].any()
+    folder = exported(LLAMA, spec)
+    assert sorted(folder.tensors) == [
+        f"base_model.model.model.layers.1.self_attn.q_proj.lora_{x}.weight"
+        for x in "AB"
+    ]
+    assert folder.settings["target_modules"] == ["1.self_attn.q_proj"]
+    assert (folder.settings["r"], folder.settings["lora_alpha"]) == (2, 4)
+
+
+def test_settings_of_training_are_exported_and_read_back():
+    spec = LoRA(rank=4, dropout=0.25, rank_stabilized=True, rank_pattern={"v_proj": 2})
+    folder = exported(LLAMA, spec)
+    assert folder.settings["lora_dropout"] == 0.25
+    assert folder.settings["use_rslora"] is True
+    assert (folder.settings["r"], folder.settings["lora_alpha"]) == (4, 16)
+    assert folder.settings["rank_pattern"].keys() == {
+        f"model.layers.{i}.self_attn.v_proj" for i in range(2)
+    }
+    for read in LoRA.rebuild(from_peft(folder, LLAMA, "here")):
+        assert (read.dropout, read.rank_stabilized, read.alpha) == (0.25, True, 16)
+
+
+def test_dropout_zeroes_the_branch_in_training_alone():
+    spec = LoRA(at="all-linear", dropout=0.5, rank=2)
+    graph, parameters = with_numbers(
+        lambda key: build_model(key, T5_GATED, adapters=[spec])
+    )
+    plain, _ = with_numbers(
+        lambda key: build_model(
+            key, T5_GATED, adapters=[dataclasses.replace(spec, dropout=0.0)]
+        )
+    )
+    batch = make_batch(T5_GATED, random_rows([(4, 3), (2, 2)]))
+
+    def loss(graph, key):
+        return float(
+            jax.jit(loss_sums, static_argnums=0)(graph, parameters, batch, key).loss
+        )
+
+    one, other = jax.random.key(1), jax.random.key(2)
+    expected = loss(plain, one)
+    assert loss(graph, None) == expected == loss(plain, None)
+    assert len({expected, loss(graph, one), loss(graph, other)}) == 3
+
+
+def test_the_masks_are_the_same_on_a_mesh():
+    config = dataclasses.replace(T5_GATED, head_width=4)
+    method = Method(
+        name="LoRA",
+        files=("adapters/lora.gin",),
+        choices=(
+            "LoRA.regexes = ['.*/mlp/down', '.*/cross_attention/(key|out)']",
+            "LoRA.dropout = 0.5",
+        ),
+    )
+    model, batch = meshes.tuned(config, method), meshes.batch_of(config)
+    mesh = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)
+    losses = []
+    for layout in (None, mesh):
+        step, given = meshes.begun(model, batch, layout)
+        losses.append(float(jax.jit(step)(*given)[1]["loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
