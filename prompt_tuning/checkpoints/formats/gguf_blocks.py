@@ -1,0 +1,151 @@
+"""The numbers in the blocks of GGUF tensors, equal to the bit to those of ggml.
+
+A block has the elements of a row in groups, each with a scale, and possibly an offset
+that is added or subtracted; a "K" block of 256 elements also scales the scales
+(ggml-quants.c and ggml-common.h of llama.cpp). The operations are in ggml's order, so
+that they round alike.
+"""
+
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Integer, UInt8
+
+Blocks = UInt8[np.ndarray, "blocks bytes"]
+Numbers = Float32[np.ndarray, "blocks size"]
+
+K_SIZE = 256
+"""Number of elements of a K block."""
+
+
+def _half(blocks: Blocks, begin: int) -> Float32[np.ndarray, "blocks 1"]:
+    """Returns the float16 at an offset in each block."""
+    return blocks[:, begin : begin + 2].copy().view("<f2").astype(np.float32)
+
+
+def _bits(
+    packed: Blocks, shifts: range, mask: int, run: int
+) -> UInt8[np.ndarray, "blocks _"]:
+    """Unpacks runs of bytes: the lowest bits of all bytes of a run come first."""
+    parts = packed.reshape(len(packed), -1, 1, run)
+    steps = np.asarray(shifts, np.uint8)[:, None]
+    return (parts >> steps & np.uint8(mask)).reshape(len(packed), -1)
+
+
+def _fifth_bits(blocks: Blocks, begin: int) -> UInt8[np.ndarray, "blocks 32"]:
+    """Returns a bit for each element from the 32 at an offset, the lowest first."""
+    return np.unpackbits(blocks[:, begin : begin + 4], 1, bitorder="little")
+
+
+def _grouped(
+    numbers: Integer[np.ndarray, "blocks size"], groups: int
+) -> Float32[np.ndarray, "blocks groups _"]:
+    return numbers.reshape(len(numbers), groups, -1).astype(np.float32)
+
+
+def _q4_0(blocks: Blocks) -> Numbers:
+    codes = _bits(blocks[:, 2:], range(0, 8, 4), 15, 16).astype(np.int8) - np.int8(8)
+    return _half(blocks, 0) * codes.astype(np.float32)
+
+
+def _q4_1(blocks: Blocks) -> Numbers:
+    codes = _bits(blocks[:, 4:], range(0, 8, 4), 15, 16).astype(np.float32)
+    return _half(blocks, 0) * codes + _half(blocks, 2)
+
+
+def _q5_0(blocks: Blocks) -> Numbers:
+    codes = _bits(blocks[:, 6:], range(0, 8, 4), 15, 16) | _fifth_bits(blocks, 2) << 4
+    return _half(blocks, 0) * (codes.astype(np.int8) - np.int8(16)).astype(np.float32)
+
+
+def _q5_1(blocks: Blocks) -> Numbers:
+    codes = _bits(blocks[:, 8:], range(0, 8, 4), 15, 16) | _fifth_bits(blocks, 4) << 4
+    return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Blocks) -> Numbers:
+    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def _q2_k(blocks: Blocks) -> Numbers:
+    scales, codes = blocks[:, :16], blocks[:, 16:80]
+    factor = _half(blocks, 80) * (scales & 15).astype(np.float32)
+    offset = _half(blocks, 82) * (scales >> 4).astype(np.float32)
+    values = _grouped(_bits(codes, range(0, 8, 2), 3, 32), 16)
+    return (factor[..., None] * values - offset[..., None]).reshape(-1, K_SIZE)
+
+
+def _q3_k(blocks: Blocks) -> Numbers:
+    # The third bit is in the first 32 bytes; where it is 0, 4 is subtracted.
+    high = _bits(blocks[:, :32], range(8), 1, 32).astype(np.int8)
+    low = _bits(blocks[:, 32:96], range(0, 8, 2), 3, 32).astype(np.int8)
+    values = _grouped(low + (high - np.int8(1)) * np.int8(4), 16)
+    upper = _bits(blocks[:, 104:108], range(0, 8, 2), 3, 4)
+    scales = _bits(blocks[:, 96:104], range(0, 8, 4), 15, 8) | upper << 4
+    signed = (scales.astype(np.int8) - np.int8(32)).astype(np.float32)
+    factor = _half(blocks, 108) * signed
+    return (factor[..., None] * values).reshape(-1, K_SIZE)
+
+
+def _six_bit_pairs(
+    packed: UInt8[np.ndarray, "blocks 12"],
+) -> tuple[UInt8[np.ndarray, "blocks 8"], UInt8[np.ndarray, "blocks 8"]]:
+    """Unpacks eight scales and eight offsets of six bits.
+
+    The first four of each are the low six bits of four bytes, whose high bits complete
+    those of the second four, in the last four bytes.
+    """
+    first, second, rest = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = [first & 63, rest & 15 | first >> 2 & 48]
+    offsets = [second & 63, rest >> 4 | second >> 2 & 48]
+    return np.concatenate(scales, 1), np.concatenate(offsets, 1)
+
+
+def _scaled_twice(blocks: Blocks, codes: UInt8[np.ndarray, "blocks 256"]) -> Numbers:
+    scales, offsets = _six_bit_pairs(blocks[:, 4:16])
+    factor = _half(blocks, 0) * scales.astype(np.float32)
+    offset = _half(blocks, 2) * offsets.astype(np.float32)
+    values = factor[..., None] * _grouped(codes, 8) - offset[..., None]
+    return values.reshape(-1, K_SIZE)
+
+
+def _q4_k(blocks: Blocks) -> Numbers:
+    return _scaled_twice(blocks, _bits(blocks[:, 16:], range(0, 8, 4), 15, 32))
+
+
+def _q5_k(blocks: Blocks) -> Numbers:
+    high = _bits(blocks[:, 16:48], range(8), 1, 32)
+    low = _bits(blocks[:, 48:], range(0, 8, 4), 15, 32)
+    return _scaled_twice(blocks, low | high << 4)
+
+
+def _q6_k(blocks: Blocks) -> Numbers:
+    low = _bits(blocks[:, :128], range(0, 8, 4), 15, 64)
+    high = _bits(blocks[:, 128:192], range(0, 8, 2), 3, 32)
+    values = (low | high << 4).astype(np.int8) - np.int8(32)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    factor = _half(blocks, 208) * scales
+    return (factor[..., None] * _grouped(values, 16)).reshape(-1, K_SIZE)
+
+
+DEQUANTIZERS: Mapping[str, Callable[[Blocks], Numbers]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+"""Returns the numbers of blocks, by the name of their type."""
+
+FLOATS = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types whose blocks are floats."""
