@@ -1,5 +1,7 @@
 """Reads and writes Hugging Face folders: `config.json` and safetensors files.
 
+A GGUF file (llama.cpp) is read as the folder that it was made from.
+
 transformers 4 and 5 are supported. `families` lists the families of models.
 """
 
@@ -28,9 +30,16 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.model_config import ModelConfig, check_dtype
 from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
+from prompt_tuning.families.gguf.settings import (
+    check_model_type,
+    make_settings,
+    rotary_divisors,
+)
+from prompt_tuning.families.gguf.weights import open_gguf_weights
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, read_settings
 from prompt_tuning.families.layer_settings import SOFT_CAPS
 
@@ -40,12 +49,12 @@ TOKEN_IDS = {
     "decoder_start_id": "decoder_start_token_id",
 }
 EOS = "eos_token_id"
-GENERATION = "generation_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
 
 
-def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
+def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
     """Reads `config.json`, and `generation_config.json` for token ids that it lacks.
 
     Whether the head is tied also depends on the checkpoint: an `lm_head.weight` that
@@ -54,7 +63,8 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
     unless `dropout_rate` is set.
 
     Args:
-      folder: folder of the model.
+      path: folder of the model, or a GGUF file, whose metadata is read if there is no
+        `config.json` beside it.
       **overrides: fields of `ModelConfig` that replace those in the files; with
         `tied_head` the checkpoint is not opened.
 
@@ -62,8 +72,49 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
       InputError: for a missing file or setting, for an unknown `model_type`, activation
         or rope type, and for an unsupported choice.
     """
-    file = Path(folder) / "config.json"
-    check_links(file.parent, file.name, GENERATION)
+    path = Path(path)
+    sources = _read_sources(path)
+    settings = sources[0]
+    family = FAMILIES[settings.text("model_type")]
+    fields: dict[str, Any] = {"family": family.model_type}
+    fields |= family.read_fields(settings)
+    for field, name in SOFT_CAPS.items():
+        if field not in fields:
+            settings.require(name, None, "this family has no soft caps")
+    fields |= _token_ids(sources, overrides)
+    if is_gguf(path):
+        fields |= _fields_of_gguf(path, family, settings, fields)
+    elif "tied_head" not in overrides:
+        stored = open_weights(path)
+        fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
+        if family.logit_bias:
+            fields["head_bias"] = family.logit_bias in stored
+    try:
+        return ModelConfig(**(fields | overrides))
+    except InputError as error:
+        raise InputError(f"{settings.source} cannot be followed: {error}") from error
+
+
+def open_stored(path: Path) -> dict[str, StoredTensor]:
+    """Opens the tensors of a folder or a GGUF file, by their names in a folder.
+
+    Raises:
+      InputError: if they cannot be read.
+    """
+    return open_gguf_weights(read_gguf(path)) if is_gguf(path) else open_weights(path)
+
+
+def _read_sources(path: Path) -> list[HuggingFaceSettings]:
+    """Returns the settings of a model, and then others that name special tokens.
+
+    Raises:
+      InputError: if they are missing, or for a model that is not read.
+    """
+    folder = path.parent if is_gguf(path) else path
+    file = folder / CONFIG
+    check_links(folder, CONFIG, GENERATION)
+    if is_gguf(path) and not file.exists():
+        return [make_settings(read_gguf(path))]
     settings = read_settings(file)
     model_type = settings.text("model_type")
     if model_type not in FAMILIES:
@@ -72,23 +123,26 @@ def read_config(folder: str | Path, **overrides: Any) -> ModelConfig:
         reason = REFUSED.get(model_type)
         hint = hint if reason is None else f": {reason}"
         settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
-    family = FAMILIES[model_type]
+    if is_gguf(path):
+        check_model_type(read_gguf(path), settings)
     _check_quantization(settings)
-    fields = family.read_fields(settings)
-    for field, name in SOFT_CAPS.items():
-        if field not in fields:
-            settings.require(name, None, "this family has no soft caps")
-    parts = [settings.part(name) for name in family.token_parts]
-    fields |= _token_ids(file, [settings, *parts], overrides)
-    if "tied_head" not in overrides:
-        stored = open_weights(Path(folder))
-        fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
-        if family.logit_bias:
-            fields["head_bias"] = family.logit_bias in stored
-    try:
-        return ModelConfig(**({"family": model_type} | fields | overrides))
-    except InputError as error:
-        raise InputError(f"{file} cannot be followed: {error}") from error
+    sources = [settings]
+    if (folder / GENERATION).exists():
+        sources.append(read_settings(folder / GENERATION))
+    parts = FAMILIES[model_type].token_parts
+    return sources + [settings.part(name) for name in parts]
+
+
+def _fields_of_gguf(
+    path: Path, family: Family, settings: HuggingFaceSettings, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the fields that the tensors of a GGUF file decide."""
+    file = read_gguf(path)
+    tied = family.head_name not in open_gguf_weights(file)
+    if settings.source == str(path.with_name(CONFIG)):
+        return {"tied_head": tied}
+    rotated = fields.get("rotary_width") or fields["head_width"]
+    return {"tied_head": tied} | rotary_divisors(file, rotated)
 
 
 def _check_quantization(settings: HuggingFaceSettings) -> None:
@@ -104,14 +158,8 @@ def _check_quantization(settings: HuggingFaceSettings) -> None:
 
 
 def _token_ids(
-    file: Path,
-    parts: Sequence[HuggingFaceSettings],
-    overrides: Mapping[str, Any],
+    sources: Sequence[HuggingFaceSettings], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    generation_file = file.with_name(GENERATION)
-    sources = list(parts)
-    if generation_file.exists():
-        sources.insert(1, read_settings(generation_file))
     ids: dict[str, Any] = _end_ids(sources, overrides.get("eos_id"))
     for field, name in TOKEN_IDS.items():
         source = next((source for source in sources if name in source), None)
@@ -234,7 +282,7 @@ def write_folder(
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", settings | {"torch_dtype": dtype})
+    _write_json(folder / CONFIG, settings | {"torch_dtype": dtype})
     generation = {
         name: settings[name] for name in (EOS, *TOKEN_IDS.values()) if name in settings
     }
@@ -245,7 +293,7 @@ def _check_settings(
     family: Family, settings: dict[str, Any], config: ModelConfig
 ) -> None:
     """Checks that reading the settings would give the same config."""
-    fields = family.read_fields(HuggingFaceSettings("config.json", settings))
+    fields = family.read_fields(HuggingFaceSettings(CONFIG, settings))
     read_back = dataclasses.replace(config, **fields)
     changed = [
         f"{field.name} = {shown(getattr(config, field.name))}"

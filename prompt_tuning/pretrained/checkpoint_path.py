@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.gguf_files import SUFFIX
 from prompt_tuning.pretrained.hub_name import HubName, parse_hub_name
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 BUNDLED_PREFIX = "bundled:"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".json")
 """Suffixes of files that a model's folder has."""
 
 
@@ -15,7 +17,8 @@ def find_checkpoint(name: str) -> Path:
     """Returns the path of a checkpoint; downloads a model of the hub.
 
     Args:
-      name: path of a Hugging Face folder or a T5X checkpoint; `bundled:` and the name
+      name: path of a Hugging Face folder, a GGUF file, a folder with one, or a T5X
+        checkpoint; `bundled:` and the name
         of a bundled model; or the name of a model of the Hugging Face hub, such as
         "Qwen/Qwen3-0.6B", and a revision after `@`. If a name is also a path, the path
         wins.
@@ -58,12 +61,33 @@ def _find_local(name: str) -> Path:
     path = Path(name)
     if path.is_file() and path.suffix in WEIGHTS:
         raise InputError(f"{path} is a file of a model; give its folder, {path.parent}")
+    if path.is_dir():
+        return _find_gguf(path) or path
     if path.exists():
         return path
     raise InputError(
-        f"{shortened(name)} does not exist; expected a Hugging Face folder, a T5X "
-        "checkpoint, or the name of a model of the Hugging Face hub"
+        f"{shortened(name)} does not exist; expected a Hugging Face folder, a "
+        "GGUF file, a T5X checkpoint, or the name of a model of the Hugging Face hub"
     )
+
+
+def _find_gguf(folder: Path) -> Path | None:
+    """Returns the GGUF file of a folder that has no other weights, if there is one.
+
+    Raises:
+      InputError: if it has several.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or any(folder.glob("*.safetensors")):
+        return None
+    check_links(folder, f"*{SUFFIX}")
+    if len(files) > 1:
+        names = shortened(", ".join(file.name for file in files))
+        raise InputError(
+            f"{folder} has {len(files)} GGUF files, expected one: give the path of one "
+            f"of {names}"
+        )
+    return files[0]
 
 
 def _find_bundled(name: str) -> Path:

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
-from prompt_tuning.checkpoints.quantized.methods import open_weights
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.number_ranges import (
     BlockCount,
@@ -23,6 +23,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_to
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import (
     find_recipes,
+    open_stored,
     read_config,
 )
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
@@ -37,9 +38,10 @@ class Pretrained:
     `Run`.
 
     Attributes:
-      checkpoint: a Hugging Face folder, a T5X checkpoint, the name of a bundled model
-        such as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
-        "Qwen/Qwen3-0.6B", with a revision after `@` if it is not the main one.
+      checkpoint: a Hugging Face folder, a GGUF file or a folder with one, a T5X
+        checkpoint, the name of a bundled model such as "bundled:skills-decoder", or of
+        a model of the Hugging Face hub such as "Qwen/Qwen3-0.6B", with a revision after
+        `@` if it is not the main one.
       config: config of a T5X checkpoint, which contains none; None for a Hugging Face
         folder.
       tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
@@ -143,13 +145,12 @@ def open_checkpoint(
     if source.eos_id is not None:
         choices["eos_id"] = source.eos_id
     path = source.path
-    if (path / "config.json").exists():
+    if is_gguf(path) or (path / "config.json").exists():
         if source.config is not None:
-            raise InputError(
-                f"{path} has a config.json; remove the binding of Pretrained.config"
-            )
+            found = "is a GGUF file" if is_gguf(path) else "has a config.json"
+            raise InputError(f"{path} {found}; remove the binding of Pretrained.config")
         config = read_config(path, **choices)
-        stored = open_weights(path)
+        stored = open_stored(path)
         return config, find_recipes(config, stored), stored
     if source.config is None:
         raise InputError(
@@ -196,7 +197,9 @@ def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
         bundled = source.tokenizer.startswith(BUNDLED_PREFIX)
         path = Path(find_checkpoint(source.tokenizer) if bundled else source.tokenizer)
     else:
-        path = source.path if source.path.is_dir() else source.path.parent
+        path = source.path
+        if path.is_file() and (has_tokenizer(path.parent) or not is_gguf(path)):
+            path = path.parent
         if not has_tokenizer(path):
             return None
     tokenizer = load_tokenizer(path, eos_id=source.eos_id)
