@@ -1,5 +1,6 @@
 """Reads tokens of rows into their slots on the device."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,9 @@ from prompt_tuning.decoding.slots import (
     read_chunks,
     read_guesses,
     read_tokens,
-    read_whole_rows,
 )
 from prompt_tuning.decoding.token_choice import PerRow
-from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.decoding.whole_rows import read_whole_rows
 
 Placed = Sequence[tuple[int, RowProgress]]
 """Rows with the numbers of their slots."""
@@ -55,8 +55,9 @@ class SlotReader:
         self._together = together
         self._config = resident.model.config
         # Chunks begin at multiples of their size, and must not pass the end.
-        self.slots = Slots.create(self._config, count, -(-length // chunk) * chunk)
-        self._no_page = self._empty_page(resident.page)
+        whole_chunks = -(-length // chunk) * chunk
+        self.slots = Slots.create(self._config, count, whole_chunks, chunk)
+        self._no_page = Page.empty(self._config, resident.page)
         # The last row of each slot, and the order in which these began.
         self._texts: list[RowProgress | None] = [None] * count
         self._begun = list(range(count))
@@ -71,6 +72,7 @@ class SlotReader:
             self._states(active, visible),
             pages,
             graph=self._resident.graph,
+            sections=self._sections(active, 1),
         )
         for _, row in active:
             row.written += 1
@@ -95,6 +97,7 @@ class SlotReader:
             self._states(active, visible),
             pages,
             graph=self._resident.graph,
+            sections=self._sections(active, guesses + 1),
         )
         right = np.asarray(accepted)
         for slot, row in active:
@@ -102,7 +105,7 @@ class SlotReader:
         return {slot: tokens[slot, 1 : 1 + right[slot]].tolist() for slot, _ in active}
 
     def compile(self, pages: int, guesses: int) -> list[str]:
-        """Compiles the step for each number of pages that rows may see.
+        """Compiles the step for each number of pages and sections that it may read.
 
         Args:
           pages: number of pages of all prompts.
@@ -112,22 +115,26 @@ class SlotReader:
           a description of each program.
         """
         programs = []
-        for count in _page_counts(pages):
-            visible = np.zeros((self._count, count), np.int32)
-            states = self._states((), visible)
+        tokens = jnp.zeros(self._count, jnp.int32)
+        windows = np.zeros((self._count, guesses + 1), np.int32)
+        counts = np.zeros(self._count, np.int32)
+        graph = self._resident.graph
+        for count, (number, columns) in itertools.product(
+            _page_counts(pages), enumerate(self.slots.section_ends)
+        ):
+            states = self._states((), np.zeros((self._count, count), np.int32))
             model = (self._resident.step_parameters, self.slots)
             others = (states, (self._no_page,) * count)
-            graph = self._resident.graph
+            settings: dict[str, Any] = {"graph": graph, "sections": number + 1}
             if guesses:
-                tokens = np.zeros((self._count, guesses + 1), np.int32)
-                counts = np.zeros(self._count, np.int32)
                 self.slots, _ = read_guesses(
-                    *model, tokens, counts, *others, graph=graph
+                    *model, windows, counts, *others, **settings
                 )
             else:
-                tokens = jnp.zeros(self._count, jnp.int32)
-                self.slots = read_tokens(*model, tokens, *others, graph=graph)
-            programs.append(f"step of {self._count} rows with {count} pages")
+                self.slots = read_tokens(*model, tokens, *others, **settings)
+            programs.append(
+                f"step of {self._count} rows with {count} pages, up to {columns} tokens"
+            )
         return programs
 
     def row_lengths(self, limit: int) -> list[int]:
@@ -309,6 +316,7 @@ class SlotReader:
             self._states(placed, visible),
             pages,
             graph=self._resident.graph,
+            sections=self._sections(placed, self._chunk),
         )
         for i, (_, row) in enumerate(chosen):
             if row.scores is not None:
@@ -369,11 +377,11 @@ class SlotReader:
         marks[slots] = True
         return RowStates(numbers[0], numbers[1], marks, numbers[2], visible)
 
-    def _empty_page(self, page: int) -> Page:
-        config = self._config
-        shape = (config.layers, config.key_value_heads, 1, page, config.head_width)
-        zeros = jnp.zeros(shape, config.dtype)
-        return Page.create(KeyValues(zeros, zeros), 0)
+    def _sections(self, rows: Placed, new: int) -> int:
+        """Returns the number of sections to read, for rows and their new tokens."""
+        longest = max(row.written for _, row in rows) + new
+        ends = self.slots.section_ends
+        return 1 + sum(end < longest for end in ends[:-1])
 
 
 def _page_counts(largest: int) -> list[int]:

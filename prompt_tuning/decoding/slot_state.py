@@ -1,6 +1,7 @@
 """The arrays of the rows in slots, on the device, and how programs describe a row."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +15,21 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 
 Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
+
+SECTION = 512
+"""Number of columns in the first section of the slots, or a few more."""
+
+
+def section_sizes(length: int, chunk: int) -> list[int]:
+    """Returns the number of columns of each section of slots of a length.
+
+    Every section after the first doubles the length, so few programs serve rows of all
+    lengths. Sizes are multiples of `chunk`, so a chunk of a text is in one section.
+    """
+    ends = [min(-(-SECTION // chunk) * chunk, length)]
+    while ends[-1] < length:
+        ends.append(min(2 * ends[-1], length))
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
 
 
 class BlockKeyValues(NamedTuple):
@@ -44,6 +60,11 @@ class BlockKeyValues(NamedTuple):
             )
         )
 
+    @property
+    def length(self) -> int:
+        """Number of columns `S`."""
+        return self.keys.shape[3]
+
     def as_source(self) -> KeyValues:
         """Returns them for a model that runs its blocks one by one."""
         return KeyValues(*(cast(Array, part) for part in self))
@@ -59,41 +80,56 @@ class Slots:
     """What the device holds of all rows.
 
     Attributes:
-      own: keys and values of each row, `[L, G, B, length, K]`.
+      own: keys and values of each row, in sections of columns, `[L, G, B, section,
+        K]`. A program reads only the first sections, up to the longest row.
       hidden: state that predicts each row's next token, `[B, D]`.
       cross: keys and values of each row's encoder output, `[L, G, B, E, K]`; None in a
         decoder-only model.
       cross_mask: marks those that are not padding, `[B, E]`.
     """
 
-    own: BlockKeyValues
+    own: tuple[BlockKeyValues, ...]
     hidden: Float[Array, "B D"]
     cross: BlockKeyValues | None
     cross_mask: Bool[Array, "B E"] | None
 
     @classmethod
-    def create(cls, config: ModelConfig, count: int, length: int) -> "Slots":
+    def create(
+        cls, config: ModelConfig, count: int, length: int, chunk: int
+    ) -> "Slots":
         """Returns empty slots.
 
         Args:
           config: config of the model.
           count: number of slots.
-          length: number of positions of each slot, and of an encoder's output.
+          length: number of columns of each slot, and of an encoder's output.
+          chunk: number of tokens of a row that are read at once; divides `length`.
         """
         groups, width = config.key_value_heads, config.head_width
         shape = (config.layers, groups, count, length, width)
         decodes_alone = config.architecture == "decoder_only"
         return cls(
-            BlockKeyValues.zeros(shape, config.dtype),
+            tuple(
+                BlockKeyValues.zeros(
+                    (config.layers, groups, count, size, width), config.dtype
+                )
+                for size in section_sizes(length, chunk)
+            ),
             jnp.zeros((count, config.width), config.dtype),
             None if decodes_alone else BlockKeyValues.zeros(shape, config.dtype),
             None if decodes_alone else jnp.zeros((count, length), bool),
         )
 
     @property
+    def section_ends(self) -> list[int]:
+        """The column after the last one of each section."""
+        return list(itertools.accumulate(own.length for own in self.own))
+
+    @property
     def key_value_bytes(self) -> int:
         """Size of all keys and values."""
-        return sum(part.nbytes for part in (*self.own, *(self.cross or ())))
+        parts = (*self.own, *([self.cross] if self.cross is not None else []))
+        return sum(array.nbytes for part in parts for array in part)
 
 
 class Page(NamedTuple):
@@ -114,6 +150,13 @@ class Page(NamedTuple):
         """Returns a page of keys and values `[L, G, 1, page, K]`."""
         keys, values = (BlockArrays(tuple(part)) for part in key_values)
         return cls(keys.map(_transposed), values, jnp.asarray(start, jnp.int32))
+
+    @classmethod
+    def empty(cls, config: ModelConfig, size: int) -> "Page":
+        """Returns a page of zeros."""
+        shape = (config.layers, config.key_value_heads, 1, size, config.head_width)
+        zeros = jnp.zeros(shape, config.dtype)
+        return cls.create(KeyValues(zeros, zeros), 0)
 
     @property
     def size(self) -> int:
@@ -150,3 +193,27 @@ class RowStates(NamedTuple):
     active: Bool[Array, "B"] | Bool[np.ndarray, "B"]
     entry: Integers
     visible: Integers
+
+
+def write_rows(
+    buffer: BlockKeyValues, new: KeyValues, numbers: Integers, columns: Integers
+) -> BlockKeyValues:
+    """Writes `[L, G, R, S, K]` into slots, each row from its column on.
+
+    A row with its column in another section is not written.
+    """
+    slots, starts = jnp.asarray(numbers), jnp.asarray(columns)
+    inside = (starts >= 0) & (starts < buffer.length)
+
+    def write_row(row: Int[Array, ""], buffer: BlockKeyValues) -> BlockKeyValues:
+        def write(old: Array, parts: Array) -> Array:
+            part = jax.lax.dynamic_slice_in_dim(parts, row, 1, axis=1)
+            place = (0, slots[row], starts[row], 0)
+            before = jax.lax.dynamic_slice(old, place, part.shape)
+            return jax.lax.dynamic_update_slice(
+                old, jnp.where(inside[row], part, before), place
+            )
+
+        return buffer.map(write, new)
+
+    return jax.lax.fori_loop(0, len(slots), write_row, buffer)

@@ -4,7 +4,8 @@ A slot holds the keys and values of one row. The keys of prompts and of shared t
 in pages that rows attend to together. Each page is a separate source of attention, read
 once a step, with the rows masked that do not see it. A masked page adds exactly 0 to a
 row's sums, and a row's pages keep their order. So the results of a row do not depend on
-which other pages are read.
+which other pages are read. For the same reason they do not depend on how many sections
+of the slots are read, so a step reads no more of them than the longest row has.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.parameters import Parameters, merge
@@ -28,6 +29,7 @@ from prompt_tuning.decoding.slot_state import (
     Page,
     RowStates,
     Slots,
+    write_rows,
 )
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
@@ -55,14 +57,23 @@ def _page_contexts(
     return contexts
 
 
-def _own_context(own: KeyValues, written: Integers, first: Integers) -> Context:
-    """Returns the rows' own keys as context of their next tokens."""
-    columns = jnp.arange(own.keys.shape[3])
-    mask = (columns < written[:, None])[:, None, None]  # [B, 1, 1, length]
-    return Context(own, mask, None, jnp.asarray(first)[:, None] + columns)
+def _own_contexts(
+    own: Sequence[KeyValues], written: Integers, first: Integers
+) -> list[Context]:
+    """Returns sections of the rows' own keys as contexts of their next tokens."""
+    contexts, start = [], 0
+    for section in own:
+        columns = start + jnp.arange(section.keys.shape[3])
+        start += len(columns)
+        mask = (columns < written[:, None])[:, None, None]  # [B, 1, 1, section]
+        positions = jnp.asarray(first)[:, None] + columns
+        contexts.append(Context(section, mask, None, positions))
+    return contexts
 
 
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+@functools.partial(
+    jax.jit, static_argnames=("graph", "sections"), donate_argnames="slots"
+)
 def read_tokens(
     parameters: Parameters,
     slots: Slots,
@@ -71,6 +82,7 @@ def read_tokens(
     pages: tuple[Page, ...],
     *,
     graph: nnx.GraphDef,
+    sections: int,
 ) -> Slots:
     """Reads one token in each active slot.
 
@@ -82,16 +94,22 @@ def read_tokens(
       rows: state of each row.
       pages: the pages that some row sees.
       graph: structure of the model.
+      sections: number of sections that hold all keys of the active rows, also the new
+        ones.
     """
     update_status(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
     window = jnp.asarray(tokens)[:, None]
-    hidden, own = _read_window(model, slots, window, jnp.array(1), rows, pages)
+    hidden, own = _read_window(
+        model, slots, window, jnp.array(1), rows, pages, sections
+    )
     hidden = _replace_active(slots.hidden, hidden[:, 0], rows)
     return dataclasses.replace(slots, own=own, hidden=hidden)
 
 
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+@functools.partial(
+    jax.jit, static_argnames=("graph", "sections"), donate_argnames="slots"
+)
 def read_guesses(
     parameters: Parameters,
     slots: Slots,
@@ -101,6 +119,7 @@ def read_guesses(
     pages: tuple[Page, ...],
     *,
     graph: nnx.GraphDef,
+    sections: int,
 ) -> tuple[Slots, Int[Array, "B"]]:
     """Reads a token and guesses of the next ones in each active slot.
 
@@ -115,13 +134,16 @@ def read_guesses(
       rows: state of each row.
       pages: the pages that some row sees.
       graph: structure of the model.
+      sections: as in `read_tokens`.
 
     Returns:
       the slots, and the number of right guesses of each row.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     window, counts = jnp.asarray(tokens), jnp.asarray(counts)
-    hidden, own = _read_window(model, slots, window, counts[:, None], rows, pages)
+    hidden, own = _read_window(
+        model, slots, window, counts[:, None], rows, pages, sections
+    )
     logits = model.token_logits(hidden[:, :-1])
     right = jnp.argmax(logits, axis=-1) == window[:, 1:]  # [B, W - 1]
     right &= jnp.arange(right.shape[1]) < counts[:, None] - 1
@@ -145,12 +167,14 @@ def _read_window(
     counts: Int[Array, "#B 1"] | Int[Array, ""],
     rows: RowStates,
     pages: tuple[Page, ...],
-) -> tuple[Float[Array, "B W D"], BlockKeyValues]:
+    sections: int,
+) -> tuple[Float[Array, "B W D"], tuple[BlockKeyValues, ...]]:
     """Runs the next tokens of all rows, and writes the first `counts` of active ones.
 
     Returns:
       the states that predict the token after each, and the rows' own keys and values.
     """
+    read, beyond = slots.own[:sections], slots.own[sections:]
     embedded = model.token_embedder(tokens, model.config.dtype)
     columns = jnp.asarray(rows.written)[:, None] + jnp.arange(tokens.shape[1])
     positions = jnp.asarray(rows.first)[:, None] + columns
@@ -163,23 +187,31 @@ def _read_window(
             Stream(embedded, positions, mask),
             [
                 *_page_contexts(pages, rows.visible),
-                _own_context(slots.own.as_source(), rows.written, rows.first),
+                *_own_contexts(
+                    [own.as_source() for own in read], rows.written, rows.first
+                ),
             ],
             cross,
         )
     active = jnp.asarray(rows.active)[:, None]
     written = active & (jnp.arange(tokens.shape[1]) < counts)
-    # A column past the end is dropped.
-    column = jnp.where(written, columns, slots.own.keys.shape[3])  # [B, W]
     # Keys that are written after the blocks have read the old ones replace them in
     # place; otherwise the compiler would copy them.
-    column = _computed_after(column, hidden)
+    columns = _computed_after(columns, hidden)
     numbers = jnp.arange(len(tokens))[:, None]
 
-    def write(buffer: Array, new: Array) -> Array:
-        return buffer.at[:, numbers, column].set(new, mode="drop")
+    def write_section(own: BlockKeyValues, end: int) -> BlockKeyValues:
+        within = columns - (end - own.length)
+        # A column past the end is dropped.
+        column = jnp.where(written & (within >= 0), within, own.length)  # [B, W]
 
-    return hidden, slots.own.map(write, key_values)
+        def write(buffer: Array, new: Array) -> Array:
+            return buffer.at[:, numbers, column].set(new, mode="drop")
+
+        return own.map(write, key_values)
+
+    updated = map(write_section, read, slots.section_ends)
+    return hidden, (*updated, *beyond)
 
 
 def _computed_after(
@@ -194,7 +226,9 @@ def _computed_after(
     return jnp.minimum(columns, bits & 0x7FFFFFFF | 0x40000000)
 
 
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+@functools.partial(
+    jax.jit, static_argnames=("graph", "sections"), donate_argnames="slots"
+)
 def read_chunks(
     parameters: Parameters,
     slots: Slots,
@@ -205,6 +239,7 @@ def read_chunks(
     pages: tuple[Page, ...],
     *,
     graph: nnx.GraphDef,
+    sections: int,
 ) -> tuple[Slots, Float[Array, "R C D"]]:
     """Reads the next chunk of some rows' texts into their slots.
 
@@ -217,18 +252,23 @@ def read_chunks(
       rows: state of each row.
       pages: the pages that some row sees.
       graph: structure of the model.
+      sections: number of sections that hold all keys of these rows, also the new ones.
 
     Returns:
       the slots, and the states that predict the token after each.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     chosen = jnp.asarray(numbers)
-    past = slots.own.map(lambda part: part[:, chosen]).stacked()
+    read, beyond = slots.own[:sections], slots.own[sections:]
+    past = [own.map(lambda part: part[:, chosen]).stacked() for own in read]
     hidden, key_values = _run_chunks(model, tokens, rows, pages, past)
-    own = _write_rows(slots.own, key_values, numbers, rows.written)
+    own = [
+        write_rows(section, key_values, chosen, rows.written - (end - section.length))
+        for section, end in zip(read, slots.section_ends, strict=False)
+    ]
     last = hidden[jnp.arange(len(hidden)), jnp.asarray(counts) - 1]  # [R, D]
     slots = dataclasses.replace(
-        slots, own=own, hidden=slots.hidden.at[numbers].set(last)
+        slots, own=(*own, *beyond), hidden=slots.hidden.at[numbers].set(last)
     )
     return slots, hidden
 
@@ -252,7 +292,7 @@ def read_page(
       graph: structure of the model.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    _, key_values = _run_chunks(model, tokens, row, pages, None)
+    _, key_values = _run_chunks(model, tokens, row, pages, ())
     return Page.create(key_values, row.first[0])
 
 
@@ -261,7 +301,7 @@ def _run_chunks(
     tokens: Integers | Float[Array, "R C D"] | Float[np.ndarray, "R C D"],
     rows: RowStates,
     pages: tuple[Page, ...],
-    own: KeyValues | None,
+    own: Sequence[KeyValues],
 ) -> tuple[Float[Array, "R C D"], KeyValues]:
     """Runs chunks of some rows after the keys that they see."""
     tokens = jnp.asarray(tokens)
@@ -272,115 +312,9 @@ def _run_chunks(
     start = jnp.asarray(rows.first + rows.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
     past = _page_contexts(pages, rows.visible, stacked=True)
-    if own is not None:
-        past.append(_own_context(own, rows.written, rows.first))
+    past += _own_contexts(own, rows.written, rows.first)
     with row_entries(jnp.asarray(rows.entry)):
         return model.extend(Stream(embedded, positions, masks.CausalMask(None)), past)
-
-
-def _write_rows(
-    buffer: BlockKeyValues,
-    new: KeyValues,
-    numbers: Integers,
-    columns: Integers | Sequence[int],
-) -> BlockKeyValues:
-    """Writes `[L, G, R, S, K]` into slots, each row from its column on."""
-    slots, starts = jnp.asarray(numbers), jnp.asarray(columns)
-
-    def write_row(row: Int[Array, ""], buffer: BlockKeyValues) -> BlockKeyValues:
-        def write(old: Array, parts: Array) -> Array:
-            part = jax.lax.dynamic_slice_in_dim(parts, row, 1, axis=1)
-            return jax.lax.dynamic_update_slice(
-                old, part, (0, slots[row], starts[row], 0)
-            )
-
-        return buffer.map(write, new)
-
-    return jax.lax.fori_loop(0, len(slots), write_row, buffer)
-
-
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
-def read_whole_rows(
-    parameters: Parameters,
-    slots: Slots,
-    numbers: Integers,
-    tokens: Integers,
-    lengths: Integers,
-    prompt_ids: Integers | None,
-    *,
-    graph: nnx.GraphDef,
-) -> tuple[Slots, Int[Array, "R"], Int[Array, "R"]]:
-    """Reads whole rows into their slots, by the model with the rows' adapter.
-
-    Some rows cannot be read in chunks: rows of encoder-decoders, rows with a prompt
-    inside the text, and rows with attention in both directions.
-
-    Args:
-      parameters: all parameters of the model with its prompts and adapters, by path.
-      slots: all slots; donated.
-      numbers: slot of each row, `[R]`; a row may be repeated.
-      tokens: the rows, `[R, T]`, padded.
-      lengths: number of real tokens of each, `[R]`.
-      prompt_ids: number of each row's prompt, `[R]`, or None.
-      graph: structure of that model.
-
-    Returns:
-      the slots, the number of keys written of each row, and the position of the first
-      of them.
-    """
-    model = cast(LanguageModel, merge(graph, parameters))
-    prompts = None if prompt_ids is None else jnp.asarray(prompt_ids)
-    hidden, cache = model.prefill(jnp.asarray(tokens), jnp.asarray(lengths), 1, prompts)
-    text, rows = cache.past[-1], len(hidden)
-    assert isinstance(text.key_values, KeyValues)
-    capacity = slots.own.keys.shape[3]
-    size = min(text.key_values.keys.shape[3], capacity)
-    short = KeyValues(*(part[:, :, :, :size] for part in text.key_values))
-    written = jnp.full(rows, size)
-    if text.mask is not None:
-        written = _row_marks(text.mask, rows).sum(1)
-    slots = dataclasses.replace(
-        slots,
-        own=_write_rows(slots.own, short, numbers, [0] * rows),
-        hidden=slots.hidden.at[numbers].set(hidden),
-    )
-    if slots.cross is not None and slots.cross_mask is not None:
-        slots = _write_cross(slots, numbers, cache.cross)
-    return slots, written, cache.next_positions - written
-
-
-def _row_marks(mask: Bool[Array, "_ 1 1 S"], rows: int) -> Bool[Array, "R S"]:
-    """Returns the mask of each row's keys."""
-    return jnp.broadcast_to(mask[:, 0, 0], (rows, mask.shape[-1]))
-
-
-def _write_cross(slots: Slots, numbers: Integers, cross: Sequence[Context]) -> Slots:
-    """Writes what the rows' decoder attends to of their encoder's output."""
-    assert slots.cross is not None and slots.cross_mask is not None
-    capacity, rows = slots.cross_mask.shape[1], len(numbers)
-    parts, marks = [], []
-    for context in cross:
-        key_values = context.key_values
-        assert isinstance(key_values, KeyValues)
-        chosen = context.rows
-        if chosen is None:  # all rows share a prompt's output
-            chosen = jnp.arange(rows) * context.row_count // rows
-        key_values = KeyValues(*(part[:, :, chosen] for part in key_values))
-        mask, every = context.mask, jnp.ones((rows, key_values.keys.shape[3]), bool)
-        marks.append(every if mask is None else _row_marks(mask, rows))
-        parts.append(key_values)
-    joined = KeyValues(
-        *(jnp.concatenate(each, axis=3) for each in zip(*parts, strict=True))
-    )
-    mark = jnp.concatenate(marks, axis=1)
-    padding = capacity - mark.shape[1]
-    mark = jnp.pad(mark, ((0, 0), (0, max(padding, 0))))[:, :capacity]
-    joined = KeyValues(*(part[:, :, :, :capacity] for part in joined))
-    return dataclasses.replace(
-        slots,
-        cross=_write_rows(slots.cross, joined, numbers, [0] * rows),
-        cross_mask=slots.cross_mask.at[numbers].set(mark),
-    )
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -391,7 +325,7 @@ def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
         part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=1)
         return jax.lax.dynamic_update_slice_in_dim(buffer, part, target, axis=1)
 
-    own = slots.own.map(copy)
+    own = tuple(section.map(copy) for section in slots.own)
     cross, mask = slots.cross, slots.cross_mask
     if cross is not None and mask is not None:
         cross = cross.map(copy)

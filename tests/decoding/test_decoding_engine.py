@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.decoding import row_queue
+from prompt_tuning.decoding import row_queue, slot_state
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -133,7 +133,11 @@ def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
         ],
     ),
 )
-def test_a_row_does_not_depend_on_the_other_rows(config, dtype, kinds, count):
+def test_a_row_does_not_depend_on_the_other_rows(
+    config, dtype, kinds, count, monkeypatch
+):
+    # A step reads one to three sections, as many as its longest row has.
+    monkeypatch.setattr(slot_state, "SECTION", 8)
     config = dataclasses.replace(config, parameter_dtype=dtype, compute_dtype=dtype)
     requests = random_requests(count, kinds=kinds)
     engine = open_engine(config, kinds, slots=4 if count < 100 else 32)

@@ -207,7 +207,7 @@ def test_no_array_has_a_logit_for_each_token_of_a_long_text():
     graph, parameters = describe(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )
-    slots = Slots.create(config, 1, length)
+    slots = Slots.create(config, 1, length, chunk)
     one, tokens = np.zeros(1, np.int32), np.zeros((1, chunk), np.int32)
     states = RowStates(one, one, one == 0, one, np.zeros((1, 0), np.int32))
     reading = (parameters, slots, one, tokens, one, states, ())
@@ -216,7 +216,7 @@ def test_no_array_has_a_logit_for_each_token_of_a_long_text():
     scoring = (parameters, block, tokens)
     largest = 0
     for program in (
-        lowered(read_chunks, reading, graph=graph),
+        lowered(read_chunks, reading, graph=graph, sections=len(slots.own)),
         lowered(given_scores.score_states, scoring, graph=graph, top=20),
     ):
         text = str(program.compile().as_text())

@@ -28,12 +28,14 @@ def test_a_step_copies_neither_kernels_nor_keys():
     none = np.zeros(ROWS, np.int32)
     pages = np.zeros((ROWS, 0), np.int32)
     rows = RowStates(none, none, np.ones(ROWS, bool), none, pages)
-    given = (resident.step_parameters, Slots.create(config, ROWS, LENGTH))
+    given = (resident.step_parameters, Slots.create(config, ROWS, LENGTH, 8))
     leaves, trees = zip(*map(jax.tree.flatten, given), strict=True)
 
     def step(*leaves):
         parameters, slots = map(jax.tree.unflatten, trees, leaves)
-        return read_tokens(parameters, slots, none, rows, (), graph=resident.graph)
+        return read_tokens(
+            parameters, slots, none, rows, (), graph=resident.graph, sections=1
+        )
 
     program = jax.jit(step, donate_argnums=1).lower(*leaves).compile()
     made = Counter(
