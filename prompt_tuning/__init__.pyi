@@ -987,7 +987,7 @@ def Pretrained(
     config: Configured[ModelConfig] | None = None,
     tokenizer: str | None = None,
     compute_dtype: str = "float32",
-    parameter_dtype: str = "float32",
+    parameter_dtype: str | None = None,
     weights: str = "device",
     trained_weights: str = "device",
     slices: int | None = None,
@@ -1006,9 +1006,10 @@ def Pretrained(
     `Run`.
 
     Attributes:
-      checkpoint: a Hugging Face folder, a T5X checkpoint, the name of a bundled model
-        such as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
-        "Qwen/Qwen3-0.6B", with a revision after `@` if it is not the main one.
+      checkpoint: a Hugging Face folder, a GGUF file or a folder with one, a T5X
+        checkpoint, the name of a bundled model such as "bundled:skills-decoder", or of
+        a model of the Hugging Face hub such as "Qwen/Qwen3-0.6B", with a revision after
+        `@` if it is not the main one.
       config: config of a T5X checkpoint, which contains none; None for a Hugging Face
         folder.
       tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
@@ -1017,7 +1018,8 @@ def Pretrained(
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
         "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
         bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
-        its share of a scale.
+        its share of a scale. None is "float32", except that a folder with quantized
+        weights is held as it is published.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.

@@ -7,7 +7,6 @@ ignored. Everything else is an error.
 
 import dataclasses
 import difflib
-import functools
 import itertools
 import math
 import os
@@ -17,13 +16,12 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from prompt_tuning.checkpoints.packed_kernel import PackedKernel
-from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
+from prompt_tuning.checkpoints.kernel_readers import published_readers, readers
+from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import (
     PartReader,
     Recipe,
     StoredTensor,
-    assemble_parts,
     check_recipe,
 )
 from prompt_tuning.core.array_slices import whole
@@ -33,12 +31,16 @@ from prompt_tuning.core.quantization.stores import (
     INT4,
     INT8,
     NF4,
+    UNQUANTIZED,
+    Store,
     codebook_path,
     is_packed,
     is_quantized,
     scale_path,
     weight_shape,
+    zero_path,
 )
+from prompt_tuning.core.setting_hints import how_to_set
 
 AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]
@@ -66,6 +68,7 @@ class RestorePlan:
       restored: recipes of the parameters that are read.
       fresh: descriptions of the initializers of the other parameters.
       stored: stored tensors of the checkpoint.
+      stores: stores of parameters that are held as they are published.
     """
 
     origin: str
@@ -73,6 +76,7 @@ class RestorePlan:
     restored: Mapping[str, Recipe]
     fresh: Mapping[str, str]
     stored: Mapping[str, StoredTensor]
+    stores: Mapping[str, Store] = dataclasses.field(default_factory=dict)
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -95,8 +99,8 @@ class RestorePlan:
     ) -> Iterator[tuple[str, PartReader]]:
         """Yields a reader for each restored parameter, which reads blocks of it.
 
-        Kernels are quantized while they are read; the readers of the scales and the
-        codebook follow that of the kernel.
+        Kernels are quantized while they are read, unless they are held as published;
+        the readers of what belongs to a kernel follow that of the kernel.
 
         Args:
           dtype: dtype of parameters that are not quantized; None keeps the dtype of
@@ -106,29 +110,13 @@ class RestorePlan:
         for path, recipe in self.restored.items():
             if path in derived:
                 continue
-            leaf = self.abstract[path]
-            shape = weight_shape(leaf)
-            if is_packed(leaf):
-                codebook = codebook_path(path)
-                packed = PackedKernel(
-                    path, shape, recipe, self.stored, codebook=codebook in self.abstract
+            store = self.stores.get(path)
+            if store is not None and store.quantized:
+                yield from published_readers(
+                    path, self.abstract, recipe, self.stored, store
                 )
-                yield path, packed.read
-                yield scale_path(path), packed.read_scales
-                if packed.codebook is not None:
-                    yield codebook, packed.read_codebooks
-            elif is_quantized(leaf):
-                kernel = QuantizedKernel(path, shape, recipe, self.stored)
-                yield path, kernel.read
-                yield scale_path(path), kernel.read_scales
             else:
-                cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
-                yield (
-                    path,
-                    functools.partial(
-                        assemble_parts, path, shape, cast_to, recipe, self.stored
-                    ),
-                )
+                yield from readers(path, self.abstract, recipe, self.stored, dtype)
 
     def read(self, dtype: DTypeLike | None = None) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the restored parameters one by one.
@@ -172,15 +160,41 @@ class RestorePlan:
         return "\n".join(lines)
 
     def _quantized_rows(self) -> list[str]:
-        kernels = [self.abstract[path] for path in self.quantized]
-        if not kernels:
+        by_kind: dict[str, list[str]] = {}
+        for path in self.quantized:
+            by_kind.setdefault(self._kind(path), []).append(path)
+        rows = []
+        for kind, paths in by_kind.items():
+            row = _count_row(f"  {kind}", [self.abstract[path] for path in paths])
+            published = sorted({str(self.stores[p]) for p in paths if p in self.stores})
+            how = "two weights in each, with float32 scales"
+            if not is_packed(self.abstract[paths[0]]):
+                how = "quantized with one float32 scale per channel"
+            how = f"as published: {' and '.join(published)}" if published else how
+            rows.append(f"{row}   of these, {how}")
+        return rows + self._widened_rows()
+
+    def _kind(self, path: str) -> str:
+        """Returns the name of a quantized kernel's store."""
+        if path in self.stores:
+            return self.stores[path].name
+        if not is_packed(self.abstract[path]):
+            return INT8
+        return NF4 if codebook_path(path) in self.abstract else INT4
+
+    def _widened_rows(self) -> list[str]:
+        """Counts quantized tensors that are held as floats."""
+        quantized = set(self.quantized)
+        paths = [
+            path
+            for path, recipe in self.restored.items()
+            if path not in self.derived and path not in quantized
+            if any(isinstance(self.stored[n], WidenedTensor) for n in recipe.sources)
+        ]
+        if not paths:
             return []
-        if not is_packed(kernels[0]):
-            row = _count_row(f"  {INT8}", kernels)
-            return [f"{row}   of these, quantized with one float32 scale per channel"]
-        has_table = codebook_path(self.quantized[0]) in self.abstract
-        row = _count_row(f"  {NF4 if has_table else INT4}", kernels)
-        return [f"{row}   of these, two weights in each, with float32 scales"]
+        row = _count_row("  widened", [self.abstract[path] for path in paths])
+        return [f"{row}   of these, published in fewer bits: {', '.join(paths[:3])}"]
 
 
 def plan_restore(
@@ -191,6 +205,7 @@ def plan_restore(
     assignment_map: AssignmentMap = TUNED_ARE_FRESH,
     fallback_to_scratch: bool = True,
     fresh_by: FreshBy | None = None,
+    stores: Mapping[str, Store] | None = None,
 ) -> RestorePlan:
     r"""Decides the source of every parameter and checks every shape.
 
@@ -211,10 +226,12 @@ def plan_restore(
         adapters, such as a run's baseline, patterns that match those.
       fallback_to_scratch: whether any parameter may be fresh.
       fresh_by: descriptions of the initializers of fresh parameters, for the report.
+      stores: stores of parameters that are held as they are published, by path.
 
     Raises:
       InputError: for a parameter without a source, a fresh parameter although none may
-        be, a wrong shape, and a pattern that is invalid or matches nothing.
+        be, a wrong shape, a pattern that is invalid or matches nothing, and another
+        source of a kernel that is held as it is published.
     """
     if not stored:
         raise InputError("the checkpoint contains no arrays")
@@ -229,6 +246,7 @@ def plan_restore(
         if source is not None
     }
     _check_sources(restored, stored, origin)
+    _check_stores(stores or {}, restored, recipes)
     for path, recipe in restored.items():
         check_recipe(path, weight_shape(abstract[path]), recipe, stored)
     restored |= {
@@ -239,7 +257,22 @@ def plan_restore(
     }
     if not fallback_to_scratch:
         _refuse_fresh(list(fresh))
-    return RestorePlan(origin, abstract, restored, fresh, stored)
+    return RestorePlan(origin, abstract, restored, fresh, stored, stores or {})
+
+
+def _check_stores(
+    stores: Mapping[str, Store],
+    restored: Mapping[str, Recipe],
+    recipes: Mapping[str, Recipe],
+) -> None:
+    """Checks that kernels in published codes are read by their own recipes."""
+    for path, store in stores.items():
+        if store.quantized and restored.get(path, recipes[path]) != recipes[path]:
+            raise InputError(
+                f"the assignment map reads {path} from another source, but it is held "
+                f"as published, in {store}: give "
+                f"{how_to_set('Pretrained.parameter_dtype', UNQUANTIZED)}"
+            )
 
 
 def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
@@ -251,7 +284,7 @@ def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
     return {
         other: path
         for path in _quantized(abstract)
-        for other in (scale_path(path), codebook_path(path))
+        for other in (scale_path(path), codebook_path(path), zero_path(path))
         if other in abstract
     }
 

@@ -202,6 +202,10 @@ def describe(
     return [
         f"largest batch: {estimate.shape}; step compiled for {devices} ({platform})",
         f"frozen parameters   {format_size(held.frozen):>10}",
+        *(
+            f"  {count} stacks of kernels as published, in {store}"
+            for store, count in estimate.published.items()
+        ),
         f"trained parameters  {format_size(held.trained):>10}",
         f"optimizer state     {format_size(held.optimizer):>10}",
         f"batch               {format_size(held.batch):>10}",
@@ -220,6 +224,8 @@ def describe_types(
       limit: bytes of a device, if they are known.
     """
     lines, largest = ["", "--parameter_dtype, as configured otherwise:"], None
+    if estimate.published:
+        lines[1] = "instead of the folder's own types, --parameter_dtype:"
     for dtype in PARAMETER_DTYPES:
         total = estimate.frozen_bytes(dtype) + rest
         fits = "" if limit is None else "fits" if total <= limit else "does not fit"

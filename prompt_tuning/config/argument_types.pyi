@@ -37,7 +37,7 @@ class PretrainedFields(TypedDict, total=False):
     config: Configured[ModelConfig] | None
     tokenizer: str | None
     compute_dtype: str
-    parameter_dtype: str
+    parameter_dtype: str | None
     weights: str
     trained_weights: str
     slices: int | None

@@ -47,6 +47,7 @@ TABLE = (
         "type that the frozen weights are stored in",
         "Pretrained.parameter_dtype",
         choices=PARAMETER_DTYPES,
+        default="float32, or the quantized folder's own",
     ),
     FlatOption(
         "compute_dtype",

@@ -24,6 +24,7 @@ from prompt_tuning.core.model_choices import (
     QueryKeyNorm,
     check_choices,
     check_combinations,
+    check_dtype,
 )
 from prompt_tuning.core.model_sizes import check_products, check_sizes
 from prompt_tuning.core.number_ranges import (
@@ -35,14 +36,9 @@ from prompt_tuning.core.number_ranges import (
     RowCount,
     VocabularySize,
 )
-from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STORES
+from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
-
-FLOAT16_REASON = (
-    "float16 overflows at 65,504, which T5's residual stream and a prompt trained at "
-    "learning rate 0.3 both pass; use bfloat16 or float32"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,6 +143,7 @@ class ModelConfig:
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
         "int4" or "nf4" for the projections of the blocks, and bfloat16 for everything
         else.
+      stores: parameters that are stored in another way, by path.
     """
 
     architecture: Architecture
@@ -210,6 +207,7 @@ class ModelConfig:
     dropout_rate: float | int = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
+    stores: tuple[tuple[str, Store], ...] = ()
     attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization
@@ -293,22 +291,6 @@ def _check_layers(config: ModelConfig) -> None:
             )
         if numbers and "windowed" in name and config.window is None:
             raise InputError(f"{name} need a window, found None")
-
-
-def check_dtype(name: str, value: str) -> None:
-    """Checks that training is stable in a dtype.
-
-    Raises:
-      InputError: for float16 (with the reason), for the store of quantized weights as
-        the dtype of activations, and for any unknown name.
-    """
-    if value in ("float16", "half", "fp16"):
-        raise InputError(f"{name} is {shown(value)}: {FLOAT16_REASON}")
-    accepted = PARAMETER_DTYPES if name == "parameter_dtype" else DTYPES
-    if value not in accepted:
-        listed = " or ".join(map(repr, accepted))
-        hint = f"; {value} is for parameter_dtype" if value in STORES else ""
-        raise InputError(f"{name} is {shown(value)}, expected {listed}{hint}")
 
 
 def t5_config(

@@ -14,12 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.block_arrays import BlockArrays
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
-from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
-from prompt_tuning.core.quantization.stores import INT8, NF4, STORES, UNQUANTIZED
+from prompt_tuning.core.quantization.nibbles import (
+    MIDDLE,
+    NORMAL_FLOAT,
+    group_size,
+    pack,
+)
+from prompt_tuning.core.quantization.stores import (
+    INT4,
+    INT8,
+    STORES,
+    UNQUANTIZED,
+    Store,
+)
 
 if TYPE_CHECKING:
     Parameters = dict[str, Array]
@@ -75,6 +86,7 @@ class KernelParameters(NamedTuple):
     kernel: nnx.Param
     scale: nnx.Param | None = None
     codebook: nnx.Param | None = None
+    zero: nnx.Param | None = None
 
 
 def declare_kernel(
@@ -100,16 +112,39 @@ def declare_kernel(
         return KernelParameters(declare(key, shape, axes, initializer, dtype))
     _check_axes(shape, axes)
     weights = initializer(key, shape, jnp.float32)  # [L, in, out]
-    if dtype == INT8:
-        scale = channel_scale(weights)  # [L, out]
-        kernel = nnx.Param(quantize(weights, scale), axes=axes)
-        return KernelParameters(kernel, nnx.Param(scale, axes=(axes[0], axes[-1])))
-    codebook = NORMAL_FLOAT if dtype == NF4 else None
-    packed, scales = (nnx.Param(x, axes=axes) for x in pack(weights, codebook))
-    if codebook is None:
-        return KernelParameters(packed, scales)
-    tables = jnp.tile(codebook, (shape[0], 1))  # [L, 16]
-    return KernelParameters(packed, scales, nnx.Param(tables, axes=(axes[0], "codes")))
+    group = None if dtype == INT8 else group_size(shape[-2])
+    return store_kernel(weights, axes, Store(dtype, group))
+
+
+def store_kernel(
+    weights: Float[Array, "L in out"], axes: tuple[str, ...], store: Store
+) -> KernelParameters:
+    """Declares the arrays that store the weights of a kernel.
+
+    Raises:
+      InputError: if the inputs cannot be packed.
+    """
+    if not store.quantized:
+        return KernelParameters(nnx.Param(weights.astype(store.name), axes=axes))
+    if store.packed:
+        codebook = None if store.name == INT4 else NORMAL_FLOAT
+        kernel, scale = pack(weights, codebook, store.group)
+        tables = None if codebook is None else jnp.tile(codebook, (len(weights), 1))
+    else:
+        groups = 1 if store.group is None else weights.shape[-2] // store.group
+        grouped = weights.reshape(len(weights), groups, -1, weights.shape[-1])
+        scale = channel_scale(grouped)  # [L, groups, out]
+        kernel = quantize(grouped, scale).reshape(weights.shape).astype(store.name)
+        scale, tables = scale[:, 0] if store.group is None else scale, None
+    middle = MIDDLE if store.packed else 0
+    zero = jnp.full(scale.shape, middle, jnp.int16) if store.zeros else None
+    scale_axes = axes if scale.ndim == len(axes) else (axes[0], axes[-1])
+    return KernelParameters(
+        nnx.Param(kernel, axes=axes),
+        nnx.Param(scale, axes=scale_axes),
+        None if tables is None else nnx.Param(tables, axes=(axes[0], "codes")),
+        None if zero is None else nnx.Param(zero, axes=scale_axes),
+    )
 
 
 def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:

@@ -31,7 +31,8 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
-from prompt_tuning.core.model_config import ModelConfig, check_dtype
+from prompt_tuning.core.model_choices import check_dtype
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import FAMILIES, REFUSED
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gguf.settings import (

@@ -10,6 +10,7 @@ from prompt_tuning.adapters.peft.modules import projections as projections_in_pe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.language_model import LanguageModel
@@ -90,6 +91,7 @@ def build_model(
             encoder=_encoder(prompt, prompting),
             decoder=_decoder(decoder_prompt, Prompting()),
         )
+    store_as(model, dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
     return model
 
@@ -153,6 +155,23 @@ def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense):
             yield "/".join(map(str, path)), node
+
+
+def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
+    """Stores the parameters at some paths in another way.
+
+    Raises:
+      InputError: if the inputs of a kernel cannot be packed.
+    """
+    if not stores:
+        return
+    for path, dense in projections(model):
+        if f"{path}/kernel" in stores:
+            dense.store_as(stores[f"{path}/kernel"])
+    for path, node in list(nnx.iter_graph(model)):
+        store = stores.get("/".join(map(str, path)))
+        if isinstance(node, nnx.Param) and store is not None and not store.quantized:
+            node.set_value(node[...].astype(store.name))
 
 
 def add_adapters(

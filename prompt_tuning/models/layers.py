@@ -13,8 +13,15 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import declare, declare_kernel, fan_in, named_key
-from prompt_tuning.core.quantization.product import multiply
+from prompt_tuning.core.parameters import (
+    declare,
+    declare_kernel,
+    fan_in,
+    named_key,
+    store_kernel,
+)
+from prompt_tuning.core.quantization.product import multiply, widened
+from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
 
@@ -42,6 +49,7 @@ class Dense(nnx.Module):
         four bits it is `[L, in / 2, out]`.
       kernel_scale: scales of a quantized kernel; None for any other.
       kernel_codebook: table of the values of a packed kernel, `[L, 16]`, or None.
+      kernel_zero: zero points of a quantized kernel, or None.
       sizes: numbers of inputs and outputs.
       bias: `[L, out]`, or None.
       adapters: trained adapters of the projection, by name; see `ProjectionAdapter`.
@@ -64,14 +72,30 @@ class Dense(nnx.Module):
         size_in, size_out = sizes
         initializer = jax.nn.initializers.normal(scale * size_in**-0.5)
         shape, names = (layers, size_in, size_out), ("layers", *axes)
-        self.kernel, self.kernel_scale, self.kernel_codebook = declare_kernel(
-            key, shape, names, initializer, dtype
-        )
+        arrays = declare_kernel(key, shape, names, initializer, dtype)
+        self.kernel, self.kernel_scale, self.kernel_codebook, self.kernel_zero = arrays
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
         self.adapters = nnx.Dict()
         self.axes, self.sizes = axes, sizes
+
+    def store_as(self, store: Store) -> None:
+        """Stores the kernel in another way.
+
+        Raises:
+          InputError: if the inputs cannot be packed.
+        """
+        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
+        scale, codebook, zero = (None if x is None else x[...] for x in others)
+        weights = self.kernel[...]
+        if scale is not None:
+            weights = jax.vmap(widened)(weights, scale, codebook, zero)
+        arrays = store_kernel(weights, ("layers", *self.axes), store)
+        names = ("kernel", "kernel_scale", "kernel_codebook", "kernel_zero")
+        for name, array in zip(names, arrays, strict=True):
+            # An attribute that was None before is not expected to hold an array.
+            setattr(self, name, None if array is None else nnx.data(array))
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block and its adapters."""
@@ -84,12 +108,9 @@ class Dense(nnx.Module):
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block without adapters."""
-        scale, codebook = self.kernel_scale, self.kernel_codebook
+        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
         y = multiply(
-            x,
-            self.kernel[...],
-            None if scale is None else scale[...],
-            None if codebook is None else codebook[...],
+            x, self.kernel[...], *(None if x is None else x[...] for x in others)
         )
         y = collectives.reduce_from_shards(y, self.axes[0])
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)

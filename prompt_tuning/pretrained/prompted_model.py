@@ -323,6 +323,7 @@ def open_pretrained(
         assignment_map=source.assignment_map,
         fallback_to_scratch=source.fallback_to_scratch,
         fresh_by=lambda path: _initialized_by(path, tuning),
+        stores=dict(config.stores),
     )
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:

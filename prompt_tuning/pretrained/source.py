@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
+from prompt_tuning.checkpoints.published_stores import is_quantized, published_stores
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
@@ -18,6 +19,7 @@ from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     ShareBelowOne,
 )
+from prompt_tuning.core.quantization.stores import DTYPES, UNQUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
@@ -50,7 +52,8 @@ class Pretrained:
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
         "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
         bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
-        its share of a scale.
+        its share of a scale. None is "float32", except that a folder with quantized
+        weights is held as it is published.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.
@@ -85,7 +88,7 @@ class Pretrained:
     config: ModelConfig | None = None
     tokenizer: str | None = None
     compute_dtype: str = "float32"
-    parameter_dtype: str = "float32"
+    parameter_dtype: str | None = None
     weights: str = "device"
     trained_weights: str = "device"
     slices: BlockCount | None = None
@@ -136,7 +139,7 @@ def open_checkpoint(
     """
     choices = {
         "compute_dtype": source.compute_dtype,
-        "parameter_dtype": source.parameter_dtype,
+        "parameter_dtype": source.parameter_dtype or DTYPES[0],
         "dropout_rate": source.dropout_rate,
         "attention": source.attention,
         "rematerialization": source.rematerialization or Rematerialization(),
@@ -151,7 +154,9 @@ def open_checkpoint(
             raise InputError(f"{path} {found}; remove the binding of Pretrained.config")
         config = read_config(path, **choices)
         stored = open_stored(path)
-        return config, find_recipes(config, stored), stored
+        recipes = find_recipes(config, stored)
+        config = _as_published(config, source.parameter_dtype, recipes, stored)
+        return config, recipes, stored
     if source.config is None:
         raise InputError(
             f"{path} has no config.json. If it is a T5X checkpoint, give its "
@@ -159,6 +164,29 @@ def open_checkpoint(
         )
     config = dataclasses.replace(source.config, **choices)
     return config, t5x.t5x_recipes(config), t5x_checkpoint.open_t5x(path)
+
+
+def _as_published(
+    config: ModelConfig,
+    parameter_dtype: str | None,
+    recipes: dict[str, Recipe],
+    stored: dict[str, StoredTensor],
+) -> ModelConfig:
+    """Returns the config of a model that is held as it is published.
+
+    All parameters are, if no type is given; if it is that of a quantized store, only
+    kernels that are published in it, which need not be rounded again.
+    """
+    if not is_quantized(stored):
+        return config
+    stores = published_stores(recipes, stored)
+    if parameter_dtype is not None:
+        stores = {p: x for p, x in stores.items() if x.name == parameter_dtype}
+        kept = {p: x for p, x in stores.items() if x.quantized}
+        return dataclasses.replace(config, stores=tuple(kept.items()))
+    return dataclasses.replace(
+        config, parameter_dtype=UNQUANTIZED, stores=tuple(stores.items())
+    )
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:

@@ -176,8 +176,10 @@ class MeshLayout:
             split = axes_of(entry)
             count = math.prod(self.mesh.shape[axis] for axis in split)
             if size % count:
+                # Those that share a scale stay together.
+                noun = "groups" if path.endswith("kernel_scale") else "numbers"
                 raise InputError(
-                    f"{path} has {size} numbers along {name!r}, which cannot be "
+                    f"{path} has {size} {noun} along {name!r}, which cannot be "
                     f"divided among {count} devices along {', '.join(split)}; choose "
                     f"a number that divides {size}, or the rule ({name!r}, None)"
                 )

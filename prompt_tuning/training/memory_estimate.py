@@ -5,6 +5,7 @@ in addition to its arguments. The only weights read are those that a prompt is
 initialized from.
 """
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -117,6 +118,13 @@ class MemoryEstimate:
         layout = self.run_plan.model.layout
         return 1 if layout is None else layout.mesh.size
 
+    @property
+    def published(self) -> dict[str, int]:
+        """The stores of kernels that are held as published, and their numbers."""
+        plan = self.run_plan.model.plan
+        stores = (plan.stores[path] for path in plan.quantized if path in plan.stores)
+        return dict(collections.Counter(map(str, stores)))
+
     def step(self, how: Rematerialization | None) -> CompiledStep:
         """The run's step with a rematerialization of all stacks; None for the run's."""
         run_plan = self.run_plan if how is None else self._with(how)
@@ -149,7 +157,9 @@ class MemoryEstimate:
 
     def frozen_bytes(self, dtype: str) -> int:
         """Bytes of all frozen parameters with another `parameter_dtype`."""
-        config = dataclasses.replace(self.run_plan.model.config, parameter_dtype=dtype)
+        config = dataclasses.replace(
+            self.run_plan.model.config, parameter_dtype=dtype, stores=()
+        )
         _, shapes = self._describe(config)
         labels = self.run_plan.labels
         return sum(_bytes(leaf) for path, leaf in shapes.items() if path not in labels)

@@ -1,5 +1,6 @@
 """A run with quantized weights, from the command line."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from tests.support.exhaustive import sample
-from tests.support.small_runs import trained_prompt, tune
+from tests.support.quantized_folders import write_quantized
+from tests.support.small_runs import DECODER, trained_prompt, tune, write_model
 
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
@@ -42,3 +44,25 @@ def test_training_the_weights_of_a_quantized_model_is_refused(files, tmp_path, c
     choices = {"ParameterGroup__regexes": [".*/kernel"], **INT8}
     assert tune(files, tmp_path, **choices) == 2
     assert "would train 7 quantized parameters" in capsys.readouterr().err
+
+
+def test_a_run_on_a_quantized_folder_holds_it_as_published(files, tmp_path, capsys):
+    config = dataclasses.replace(
+        DECODER, width=64, head_width=32, feed_forward_width=96
+    )
+    write_model(tmp_path / "base", config)
+    model = write_quantized(tmp_path / "base", tmp_path / "model", "gptq")
+    directory = tmp_path / "run"
+    held = "as published: int4 in groups of 32 with zero points"
+    arguments = ["--model", str(model), "--train", str(files.train), "--method", "lora"]
+    assert main(["memory", *arguments, "--policy", "none"]) == 0
+    table = capsys.readouterr().out
+    assert "7 stacks of kernels as published, in int4 in groups of 32" in table
+    assert "instead of the folder's own types" in table
+    arguments += ["--out", str(directory), "--steps", "2"]
+    assert main(["train", *arguments]) == 0
+    assert held in capsys.readouterr().out
+    assert main(["generate", "--run", str(directory), "abc=", "--new_tokens=2"]) == 0
+    merged = ["convert", str(directory), str(tmp_path / "merged"), "--merge"]
+    assert main(merged) == 2
+    assert "merge into the model that was quantized" in capsys.readouterr().err

@@ -1,6 +1,7 @@
-"""Quantized weights that others have published, which are widened when they are read.
+"""Quantized weights that others have published.
 
 Each method of quantization has a module that replaces the stored integers by tensors
-that read as float32, so that nothing above knows how a folder was stored. Hold them in
-few bits again with `Pretrained.parameter_dtype`, e.g. "nf4" for a folder of NF4.
+that read as float32, so that nothing above needs to know how a folder was stored.
+Where a store of `core.quantization` holds the integers exactly, the tensors also have
+these, as `Codes`.
 """

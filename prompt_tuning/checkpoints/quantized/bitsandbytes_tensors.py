@@ -9,10 +9,16 @@ are quantized too, they are codes for `weight.nested_quant_map [256]` times
 Eight bits: `weight [out, in]` in int8 with `SCB [out]`, the largest weight of each row.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from prompt_tuning.checkpoints.quantized.codes import (
+    aligned_group,
+    integer_codes,
+    table_codes,
+)
 from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     as_matrix,
     computed,
@@ -22,6 +28,8 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT
+from prompt_tuning.core.quantization.stores import FP4, NF4
 from prompt_tuning.core.typed_json import JsonObject, as_object, parse_json
 
 STATE = ".quant_state.bitsandbytes__"
@@ -50,10 +58,12 @@ def read_bitsandbytes(
         elif name.endswith(f".{SCALES_OF_ROWS}"):
             module = name.removesuffix(SCALES_OF_ROWS)
             weight = _needed(f"{module}weight", stored, tensor)
-            rows = as_matrix(tensor, (weight.shape[0], 1))
-            block = (1, weight.shape[1])
             result[f"{module}weight"] = scaled(
-                weight, rows, block, factor=1 / LARGEST_INT8
+                weight,
+                as_matrix(tensor, (weight.shape[0], 1)),
+                (1, weight.shape[1]),
+                factor=1 / LARGEST_INT8,
+                encode=functools.partial(integer_codes, 8, -128, weight, None),
             )
             del result[name]
             result.pop(f"{module}weight_format", None)
@@ -98,17 +108,56 @@ def _four_bits(
     scales = _scales(name, stored, largest, settings)
     packed = _flat(codes)
 
-    def read(block: Block) -> np.ndarray:
+    def read_codes(block: Block) -> np.ndarray:
         row, column = block
         part = slice(row.start * columns, row.stop * columns)
         pairs = packed(blocks_of(part, 2))
         both = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)
         first = part.start % 2
-        values = table[both[first : first + part.stop - part.start]]
-        values *= stretched(scales(blocks_of(part, size)), part, size)
-        return values.reshape(-1, columns)[:, column]
+        some = both[first : first + part.stop - part.start]
+        return some.reshape(-1, columns)[:, column]
 
-    return computed(codes, (rows, columns), read)
+    values = StoredTensor((rows, columns), codes.dtype, codes.source, read_codes)
+
+    def read(block: Block) -> np.ndarray:
+        row, column = block
+        part = slice(row.start * columns, row.stop * columns)
+        wide = table[values.read((row, slice(0, columns)))].reshape(-1)
+        wide *= stretched(scales(blocks_of(part, size)), part, size)
+        return wide.reshape(-1, columns)[:, column]
+
+    group = aligned_group(columns, size)
+    if group is None:
+        return computed(codes, (rows, columns), read)
+    name = NF4 if np.array_equal(table, NORMAL_FLOAT) else FP4
+    of_rows = _scales_of_rows(scales, largest.source, (rows, columns), size, group)
+    held = table_codes(name, values, table, of_rows)
+    return computed(codes, (rows, columns), read, held)
+
+
+def _scales_of_rows(
+    scales: Numbers, source: str, shape: tuple[int, int], size: int, group: int
+) -> StoredTensor:
+    """Returns scales of blocks, which follow each other, as scales of groups.
+
+    Args:
+      scales: reads scales of blocks.
+      source: file that contains them.
+      shape: shape of the weights.
+      size: number of weights in a block.
+      group: number of weights in a group, each of which is within one block.
+    """
+    rows, columns = shape
+
+    def read(part: Block) -> np.ndarray:
+        row, groups = part
+        blocks = blocks_of(slice(row.start * columns, row.stop * columns), size)
+        starts = np.arange(row.start, row.stop)[:, None] * columns
+        of_groups = starts + np.arange(groups.start, groups.stop) * group
+        return scales(blocks)[of_groups // size - blocks.start]
+
+    dtype = np.dtype(np.float32)
+    return StoredTensor((rows, columns // group), dtype, source, read)
 
 
 def _flat(tensor: StoredTensor) -> Numbers:

@@ -8,15 +8,19 @@ the integers that stand for 0, packed along the rows. NVFP4 packs two codes in a
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
 
-from prompt_tuning.checkpoints.quantized.mxfp4 import PAIRS
+from prompt_tuning.checkpoints.quantized.codes import integer_codes, table_codes
+from prompt_tuning.checkpoints.quantized.mxfp4 import NUMBERS
 from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     as_matrix,
     computed,
+    naming,
+    refuse_both,
     scaled,
     transposed,
     unpacked,
@@ -24,6 +28,7 @@ from prompt_tuning.checkpoints.quantized.scaled_tensors import (
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.stores import FP4
 from prompt_tuning.core.typed_json import JsonObject, as_object
 
 SCALE = "weight_scale"
@@ -53,12 +58,16 @@ def read_compressed(
             del result[part]
         for part in UNUSED:
             result.pop(f"{module}{part}", None)
-        if "global_scale" in parts:
-            result[f"{module}weight"] = _nvfp4(parts, scales)
-        elif weight is not None:
-            result[f"{module}weight"] = _grouped(weight, scales, None)
-        else:
-            result[f"{module}weight"] = _packed(parts, scales, bits)
+        if "packed" in parts:
+            refuse_both(stored, f"{module}weight", f"{module}weight_packed")
+        with naming(f"{module}weight"):
+            if "global_scale" in parts:
+                wide = _nvfp4(parts, scales)
+            elif weight is not None:
+                wide = _grouped(weight, scales, *_plain(weight, parts))
+            else:
+                wide = _packed(parts, scales, bits)
+        result[f"{module}weight"] = wide
     return result
 
 
@@ -76,21 +85,47 @@ def _bits(settings: JsonObject) -> int:
     return sizes.pop() if sizes else 4
 
 
+def _plain(
+    weight: StoredTensor, parts: Mapping[str, StoredTensor]
+) -> tuple[StoredTensor | None, int | None]:
+    """Returns the zero points and the bits of a weight that is not packed."""
+    # Older versions store zero points of float8, which are all 0.
+    is_integer = weight.dtype == np.int8
+    return (parts.get("zero_point"), 8) if is_integer else (None, None)
+
+
 def _grouped(
-    values: StoredTensor, scales: StoredTensor, zeros: StoredTensor | None
+    values: StoredTensor,
+    scales: StoredTensor,
+    zeros: StoredTensor | None,
+    bits: int | None,
 ) -> StoredTensor:
-    """Multiplies by a scale for the tensor, for each row or for groups of a row."""
+    """Multiplies by a scale for the tensor, for each row or for groups of a row.
+
+    Args:
+      values: the numbers, `[out, in]`.
+      scales: scales of any shape.
+      zeros: as many integers that stand for 0; None for 0.
+      bits: bits of integers; None for float8.
+    """
     rows, columns = values.shape
-    if scales.size == 1:
-        return scaled(values, as_matrix(scales, (1, 1)), (rows, columns), zeros=zeros)
     count = scales.size // rows
-    if count == 0 or columns % count:
+    grid, block = (rows, count), (1, columns // max(count, 1))
+    if scales.size == 1:
+        grid, block = (1, 1), (rows, columns)
+    elif count == 0 or columns % count:
         raise InputError(
             f"{scales.source} has scales of shape {scales.shape} for weights of shape "
             f"{values.shape}, expected some for each row"
         )
-    grid = as_matrix(scales, (rows, count))
-    return scaled(values, grid, (1, columns // count), zeros=zeros)
+    zeros = None if zeros is None else as_matrix(zeros, grid)
+    encode = None
+    if bits is not None and (zeros is None or block[0] == 1):
+        encode = functools.partial(
+            integer_codes, bits, -(2 ** (bits - 1)), values, zeros
+        )
+    grid_of_scales = as_matrix(scales, grid)
+    return scaled(values, grid_of_scales, block, zeros=zeros, encode=encode)
 
 
 def _packed(
@@ -119,7 +154,7 @@ def _packed(
             unpacked(transposed(parts["zero_point"]), bits, offset=-signed)
         )
         zeros = dataclasses.replace(zeros, shape=(rows, zeros.shape[1]))
-    return _grouped(values, scales, zeros)
+    return _grouped(values, scales, zeros, bits)
 
 
 def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTensor:
@@ -132,13 +167,20 @@ def _nvfp4(parts: Mapping[str, StoredTensor], scales: StoredTensor) -> StoredTen
             f"{scales.dtype.name}, expected uint8 and float8_e4m3fn"
         )
 
-    def read(block: Block) -> np.ndarray:
+    def pairs(block: Block) -> np.ndarray:
         row, column = block
-        pairs = PAIRS[packed.read((row, blocks_of(column, 2)))]
+        both = packed.read((row, blocks_of(column, 2)))
+        codes = np.stack([both & 15, both >> 4], axis=-1).reshape(len(both), -1)
         start = column.start % 2
-        wide = pairs.reshape(len(pairs), -1)
-        return wide[:, start : start + column.stop - column.start]
+        return codes[:, start : start + column.stop - column.start]
 
-    values = computed(packed, (rows, 2 * half), read)
-    factor = 1 / float(parts["global_scale"].read().reshape(-1)[0])
-    return scaled(values, scales, (1, 2 * half // scales.shape[1]), factor=factor)
+    columns = 2 * half
+    codes = StoredTensor((rows, columns), packed.dtype, packed.source, pairs)
+    values = computed(packed, (rows, columns), lambda block: NUMBERS[codes.read(block)])
+    return scaled(
+        values,
+        scales,
+        (1, columns // max(scales.shape[1], 1)),
+        factor=1 / float(parts["global_scale"].read().reshape(-1)[0]),
+        encode=functools.partial(table_codes, FP4, codes, NUMBERS),
+    )

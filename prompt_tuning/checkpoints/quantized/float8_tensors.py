@@ -7,7 +7,7 @@ activations are not read, since activations are not quantized here.
 
 from collections.abc import Mapping
 
-from prompt_tuning.checkpoints.quantized.scaled_tensors import as_matrix, scaled
+from prompt_tuning.checkpoints.quantized.scaled_tensors import as_matrix, naming, scaled
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.typed_json import JsonObject
 
@@ -60,5 +60,6 @@ def _read(
             scales = as_matrix(scales, (rows, 1))
         step = (1, columns) if block is None else (block[0], block[1])
         del result[name]
-        result[f"{module}weight"] = scaled(weight, scales, step)
+        with naming(f"{module}weight"):
+            result[f"{module}weight"] = scaled(weight, scales, step)
     return result

@@ -7,12 +7,16 @@ version stores `z - 1`; `g_idx [in]` is the group of each input. AWQ packs `qwei
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
 
+from prompt_tuning.checkpoints.quantized.codes import integer_codes
 from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     computed,
+    naming,
+    refuse_both,
     scaled,
     transposed,
     unpacked,
@@ -41,12 +45,16 @@ def read_gptq(
     shift = 0 if settings.text("checkpoint_format", "gptq") == "gptq_v2" else 1
     result = dict(stored)
     for module, words, zeros, scales in _modules(stored, result):
-        values = unpacked(transposed(words), bits)  # [out, in]
-        points = transposed(unpacked(zeros, bits, offset=shift))  # [out, groups]
         groups = stored.get(f"{module}g_idx")
         order = None if groups is None else groups.read()
         result.pop(f"{module}g_idx", None)
-        result[f"{module}weight"] = _by_group(values, transposed(scales), points, order)
+        with naming(f"{module}weight"):
+            values = unpacked(transposed(words), bits)  # [out, in]
+            points = transposed(unpacked(zeros, bits, offset=shift))  # [out, groups]
+            _check_groups(values, scales, settings)
+            result[f"{module}weight"] = _by_group(
+                values, transposed(scales), points, order, bits
+            )
     return result
 
 
@@ -64,9 +72,13 @@ def read_awq(
         settings.refuse("version", "'gemm'")
     result = dict(stored)
     for module, words, zeros, scales in _modules(stored, result):
-        values = transposed(unpacked(words, 4, order=AWQ_ORDER))
-        points = transposed(unpacked(zeros, 4, order=AWQ_ORDER))
-        result[f"{module}weight"] = _by_group(values, transposed(scales), points, None)
+        with naming(f"{module}weight"):
+            values = transposed(unpacked(words, 4, order=AWQ_ORDER))
+            points = transposed(unpacked(zeros, 4, order=AWQ_ORDER))
+            _check_groups(values, scales, settings)
+            result[f"{module}weight"] = _by_group(
+                values, transposed(scales), points, None, 4
+            )
     return result
 
 
@@ -85,6 +97,7 @@ def _modules(
             raise InputError(
                 f"{stored[name].source} has {name}, but no {' and no '.join(missing)}"
             )
+        refuse_both(stored, f"{module}weight", name)
         for each in names:
             del result[each]
         words, zeros, scales = (stored[each] for each in names)
@@ -92,15 +105,30 @@ def _modules(
     return modules
 
 
+def _check_groups(
+    values: StoredTensor, scales: StoredTensor, settings: JsonObject
+) -> None:
+    """Checks the size of groups, -1 for whole columns, in case it is given."""
+    size_in = values.shape[1]
+    size = settings.integer("group_size", 0, minimum=-1)
+    expected = 1 if size == -1 else -(-size_in // size) if size else scales.shape[0]
+    if scales.shape[0] != expected:
+        raise InputError(
+            f"{scales.source} has scales of shape {scales.shape}, but group_size in "
+            f"{settings.source} is {size}, which makes {expected} of {size_in} inputs"
+        )
+
+
 def _by_group(
     values: StoredTensor,
     scales: StoredTensor,
     zeros: StoredTensor,
     order: np.ndarray | None,
+    bits: int,
 ) -> StoredTensor:
     """Scales each input by its group: in order, or as `order [in]` tells."""
     size_in, count = values.shape[1], scales.shape[1]
-    if size_in % count or scales.shape[0] != values.shape[0]:
+    if count == 0 or size_in % count or scales.shape[0] != values.shape[0]:
         raise InputError(
             f"{scales.source} has scales of shape {scales.shape[::-1]} for weights of "
             f"shape {values.shape[::-1]}, expected some for each output"
@@ -109,7 +137,8 @@ def _by_group(
     zeros = dataclasses.replace(zeros, shape=scales.shape)
     step = size_in // count
     if order is None or np.array_equal(order, np.arange(size_in) // step):
-        return scaled(values, scales, (1, step), zeros=zeros)
+        encode = functools.partial(integer_codes, bits, 0, values, zeros)
+        return scaled(values, scales, (1, step), zeros=zeros, encode=encode)
     if len(order) != size_in or order.min() < 0 or order.max() >= count:
         raise InputError(
             f"{values.source} has a g_idx of {len(order):,} inputs up to group "

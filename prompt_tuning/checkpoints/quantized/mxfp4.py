@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
@@ -19,10 +20,11 @@ BLOCKS, SCALES = "_blocks", "_scales"
 BLOCK_SIZE, BYTES = 32, 16
 EXPONENT_BIAS = 127
 _POSITIVE = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-_NUMBERS = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], np.float32)
+NUMBERS = np.array([*_POSITIVE, *(-x for x in _POSITIVE)], np.float32)
+"""Value of each code: a sign, two bits of exponent, one of mantissa."""
 _CODES = np.arange(256)
-PAIRS = np.stack([_NUMBERS[_CODES & 0x0F], _NUMBERS[_CODES >> 4]], axis=-1)
-"""Both numbers of each byte, each a sign, two bits of exponent, one of mantissa."""
+PAIRS = np.stack([NUMBERS[_CODES & 0x0F], NUMBERS[_CODES >> 4]], axis=-1)
+"""Both numbers of each byte."""
 
 
 def read_mxfp4(
@@ -69,7 +71,7 @@ def _unpacked(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
         return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
 
     shape = (experts, groups * BLOCK_SIZE, rows)
-    return StoredTensor(shape, np.dtype(ml_dtypes.bfloat16), blocks.source, read)
+    return WidenedTensor(shape, np.dtype(ml_dtypes.bfloat16), blocks.source, read)
 
 
 def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:

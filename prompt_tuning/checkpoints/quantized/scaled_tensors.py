@@ -1,14 +1,53 @@
 """Tensors that are computed when they are read: integers times scales."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from prompt_tuning.checkpoints.quantized.codes import (
+    Codes,
+    WidenedTensor,
+    aligned_group,
+    float8_codes,
+    mapped,
+)
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 
 WORD_BITS = 32
+Encoder = Callable[[StoredTensor], Codes | None]
+
+
+@contextlib.contextmanager
+def naming(weight: str) -> Iterator[None]:
+    """Puts the name of a weight in front of errors.
+
+    Raises:
+      InputError: instead of one without the name.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{weight}: {error}") from error
+
+
+def refuse_both(
+    stored: Mapping[str, StoredTensor], weight: str, quantized: str
+) -> None:
+    """Refuses a weight that is stored both as it is and quantized.
+
+    Raises:
+      InputError: with both names.
+    """
+    if weight in stored:
+        raise InputError(
+            f"{stored[weight].source} has {weight}, and {stored[quantized].source} has "
+            f"{quantized} for the same projection; expected one of them: which one "
+            "does the model use?"
+        )
 
 
 def scaled(
@@ -18,7 +57,8 @@ def scaled(
     *,
     zeros: StoredTensor | None = None,
     factor: float = 1,
-) -> StoredTensor:
+    encode: Encoder | None = None,
+) -> WidenedTensor:
     """Returns `(values - zeros) * scales * factor` as float32 `[out, in]`.
 
     Args:
@@ -27,6 +67,8 @@ def scaled(
       block: numbers of rows and columns that share a scale.
       zeros: values that stand for 0, one for each block; None for 0.
       factor: multiplies all scales.
+      encode: returns the codes of the values with their scales for groups of each row;
+        None for values in float8, or without codes.
 
     Raises:
       InputError: if the number of scales or zeros does not match.
@@ -55,7 +97,37 @@ def scaled(
         wide *= spread(scales) * np.float32(factor)
         return wide
 
-    return StoredTensor(values.shape, np.dtype(np.float32), values.source, read)
+    factors = mapped(scales, np.float32, lambda x: x.astype(np.float32) * factor)
+    of_rows = scales_of_rows(factors, values.shape, block)
+    encode = encode or functools.partial(float8_codes, values)
+    codes = None if of_rows is None else encode(of_rows)
+    return computed(values, values.shape, read, codes)
+
+
+def scales_of_rows(
+    scales: StoredTensor, shape: tuple[int, ...], block: tuple[int, int]
+) -> StoredTensor | None:
+    """Returns scales of blocks as scales of groups in each row, `[out, groups]`.
+
+    None if the groups are too small.
+    """
+    rows, columns = shape
+    height, width = block
+    group = aligned_group(columns, min(width, columns))
+    if group is None:
+        return None
+    if height == 1 and group == width:
+        return scales
+
+    def read(part: Block) -> np.ndarray:
+        row, groups = part
+        around = blocks_of(row, height)
+        needed = blocks_of(slice(groups.start * group, groups.stop * group), width)
+        some = scales.read((around, needed))
+        chosen = np.arange(groups.start, groups.stop) * group // width - needed.start
+        return stretched(some, row, height)[:, chosen]
+
+    return StoredTensor((rows, columns // group), scales.dtype, scales.source, read)
 
 
 def stretched(numbers: np.ndarray, part: slice, size: int) -> np.ndarray:
@@ -142,7 +214,11 @@ def unpacked(
 
 
 def computed(
-    like: StoredTensor, shape: tuple[int, int], read: Callable[[Block], np.ndarray]
-) -> StoredTensor:
+    like: StoredTensor,
+    shape: tuple[int, ...],
+    read: Callable[[Block], np.ndarray],
+    codes: Codes | None = None,
+) -> WidenedTensor:
     """Returns a float32 tensor from the file of another."""
-    return StoredTensor(shape, np.dtype(np.float32), like.source, read)
+    dtype = np.dtype(np.float32)
+    return WidenedTensor(shape, dtype, like.source, read, codes=codes)

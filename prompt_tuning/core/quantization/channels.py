@@ -5,10 +5,14 @@ Each column of a kernel `w [in, out]` is stored as `q = round(w / s)` in int8, w
 the scale is applied to the output, so no kernel is ever scaled back, and the gradient
 of `x` is `(g * s) @ q^T`. This is the symmetric per-channel scheme of Jacob et al. 2018
 (section 2.1, zero point 0) and Wu et al. 2020 (section 3.2), for weights only.
+
+Published integers, and numbers in float8, may have scales and zero points for groups of
+inputs, `(q - z) s`. Such a kernel is widened where it is used.
 """
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Float32, Int8, Int16
 
 LARGEST = 127
 
@@ -35,3 +39,15 @@ def quantize(
     wide = weights.astype(np.float32)
     # [..., in, out] / [..., 1, out]
     return library.round(wide / scale[..., None, :]).astype(np.int8)
+
+
+def widen(
+    kernel: Int8[Array, "in out"] | Float[Array, "in out"],
+    scale: Float32[Array, "groups out"],
+    zero: Int16[Array, "groups out"] | None,
+) -> Float32[Array, "in out"]:
+    """Returns the weights that numbers in groups of inputs stand for."""
+    grouped = kernel.reshape(len(scale), -1, kernel.shape[1]).astype(jnp.float32)
+    if zero is not None:
+        grouped = grouped - zero[:, None].astype(jnp.float32)
+    return (grouped * scale[:, None]).reshape(kernel.shape)

@@ -4,6 +4,9 @@ A code `q` of 0 to 15 stands for `(q - 8) s` in the store "int4", and for `t[q] 
 the store "nf4", where the table `t` has the 16 values of NormalFloat (Dettmers et al.
 2023, "QLoRA", appendix E): quantiles of a normal distribution, scaled to [-1, 1].
 
+Published codes may stand for `(q - z) s` with a `z` for each group, or have another
+table.
+
 A group is a number of consecutive inputs of one output. The first half of a group is in
 the lower halves of its bytes and the second in the upper ones, so unpacking moves no
 single weights, and a shard of whole groups can be unpacked alone.
@@ -15,7 +18,7 @@ import operator
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, UInt8
+from jaxtyping import Array, Float, Float32, Int16, UInt8
 
 from prompt_tuning.core.errors import InputError
 
@@ -98,21 +101,38 @@ def pack(
         limits = (codebook[1:] + codebook[:-1]) / 2
         exceeded = [(relative > limit).astype(np.uint8) for limit in limits]
         codes = functools.reduce(operator.add, exceeded)
-    low, high = library.split(codes.astype(np.uint8), 2, axis=-2)
-    return (low | high << 4).reshape(*lead, size_in // 2, size_out), scale
+    return pack_codes(codes.astype(np.uint8).reshape(weights.shape), size), scale
+
+
+def pack_codes(
+    codes: UInt8[np.ndarray, "*lead in out"] | UInt8[Array, "*lead in out"], group: int
+) -> Packed:
+    """Puts two codes in each byte.
+
+    Args:
+      codes: numbers from 0 to 15, `[..., in, out]`.
+      group: number of inputs that share a scale.
+    """
+    library = codes.__array_namespace__()
+    *lead, size_in, size_out = codes.shape
+    grouped = codes.reshape(*lead, -1, group, size_out)
+    low, high = library.split(grouped, 2, axis=-2)
+    return (low | high << 4).reshape(*lead, size_in // 2, size_out)
 
 
 def unpack(
     packed: UInt8[Array, "half out"],
     scale: Float32[Array, "groups out"],
     codebook: Float32[Array, "16"] | None,
+    zero: Int16[Array, "groups out"] | None = None,
 ) -> Float32[Array, "in out"]:
     """Returns the weights that the bytes of one kernel stand for."""
     half, size_out = packed.shape
     grouped = packed.reshape(len(scale), -1, size_out)
     codes = jnp.concatenate([grouped & LARGEST_CODE, grouped >> 4], axis=1)
     if codebook is None:
-        values = codes.astype(jnp.float32) - MIDDLE
+        middle = MIDDLE if zero is None else zero[:, None].astype(jnp.float32)
+        values = codes.astype(jnp.float32) - middle
     else:
         # A code is never past the end, so the look-up needs no check.
         values = codebook.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")

@@ -2,8 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int16
 
+from prompt_tuning.core.quantization.channels import widen
 from prompt_tuning.core.quantization.nibbles import unpack
 from prompt_tuning.core.quantization.stores import is_packed
 
@@ -13,6 +14,7 @@ def multiply(
     kernel: Array,
     scale: Float32[Array, "..."] | None = None,
     codebook: Float32[Array, "16"] | None = None,
+    zero: Int16[Array, "groups out"] | None = None,
 ) -> Float[Array, "*lead out"]:
     """Computes `x @ kernel`; see `stores` for the arrays of a quantized kernel.
 
@@ -25,12 +27,13 @@ def multiply(
       kernel: `[in, out]`, or `[in / 2, out]` if it is packed.
       scale: scales of a quantized kernel; None for any other.
       codebook: values of the codes of a packed kernel, if it has a table.
+      zero: zero points of a kernel in groups, if it has some.
     """
     if kernel.dtype == x.dtype:
         return x @ kernel
-    if is_packed(kernel):
-        product = jax.checkpoint(_unpack_and_multiply, prevent_cse=False)
-        return product(x, kernel, scale, codebook)
+    if scale is not None and scale.ndim == 2:
+        product = jax.checkpoint(_widen_and_multiply, prevent_cse=False)
+        return product(x, kernel, scale, codebook, zero)
     y = jax.checkpoint(_cast_and_multiply, prevent_cse=False)(x, kernel)
     if scale is None:
         return y
@@ -42,10 +45,22 @@ def _cast_and_multiply(x: Array, kernel: Array) -> Array:
     return x @ kernel.astype(x.dtype)
 
 
-def _unpack_and_multiply(
-    x: Array, kernel: Array, scale: Array, codebook: Array | None
+def _widen_and_multiply(
+    x: Array, kernel: Array, scale: Array, codebook: Array | None, zero: Array | None
 ) -> Array:
-    # The barrier keeps XLA from fusing the unpacking into the product, in which it
+    # The barrier keeps XLA from fusing the widening into the product, in which it
     # would be repeated for each tile.
-    wide = jax.lax.optimization_barrier(unpack(kernel, scale, codebook))
+    wide = jax.lax.optimization_barrier(widened(kernel, scale, codebook, zero))
     return x @ wide.astype(x.dtype)
+
+
+def widened(
+    kernel: Array,
+    scale: Float32[Array, "..."],
+    codebook: Float32[Array, "16"] | None = None,
+    zero: Int16[Array, "groups out"] | None = None,
+) -> Float32[Array, "in out"]:
+    """Returns the weights of a quantized kernel; arguments as of `multiply`."""
+    if is_packed(kernel):
+        return unpack(kernel, scale, codebook, zero)
+    return widen(kernel, scale if scale.ndim == 2 else scale[None], zero)

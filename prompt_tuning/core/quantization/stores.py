@@ -3,19 +3,26 @@
 A kernel `[in, out]` is stored as one to three arrays next to each other, and the dtype
 of the first tells which:
 
-| store | `kernel` | `kernel_scale` | `kernel_codebook` |
+| store | `kernel` | `kernel_scale` | third array |
 |---|---|---|---|
-| int8 | int8 `[in, out]` | float32 `[out]` | |
-| int4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | |
-| nf4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | float32 `[16]` |
+| int8, float8 | `[in, out]` | float32 `[out]` | |
+| the same in groups | `[in, out]` | float32 `[in / group, out]` | `kernel_zero` |
+| int4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_zero` |
+| nf4, fp4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_codebook` |
+
+`kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
+weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
+Float8 and fp4 are only for weights that are published in them.
 """
 
+import dataclasses
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the help of the command reads the names
     import numpy as np
 
 INT8, INT4, NF4 = "int8", "int4", "nf4"
+FLOAT8, FP4 = "float8_e4m3fn", "fp4"
 STORES = (INT8, INT4, NF4)
 """Values of `ModelConfig.parameter_dtype` that quantize the projections."""
 UNQUANTIZED = "bfloat16"
@@ -24,6 +31,37 @@ DTYPES = ("float32", "bfloat16")
 """Types in which weights are stored as they are, and activations are computed."""
 PARAMETER_DTYPES = (*DTYPES, *STORES)
 """Types of frozen weights, the widest first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """How one parameter is stored.
+
+    Attributes:
+      name: the dtype of its numbers; "int4", "nf4" or "fp4" for two in each byte.
+      group: number of inputs that share a scale; None if whole columns do, or if
+        there are no scales.
+      zeros: whether each group has a code that stands for 0.
+    """
+
+    name: str
+    group: int | None = None
+    zeros: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether two numbers share a byte."""
+        return self.name in (INT4, NF4, FP4)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the numbers need scales."""
+        return self.packed or self.name in (INT8, FLOAT8)
+
+    def __str__(self) -> str:
+        """Describes the store, e.g. as "int4 in groups of 128 with zero points"."""
+        groups = f" in groups of {self.group}" if self.group else ""
+        return f"{self.name}{groups}{' with zero points' if self.zeros else ''}"
 
 
 @runtime_checkable
@@ -46,6 +84,11 @@ def scale_path(path: str) -> str:
     return f"{path}_scale"
 
 
+def zero_path(path: str) -> str:
+    """Returns the path of the zero points of a quantized kernel, next to the kernel."""
+    return f"{path}_zero"
+
+
 def codebook_path(path: str) -> str:
     """Returns the path of a kernel's table of values, next to the kernel."""
     return f"{path}_codebook"
@@ -58,7 +101,7 @@ def is_packed(leaf: Leaf) -> bool:
 
 def is_quantized(leaf: Leaf) -> bool:
     """Returns whether an array holds quantized weights."""
-    return leaf.dtype == "int8" or is_packed(leaf)
+    return leaf.dtype in (INT8, FLOAT8) or is_packed(leaf)
 
 
 def weight_shape(leaf: Leaf) -> tuple[int, ...]:

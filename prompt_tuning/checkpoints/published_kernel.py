@@ -1,0 +1,172 @@
+"""Reads kernels in the codes that are stored for them, without rounding again."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float32, Int16
+
+from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
+from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Recipe,
+    StoredTensor,
+    Transpose,
+    by_source,
+    check_recipe,
+    empty,
+    read_blocks,
+    tiles,
+)
+from prompt_tuning.core.array_slices import Block, blocks_of, extent
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.nibbles import MIDDLE, pack_codes
+from prompt_tuning.core.quantization.stores import FLOAT8, INT8, Store
+
+DTYPES = {INT8: np.dtype(np.int8), FLOAT8: np.dtype(ml_dtypes.float8_e4m3fn)}
+
+
+class PublishedKernel:
+    """Reads a kernel `[L, in, out]` and its scales, both by blocks."""
+
+    def __init__(
+        self,
+        path: str,
+        shape: tuple[int, ...],
+        recipe: Recipe,
+        stored: Mapping[str, StoredTensor],
+        store: Store,
+    ):
+        """Prepares reading, without reading anything yet.
+
+        Args:
+          path: path of the parameter.
+          shape: shape of the weights.
+          recipe: recipe of the parameter.
+          stored: stored tensors by name.
+          store: the store from `published_stores`.
+
+        Raises:
+          InputError: as `check_recipe` does.
+        """
+        check_recipe(path, shape, recipe, stored)
+        self._path, self._recipe, self._store = path, recipe, store
+        self._stored, self._size_in = stored, shape[-2]
+        self._dtype = DTYPES.get(store.name, np.dtype(np.uint8))
+
+    def read(self, parts: Sequence[Block]) -> list[np.ndarray]:
+        """Reads blocks of the kernel, layer by layer."""
+        results = [empty(extent(part), self._dtype) for part in parts]
+        for name, layers in by_source(self._recipe, results, parts):
+            values, transform = self._codes(name).values, self._recipe.transform
+            if not self._store.packed:
+                arrays = read_blocks(values, transform, [block for _, block in layers])
+            else:
+                arrays = self._read_packed(name, [block for _, block in layers])
+            for (layer, _), array in zip(layers, arrays, strict=True):
+                for tile in tiles(layer.shape):
+                    layer[tile] = array[tile]
+        return results
+
+    def _read_packed(self, name: str, blocks: Sequence[Block]) -> list[np.ndarray]:
+        size = self._store.group or self._size_in
+        half, needed = size // 2, []
+        for rows, columns in blocks:
+            groups = blocks_of(rows, half)
+            inputs = slice(groups.start * size, groups.stop * size)
+            needed.append((inputs, columns))
+        values = self._codes(name).values
+        results = []
+        read = read_blocks(values, self._recipe.transform, needed)
+        for (rows, _), codes in zip(blocks, read, strict=True):
+            first = rows.start % half
+            packed = pack_codes(np.ascontiguousarray(codes), size)
+            results.append(packed[first : first + rows.stop - rows.start])
+        return results
+
+    def read_scales(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "*lead out"]]:
+        """Reads blocks of the scales.
+
+        Raises:
+          InputError: if one is not finite.
+        """
+
+        def scales(name: str, codes: Codes, block: Block) -> np.ndarray:
+            numbers = self._of_groups(codes.scales, block)
+            if not np.isfinite(numbers).all():
+                raise InputError(
+                    f"{self._path}: the scales of {name} in {codes.scales.source} "
+                    "contain numbers that are not finite; is the checkpoint damaged?"
+                )
+            return numbers
+
+        return self._read_each(parts, np.float32, scales)
+
+    def read_zeros(
+        self, parts: Sequence[Block]
+    ) -> list[Int16[np.ndarray, "*lead out"]]:
+        """Reads blocks of the zero points."""
+        middle = MIDDLE if self._store.packed else 0
+
+        def zeros(_: str, codes: Codes, block: Block) -> np.ndarray:
+            if codes.zeros is None:
+                return np.full(extent(block), middle, np.int16)
+            return self._of_groups(codes.zeros, block)
+
+        return self._read_each(parts, np.int16, zeros)
+
+    def read_codebooks(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "L n"]]:
+        """Returns the table of values of each layer."""
+
+        def table(_: str, codes: Codes, block: Block) -> np.ndarray:
+            assert codes.table is not None
+            return codes.table[block]
+
+        return self._read_each(parts, np.float32, table)
+
+    def _read_each(
+        self,
+        parts: Sequence[Block],
+        dtype: type,
+        read: Callable[[str, Codes, Block], np.ndarray],
+    ) -> list[np.ndarray]:
+        results = [empty(extent(part), np.dtype(dtype)) for part in parts]
+        for name, layers in by_source(self._recipe, results, parts):
+            for layer, block in layers:
+                layer[...] = read(name, self._codes(name), block)
+        return results
+
+    def _of_groups(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads numbers of the store's groups; without groups, of columns."""
+        by_column = len(block) == 1
+        groups, columns = (slice(0, 1), *block) if by_column else block
+        count = 1 if self._store.group is None else self._size_in // self._store.group
+        # Larger groups of this layer, each in several of the store's.
+        ratio = count // tensor.shape[1]
+        needed = (blocks_of(groups, ratio), columns)
+        numbers = stretched(self._recipe.transform.read(tensor, needed), groups, ratio)
+        return numbers[0] if by_column else numbers
+
+    def _codes(self, name: str) -> Codes:
+        codes = codes_of(self._stored[name])
+        assert codes is not None
+        return codes
+
+
+def codes_of(tensor: StoredTensor) -> Codes | None:
+    """Returns the codes that are stored for a tensor, if a store holds them."""
+    return tensor.codes if isinstance(tensor, WidenedTensor) else None
+
+
+def keeps_inputs(recipe: Recipe) -> bool:
+    """Returns whether a recipe stacks kernels whose inputs stay in order."""
+    transform = recipe.transform
+    turned = isinstance(transform, Transpose) or (
+        isinstance(transform, FusedPart) and not transform.in_first
+    )
+    return recipe.stacked and recipe.experts is None and turned

@@ -1,0 +1,69 @@
+"""Chooses the stores that hold a quantized checkpoint as it is published."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+
+from prompt_tuning.checkpoints.published_kernel import codes_of, keeps_inputs
+from prompt_tuning.checkpoints.quantized.codes import (
+    SMALLEST_GROUP,
+    WidenedTensor,
+)
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.core.quantization.stores import UNQUANTIZED, Store
+
+KERNEL = "/kernel"
+
+
+def is_quantized(stored: Mapping[str, StoredTensor]) -> bool:
+    """Returns whether some tensors of a checkpoint are quantized."""
+    return any(isinstance(tensor, WidenedTensor) for tensor in stored.values())
+
+
+def published_stores(
+    recipes: Mapping[str, Recipe], stored: Mapping[str, StoredTensor]
+) -> dict[str, Store]:
+    """Returns the store of each parameter that holds it as it is published.
+
+    Kernels stay in their codes, and parameters that are not quantized in their dtype.
+    Quantized parameters without such a store become bfloat16: experts, inputs in
+    another order than their groups, and stacks of which only some layers are quantized.
+    """
+    stores = {}
+    for path, recipe in recipes.items():
+        tensors = [stored[name] for name in recipe.sources if name in stored]
+        if tensors:
+            kernel = path.endswith(KERNEL) and keeps_inputs(recipe)
+            store = _common(tensors) if kernel else None
+            stores[path] = store or Store(_widest(tensors))
+    return stores
+
+
+def _common(tensors: Sequence[StoredTensor]) -> Store | None:
+    """Returns the store of the codes of all layers; None if there is none."""
+    codes = [codes_of(tensor) for tensor in tensors]
+    present = [each for each in codes if each is not None]
+    names = {each.store.name for each in present}
+    sizes = {each.values.shape[1] for each in present}
+    if len(present) < len(codes) or len(names) > 1 or len(sizes) > 1:
+        return None
+    groups = {each.store.group for each in present}
+    zeros = any(each.zeros is not None for each in present)
+    (size_in,) = sizes
+    (name,) = names
+    if groups == {None} and not zeros:
+        return Store(name)
+    # A larger group is several of the smaller ones with the same scale.
+    group = math.gcd(*(each or size_in for each in groups))
+    return None if group < min(SMALLEST_GROUP, size_in) else Store(name, group, zeros)
+
+
+def _widest(tensors: Sequence[StoredTensor]) -> str:
+    if any(isinstance(tensor, WidenedTensor) for tensor in tensors):
+        return UNQUANTIZED
+    dtypes = {tensor.dtype for tensor in tensors}
+    # Unlike NumPy's, this knows a type for bfloat16 next to float16.
+    widest = functools.reduce(jnp.promote_types, dtypes)
+    return "float32" if widest.name == "float64" else widest.name

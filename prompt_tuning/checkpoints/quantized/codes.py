@@ -1,0 +1,146 @@
+"""Tensors that read as floats, together with the codes that are stored for them."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float32
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.array_slices import Block
+from prompt_tuning.core.quantization.nibbles import MIDDLE
+from prompt_tuning.core.quantization.stores import FLOAT8, INT4, INT8, Store
+
+SMALLEST_GROUP = 16
+"""Number of weights below which their scale would take more than a quarter of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """The codes of a weight `[out, in]`, as `quantization.stores` has them.
+
+    Attributes:
+      store: store that holds them exactly.
+      values: one code in each byte, `[out, in]`.
+      scales: float32 `[out, groups]`.
+      zeros: codes that stand for 0, int16 `[out, groups]`; None if they are in the
+        middle.
+      table: values of the 16 codes; None if they are whole multiples.
+    """
+
+    store: Store
+    values: StoredTensor
+    scales: StoredTensor
+    zeros: StoredTensor | None = None
+    table: Float32[np.ndarray, "16"] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class WidenedTensor(StoredTensor):
+    """A quantized tensor that reads as floats.
+
+    Attributes:
+      codes: what is stored; None if no store of kernels holds it exactly.
+    """
+
+    codes: Codes | None = None
+
+
+def mapped(
+    tensor: StoredTensor,
+    dtype: type | str,
+    function: Callable[[np.ndarray], np.ndarray],
+) -> StoredTensor:
+    """Returns a tensor of as many numbers, each computed from one."""
+
+    def read(block: Block) -> np.ndarray:
+        return function(tensor.read(block)).astype(dtype)
+
+    return StoredTensor(tensor.shape, np.dtype(dtype), tensor.source, read)
+
+
+def integer_codes(
+    bits: int,
+    lowest: int,
+    values: StoredTensor,
+    zeros: StoredTensor | None,
+    scales: StoredTensor,
+) -> Codes | None:
+    """Returns the codes of integers; None if no store holds them.
+
+    Args:
+      bits: bits of each integer.
+      lowest: the lowest integer that they have.
+      values: the integers, `[out, in]`.
+      zeros: integers that stand for 0, `[out, groups]`; None for 0.
+      scales: scales, `[out, groups]`.
+    """
+    packed = bits <= 4
+    name, middle = (INT4, MIDDLE) if packed else (INT8, 0)
+    # What is added to an integer to make a code of it.
+    shift = -lowest if packed else -lowest - 2 ** (bits - 1)
+    group = group_of(values.shape[1], scales.shape[1])
+    if group is None or (packed and group % 2) or (zeros is None and shift != middle):
+        return None
+    points = None
+    if zeros is not None:
+        points = mapped(zeros, np.int16, lambda x: x.astype(np.int16) + shift)
+    by_column = group == values.shape[1] and not packed and zeros is None
+    dtype = np.uint8 if packed else np.int8
+    return Codes(
+        Store(name, None if by_column else group, zeros is not None),
+        mapped(values, dtype, lambda x: x.astype(np.int16) + shift),
+        scales,
+        points,
+    )
+
+
+def table_codes(
+    name: str,
+    values: StoredTensor,
+    table: Float32[np.ndarray, "16"],
+    scales: StoredTensor,
+) -> Codes | None:
+    """Returns the codes of the values of a table; None if no store holds them.
+
+    Args:
+      name: name of the store.
+      values: codes from 0 to 15, `[out, in]`.
+      table: value of each code.
+      scales: scales, `[out, groups]`.
+    """
+    group = group_of(values.shape[1], scales.shape[1])
+    if group is None or group % 2:
+        return None
+    return Codes(Store(name, group), values, scales, table=table)
+
+
+def float8_codes(values: StoredTensor, scales: StoredTensor) -> Codes | None:
+    """Returns the codes of numbers in float8; None if no store holds them.
+
+    Args:
+      values: the numbers, `[out, in]`.
+      scales: scales, `[out, groups]`.
+    """
+    group = group_of(values.shape[1], scales.shape[1])
+    if group is None or values.dtype.name != FLOAT8:
+        return None
+    by_column = group == values.shape[1]
+    return Codes(Store(FLOAT8, None if by_column else group), values, scales)
+
+
+def group_of(size_in: int, count: int) -> int | None:
+    """Returns the size of equal groups of inputs; None if they are too small."""
+    group, rest = divmod(size_in, count)
+    return None if rest or (count > 1 and group < SMALLEST_GROUP) else group
+
+
+def aligned_group(size_in: int, size: int) -> int | None:
+    """Returns the largest group of inputs that is always within one block.
+
+    Blocks of a size may begin anywhere in a row if the row does not end with one.
+    None if such groups are too small.
+    """
+    group = math.gcd(size_in, size)
+    return group_of(size_in, size_in // group)

@@ -1,0 +1,280 @@
+"""Folders of quantized weights, held as they are published."""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.checkpoints.published_kernel import PublishedKernel
+from prompt_tuning.checkpoints.published_stores import published_stores
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, layered
+from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
+from prompt_tuning.core.quantization.product import widened
+from prompt_tuning.core.quantization.stores import (
+    codebook_path,
+    scale_path,
+    zero_path,
+)
+from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.training.gradients import gradients
+from scripts.random_model import write_random_model
+from tests.support import dummies
+from tests.support.exhaustive import sample
+from tests.support.quantized_folders import KINDS, write_quantized
+
+CONFIG = dataclasses.replace(
+    dummies.LLAMA, width=128, feed_forward_width=192, head_width=32
+)
+DOWN = "decoder/layers/mlp/down/kernel"
+NAME = "model.layers.1.mlp.down_proj."
+STORES = {
+    "nf4": "nf4 in groups of 64",
+    "int8": "int8",
+    "gptq": "int4 in groups of 32 with zero points",
+    "gptq 8": "int8 in groups of 32 with zero points",
+    "awq": "int4 in groups of 32 with zero points",
+    "pack int4": "int4 in groups of 32",
+    # Of 128 inputs one, and of 192 in blocks of 128 three.
+    "fp8": "float8_e4m3fn in groups of 64",
+}
+PART = FusedPart(1, (3, 1), in_first=False)
+"""The last quarter of the outputs."""
+TUNED = Tuning(
+    prompt=functools.partial(SoftPrompt, length=3),
+    adapters=[LoRA(rank=2, regexes=[".*"])],
+)
+WIDE = "float32"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_random_model(folder, CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(base, tmp_path_factory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("quantized")
+    return {kind: write_quantized(base, parent / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture
+def folder(base, tmp_path):
+    return functools.partial(write_quantized, base, tmp_path / "model")
+
+
+def opened(
+    folder: Path,
+    dtype: str | None = None,
+    tuning: Tuning | None = None,
+    mesh: MeshShape | None = None,
+    weights: str = "device",
+) -> PromptedModel:
+    source = Pretrained(checkpoint=str(folder), parameter_dtype=dtype, weights=weights)
+    return open_pretrained(source, tuning, key=jax.random.key(0), mesh=mesh)
+
+
+def change(folder: Path, **tensors: np.ndarray | None) -> None:
+    """Replaces tensors of one module of a folder."""
+    file = folder / "model.safetensors"
+    stored = load_file(file) | {f"{NAME}{name}": x for name, x in tensors.items()}
+    save_file({name: x for name, x in stored.items() if x is not None}, file)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_stand_for_the_published_weights(kind, folders):
+    held = opened(folders[kind])
+    parameters, stored = held.plan.restore(), held.plan.stored
+    for path in held.plan.quantized:
+        names = held.plan.restored[path].sources
+        wide = np.stack([stored[name].read().T for name in names])
+        parts = (scale_path, codebook_path, zero_path)
+        others = [parameters.get(part(path)) for part in parts]
+        meant = jax.vmap(cast(Any, widened))(parameters[path], *others)
+        np.testing.assert_array_equal(meant, wide)
+    assert str(held.plan.stores[DOWN]) == STORES[kind]
+    report = held.plan.report()
+    assert "as published: " in report and STORES[kind] in report
+    assert "widened" not in report
+    bits = 8 if kind in ("int8", "gptq 8", "fp8") else 4
+    assert parameters[DOWN].nbytes == CONFIG.layers * 192 * 128 * bits // 8
+    unquantized = {path for path in parameters if path.endswith(("norm/scale", "ding"))}
+    assert {parameters[path].dtype.name for path in unquantized} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("kind", sample(2, KINDS))
+def test_gradients_equal_those_of_the_widened_weights(kind, folders):
+    """Of a prompt, and of LoRA at every projection."""
+    batch = dummies.make_batch(CONFIG, dummies.random_rows([(4, 3), (2, 5)]))
+    groups = [
+        parameter_groups.ParameterGroup(
+            [".*/prompt/.*", ".*/adapters/.*"], parameter_groups.adamw()
+        )
+    ]
+    outcomes = []
+    for dtype in (None, WIDE):
+        model = opened(folders[kind], dtype, TUNED)
+        parameters = model.read_parameters()
+        for path in parameters:
+            if path.endswith("lora/b"):  # it is 0, and so is the gradient of a
+                parameters[path] = parameters[path] + 0.01
+        labels = parameter_groups.label(parameters, groups)
+        parts = parameter_groups.partition(parameters, labels)
+        run = jax.jit(functools.partial(gradients, model.graph, key=None))
+        outcomes.append(run(*parts, batch))
+    (gradient, sums), (same_gradient, same_sums) = outcomes
+    assert float(sums.loss) == pytest.approx(float(same_sums.loss), rel=1e-5)
+    for path, leaf in same_gradient.items():
+        scale = np.abs(leaf).max()
+        assert scale > 0
+        np.testing.assert_allclose(gradient[path], leaf, atol=1e-5 * max(scale, 1))
+
+
+@pytest.mark.parametrize("kind", ["gptq", "fp8"])
+def test_layers_and_shards_equal_the_whole(kind, folders):
+    whole = opened(folders[kind]).plan.restore()
+    streamed = opened(folders[kind], weights="streamed").weight_storage.streamed
+    for path, weight in streamed.items():
+        np.testing.assert_array_equal(weight.read(1), whole[path][1])
+    mesh = MeshShape(data=4, fsdp=2)
+    for path, array in opened(folders[kind], mesh=mesh).read_parameters().items():
+        for shard in array.addressable_shards:
+            expected = np.zeros(array.shape, array.dtype)
+            inside = tuple(map(slice, whole[path].shape))
+            expected[inside] = whole[path]
+            np.testing.assert_array_equal(shard.data, expected[shard.index])
+
+
+def test_a_mesh_that_would_divide_a_group_is_refused(folders):
+    """The outputs of a block have 128 inputs, and those of its MLP 192."""
+    with pytest.raises(
+        InputError, match=r"down/kernel_scale has 3 groups .*'mlp'.* 2 dev"
+    ):
+        opened(folders["nf4"], mesh=MeshShape(data=4, tensor=2))
+    opened(folders["gptq"], mesh=MeshShape(data=4, tensor=2)).read_parameters()
+
+
+def test_a_given_type_wins_but_rounds_nothing_twice(folders):
+    published = opened(folders["gptq"]).plan.restore()
+    same = opened(folders["gptq"], "int4").plan.restore()
+    assert f"{DOWN}_zero" in published
+    np.testing.assert_array_equal(same[DOWN], published[DOWN])
+    other = opened(folders["gptq"], "nf4")
+    assert not other.plan.stores
+    assert f"{DOWN}_codebook" in other.plan.restore()
+
+
+def test_nf4_rounds_to_itself():
+    """Its largest weight makes the scale, and is 1 or -1 times it.
+
+    So dequantized NF4 in the same groups may be packed again without a change.
+    """
+    weights = np.random.default_rng(0).standard_normal((512, 300), np.float32)
+    codes, scale = pack(weights, NORMAL_FLOAT)
+    grouped = codes.reshape(8, 32, 300)
+    indices = np.concatenate([grouped & 15, grouped >> 4], axis=1)
+    wide = (NORMAL_FLOAT[indices] * scale[:, None]).reshape(512, 300)
+    again, same_scale = pack(wide, NORMAL_FLOAT)
+    np.testing.assert_array_equal(again, codes)
+    np.testing.assert_array_equal(same_scale, scale)
+
+
+def test_fused_projections_are_divided_by_output(folders):
+    """As Phi-3 stores query, key and value: as the outputs of one tensor."""
+    recipe = layered("model.layers.{}.mlp.down_proj.weight", CONFIG.layers, PART)
+    stored = opened(folders["gptq"]).plan.stored
+    store = published_stores({DOWN: recipe}, stored)[DOWN]
+    kernel = PublishedKernel(DOWN, (2, 192, 32), recipe, stored, store)
+    whole = opened(folders["gptq"]).plan.restore()
+    for read, path in (
+        (kernel.read, DOWN),
+        (kernel.read_scales, scale_path(DOWN)),
+        (kernel.read_zeros, zero_path(DOWN)),
+    ):
+        part = (slice(0, 2), slice(1, 5), slice(3, 20))
+        (array,) = read([part])
+        np.testing.assert_array_equal(array, whole[path][:, 1:5, 96 + 3 : 96 + 20])
+
+
+def test_groups_of_inputs_in_another_order_are_widened(folder):
+    model = folder("gptq")
+    order = np.random.default_rng(0).permutation(192) // 32
+    change(model, g_idx=order.astype(np.int32))
+    assert str(opened(model).plan.stores[DOWN]) == "bfloat16"
+
+
+def test_a_stack_with_a_layer_in_another_type_is_widened(folder):
+    model = folder("pack int4")
+    weight = np.random.default_rng(0).standard_normal((128, 192), np.float32)
+    gone = dict.fromkeys(("weight_packed", "weight_scale", "weight_shape"))
+    change(model, weight=weight, **gone)
+    plan = opened(model).plan
+    assert str(plan.stores[DOWN]) == "bfloat16"
+    assert f"published in fewer bits: {DOWN}" in plan.report()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (
+            "gptq",
+            {"scales": np.full((6, 128), np.inf, np.float16)},
+            rf"{DOWN}: the scales of {NAME}weight in .*model.safetensors contain",
+        ),
+        ("gptq", {"scales": None}, rf"has {NAME}qweight, but no {NAME}scales"),
+        (
+            "gptq",
+            {"scales": np.ones((5, 128), np.float16)},
+            rf"{NAME}weight: .*safetensors has scales of shape \(5, 128\) for weights "
+            r"of shape \(192, 128\)",
+        ),
+        (
+            "gptq",
+            {"weight": np.zeros((128, 192), np.float32)},
+            rf"has {NAME}weight, and .* has {NAME}qweight for the same projection",
+        ),
+        (
+            "nf4",
+            {"weight": np.zeros((9, 1), np.uint8)},
+            rf"{NAME}weight has 9 codes of uint8.* expected 12,288",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(folder, kind, changes, message):
+    model = folder(kind)
+    change(model, **changes)
+    with pytest.raises(InputError, match=message):
+        opened(model).read_parameters()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 8}, r"weight: .*model.safetensors has a g_idx of 192 .*expected 96"),
+        (
+            {"group_size": 64},
+            r"weight: .* group_size in .* is 64, which makes 3 of 192",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_tensors_are_refused(folder, change, message):
+    file = folder("gptq") / "config.json"
+    settings = json.loads(file.read_text())
+    settings["quantization_config"] |= change
+    file.write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=message):
+        opened(file.parent)
