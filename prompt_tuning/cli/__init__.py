@@ -30,7 +30,15 @@ from pathlib import Path
 
 _IN_ORDER = {
     "Tune": ("train", "sweep", "memory", "configs", "runs"),
-    "Evaluate and use": ("evaluate", "predict", "generate", "chat", "serve", "convert"),
+    "Evaluate and use": (
+        "evaluate",
+        "predict",
+        "generate",
+        "chat",
+        "serve",
+        "convert",
+        "quantize",
+    ),
     "Examine prompts": ("inspect", "similar", "recycle", "diff"),
     "Prepare data": ("prepare", "token_types", "show"),
 }

@@ -97,11 +97,24 @@ def pack(
     if codebook is None:
         codes = library.clip(library.round(relative) + MIDDLE, 0, LARGEST_CODE)
     else:
-        # The number of limits that a weight exceeds is the code of the nearest value.
-        limits = (codebook[1:] + codebook[:-1]) / 2
-        exceeded = [(relative > limit).astype(np.uint8) for limit in limits]
-        codes = functools.reduce(operator.add, exceeded)
+        codes = nearest_codes(relative, codebook)
     return pack_codes(codes.astype(np.uint8).reshape(weights.shape), size), scale
+
+
+def nearest_codes(
+    relative: Float[np.ndarray, "*shape"] | Float[Array, "*shape"],
+    codebook: Float32[np.ndarray, "16"],
+) -> UInt8[np.ndarray, "*shape"] | UInt8[Array, "*shape"]:
+    """Returns the codes of the values that are nearest to some numbers.
+
+    Args:
+      relative: numbers, divided by their scales.
+      codebook: the values in order.
+    """
+    # The number of limits that a number exceeds is the code of the nearest value.
+    limits = (codebook[1:] + codebook[:-1]) / 2
+    exceeded = [(relative > limit).astype(np.uint8) for limit in limits]
+    return functools.reduce(operator.add, exceeded)
 
 
 def pack_codes(

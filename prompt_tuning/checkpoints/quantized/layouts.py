@@ -1,0 +1,307 @@
+"""Layouts in which quantized weights are written, so that other programs read them.
+
+NF4 as bitsandbytes stores it, and integers as compressed-tensors packs them; see the
+modules that read these. A weight is rounded in parts of some rows.
+"""
+
+import abc
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int32, UInt8
+
+from prompt_tuning.checkpoints.formats.safetensors_writer import Entry
+from prompt_tuning.checkpoints.quantized.scaled_tensors import WORD_BITS
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, nearest_codes
+from prompt_tuning.core.quantization.stores import INT4, INT8, NF4
+
+CHUNK = 2**20
+"""Weights that are rounded at once, so that their steps stay in the cache."""
+SCALE_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclasses.dataclass
+class Rounding:
+    """What rounding does to one weight, summed over its parts.
+
+    Attributes:
+      error: sum of the squared changes.
+      total: sum of the squared weights.
+      scales: scales of the parts that have been rounded.
+    """
+
+    error: float = 0
+    total: float = 0
+    scales: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Rounding]") -> "Rounding":
+        """Returns the changes of several weights together."""
+        return cls(sum(x.error for x in parts), sum(x.total for x in parts))
+
+    def reset(self) -> None:
+        """Forgets all parts."""
+        self.error, self.total, self.scales = 0, 0, []
+
+    @property
+    def relative(self) -> float:
+        """Norm of the changes, divided by the norm of the weights."""
+        return math.sqrt(self.error / self.total) if self.total else 0.0
+
+    def add(self, weights: np.ndarray, rounded: np.ndarray) -> None:
+        """Adds a part."""
+        change = (weights - rounded).ravel()
+        self.error += float(np.dot(change, change))
+        flat = np.ascontiguousarray(weights).ravel()
+        self.total += float(np.dot(flat, flat))
+
+
+class Layout(abc.ABC):
+    """Writes weights `[out, in]` in the layout of another library."""
+
+    def __init__(self, group: int | None):
+        self.group = group
+
+    @abc.abstractmethod
+    def entries(
+        self, name: str, weight: StoredTensor, rounding: Rounding
+    ) -> list[Entry]:
+        """Returns the arrays of a weight; its changes are added when they are written.
+
+        Raises:
+          InputError: if the weight cannot be divided into groups.
+        """
+
+    @abc.abstractmethod
+    def settings(self, unquantized: Sequence[str], dtype: str) -> dict[str, Any]:
+        """Returns `quantization_config`.
+
+        Args:
+          unquantized: names of modules that stay as they are.
+          dtype: dtype of the other tensors.
+        """
+
+    @abc.abstractmethod
+    def _round(
+        self,
+        weights: Float32[np.ndarray, "rows in"],
+        dtype: np.dtype,
+        rounding: Rounding,
+    ) -> np.ndarray:
+        """Rounds some rows, with scales of some dtype, which are kept.
+
+        The changes are added to those of other rows.
+        """
+
+    def _chunks(
+        self, name: str, weight: StoredTensor, rounding: Rounding, multiple: int = 1
+    ) -> Iterator[np.ndarray]:
+        """Rounds a weight in parts, each a multiple of some rows."""
+        rounding.reset()
+        rows, columns = weight.shape
+        step = -(-max(CHUNK // columns, 1) // multiple) * multiple
+        for row in range(0, rows, step):
+            part = (slice(row, min(row + step, rows)), slice(0, columns))
+            weights = weight.read(part).astype(np.float32)
+            if not np.isfinite(weights).all():
+                raise InputError(
+                    f"{name} in {weight.source} contains numbers that are not finite "
+                    "and cannot be quantized; is the checkpoint damaged?"
+                )
+            yield self._round(weights, _scale_dtype(weight), rounding)
+
+
+def _scale_dtype(weight: StoredTensor) -> np.dtype:
+    """Returns the dtype of scales, which is that of the weights."""
+    return weight.dtype if weight.dtype.name in SCALE_DTYPES else np.dtype(np.float32)
+
+
+def _scales(
+    rounding: Rounding, chunks: Callable[[], Iterator[np.ndarray]]
+) -> list[np.ndarray]:
+    """Returns the scales of a weight, which is rounded for them if need be."""
+    if not rounding.scales:
+        for _ in chunks():
+            pass
+    return rounding.scales
+
+
+class NormalFloatLayout(Layout):
+    """NF4 of bitsandbytes: blocks of consecutive weights, two codes in each byte."""
+
+    SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
+
+    def __init__(self, group: int | None):
+        super().__init__(64 if group is None else group)
+        if self.group not in self.SIZES:
+            listed = ", ".join(map(str, self.SIZES))
+            raise InputError(
+                f"--group is {group}, expected one of {listed} for {NF4}: the sizes of "
+                "blocks that bitsandbytes reads"
+            )
+        self._size: int = self.group
+
+    def entries(
+        self, name: str, weight: StoredTensor, rounding: Rounding
+    ) -> list[Entry]:
+        """Returns the codes, scales, table and settings of a weight."""
+        size, count = self._size, weight.size
+        state = {
+            "quant_type": NF4,
+            "blocksize": size,
+            "dtype": weight.dtype.name,
+            "shape": list(weight.shape),
+        }
+        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+        # Parts begin at a block.
+        multiple = size // math.gcd(size, weight.shape[1])
+
+        def codes() -> Iterator[np.ndarray]:
+            return self._chunks(name, weight, rounding, multiple)
+
+        byte, wide = np.dtype(np.uint8), np.dtype(np.float32)
+        kind = f"{name}.quant_state.bitsandbytes__{NF4}"
+        return [
+            Entry(name, byte, (-(-count // 2), 1), codes),
+            Entry(
+                f"{name}.absmax",
+                wide,
+                (-(-count // size),),
+                lambda: _scales(rounding, codes),
+            ),
+            Entry(f"{name}.quant_map", wide, (16,), lambda: [NORMAL_FLOAT]),
+            Entry(kind, byte, text.shape, lambda: [text]),
+        ]
+
+    def settings(self, unquantized: Sequence[str], dtype: str) -> dict[str, Any]:
+        """Returns the settings of transformers' `BitsAndBytesConfig`."""
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": NF4,
+            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_compute_dtype": dtype,
+            "bnb_4bit_quant_storage": "uint8",
+            "llm_int8_skip_modules": list(unquantized),
+        }
+
+    def _round(
+        self,
+        weights: Float32[np.ndarray, "rows in"],
+        dtype: np.dtype,
+        rounding: Rounding,
+    ) -> UInt8[np.ndarray, "bytes"]:
+        flat = weights.ravel()
+        blocks = np.pad(flat, (0, -len(flat) % self._size)).reshape(-1, self._size)
+        scale = np.abs(blocks).max(1)
+        rounding.scales.append(scale)
+        divisor = np.where(scale == 0, np.float32(1), scale)[:, None]
+        codes = np.asarray(nearest_codes(blocks / divisor, NORMAL_FLOAT))
+        rounded = (NORMAL_FLOAT[codes] * scale[:, None]).ravel()
+        rounding.add(flat, rounded[: len(flat)])
+        pairs = codes.reshape(-1, 2)
+        return (pairs[:, 0] << 4 | pairs[:, 1])[: -(-len(flat) // 2)]
+
+
+class PackedLayout(Layout):
+    """Integers of compressed-tensors in words of 32 bits, with scales for groups.
+
+    A scale is `max|w| / (2^bits - 1) * 2` (as in compressed-tensors), in the type of
+    the weights.
+    """
+
+    def __init__(self, bits: int, group: int | None):
+        super().__init__(group)
+        self._bits = bits
+
+    def entries(
+        self, name: str, weight: StoredTensor, rounding: Rounding
+    ) -> list[Entry]:
+        """Returns the words, scales and shape of a weight."""
+        rows, columns = weight.shape
+        if self.group is not None and columns % self.group:
+            raise InputError(
+                f"{name} in {weight.source} has {columns:,} inputs, which groups of "
+                f"{self.group} do not divide: choose --group, e.g. "
+                f"{math.gcd(columns, self.group)}"
+            )
+        groups = 1 if self.group is None else columns // self.group
+        words = -(-columns * self._bits // WORD_BITS)
+
+        def packed() -> Iterator[np.ndarray]:
+            return self._chunks(name, weight, rounding)
+
+        def scales() -> list[np.ndarray]:
+            return _scales(rounding, packed)
+
+        shape = np.array(weight.shape, np.int64)
+        return [
+            Entry(f"{name}_packed", np.dtype(np.int32), (rows, words), packed),
+            Entry(f"{name}_scale", _scale_dtype(weight), (rows, groups), scales),
+            Entry(f"{name}_shape", shape.dtype, (2,), lambda: [shape]),
+        ]
+
+    def settings(self, unquantized: Sequence[str], dtype: str) -> dict[str, Any]:
+        """Returns the settings of compressed-tensors."""
+        weights = {
+            "num_bits": self._bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "channel" if self.group is None else "group",
+            "group_size": self.group,
+            "dynamic": False,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": list(unquantized),
+        }
+
+    def _round(
+        self,
+        weights: Float32[np.ndarray, "rows in"],
+        dtype: np.dtype,
+        rounding: Rounding,
+    ) -> Int32[np.ndarray, "rows words"]:
+        rows, columns = weights.shape
+        grouped = weights.reshape(rows, -1, self.group or columns)
+        half = 2 ** (self._bits - 1)
+        largest = np.abs(grouped).max(-1)  # [rows, groups]
+        scale = (largest / np.float32(half - 0.5)).astype(dtype)
+        # A scale that is 0 in a narrow type would make zeros of all weights anyway.
+        scale = np.where(scale == 0, dtype.type(1), scale)
+        rounding.scales.append(scale)
+        wide = scale.astype(np.float32)[..., None]
+        integers = np.clip(np.rint(grouped / wide), -half, half - 1)
+        rounding.add(grouped, integers * wide)
+        codes = (integers + half).astype(np.uint32).reshape(rows, columns)
+        count = WORD_BITS // self._bits
+        codes = np.pad(codes, ((0, 0), (0, -columns % count)))
+        shifts = np.arange(count, dtype=np.uint32) * np.uint32(self._bits)
+        shifted = codes.reshape(rows, -1, count) << shifts
+        return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
+
+
+def make_layout(store: str, group: int | None) -> Layout:
+    """Returns the layout of a store, with groups of some size.
+
+    Without a size NF4 has groups of 64, int4 of 128, and int8 a scale for each output.
+
+    Raises:
+      InputError: for a size that the library does not read.
+    """
+    if group is not None and group < 1:
+        raise InputError(f"--group is {group}, expected a positive number of inputs")
+    if store == NF4:
+        return NormalFloatLayout(group)
+    bits = {INT4: 4, INT8: 8}[store]
+    return PackedLayout(bits, 128 if group is None and store == INT4 else group)

@@ -1,0 +1,116 @@
+"""`prompt-tuning quantize`: writes a folder of a model with quantized weights."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prompt_tuning.cli.option_types import numeric
+from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.core.number_ranges import PositiveInteger
+from prompt_tuning.core.progress_display import progress_bar
+from prompt_tuning.core.quantization.stores import NF4, STORES
+
+if TYPE_CHECKING:
+    from prompt_tuning.checkpoints.quantized.layouts import Rounding
+
+HELP = "write a model with its weights in four or eight bits"
+USES_JAX = False
+SEVERAL_PROCESSES = False
+DESCRIPTION = (
+    "Write a Hugging Face folder whose projections are quantized: NF4 in the layout of "
+    "bitsandbytes, int4 and int8 in that of compressed-tensors. transformers, vLLM and "
+    "others read it, and so do all commands here, without rounding again. Prints how "
+    "much rounding changes each weight: the norm of the change, divided by the norm of "
+    "the weight. Tensors are read and written one after the other."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the command."""
+    parser.description = DESCRIPTION
+    parser.add_argument(
+        "model", metavar="MODEL", help="Hugging Face folder, or a model of the hub"
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="the folder to write"
+    )
+    parser.add_argument(
+        "--store",
+        choices=sorted(STORES, key=lambda name: name != NF4),
+        default=NF4,
+        help="how weights are stored",
+    )
+    parser.add_argument(
+        "--group",
+        type=numeric(PositiveInteger),
+        metavar="N",
+        help="number of inputs that share a scale (default: 64 for nf4, 128 for int4, "
+        "all for int8)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the folder, and prints the changes of its weights."""
+    from rich.console import Console
+
+    from prompt_tuning.checkpoints.quantized.layouts import make_layout
+    from prompt_tuning.cli.byte_sizes import format_size
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.core.atomic_files import check_writable
+    from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
+    from prompt_tuning.pretrained.quantized_folder import QuantizedFolder
+
+    refuse_bindings(options)
+    check_writable(options.folder)
+    layout = make_layout(options.store, options.group)
+    opened = QuantizedFolder.open(find_checkpoint(options.model), layout)
+    with progress_bar("quantizing", opened.written_bytes, in_bytes=True) as advance:
+        roundings = opened.write(options.folder, advance)
+    console = Console()
+    print_lines(console, *change_table(roundings))
+    before, after = format_size(opened.bytes), format_size(opened.written_bytes)
+    print_lines(console, f"{options.folder}: {after} instead of {before}")
+    return 0
+
+
+def change_table(roundings: "Mapping[str, Rounding]") -> list[str]:
+    """Lists the relative change of each weight: layers by row, modules by column."""
+    rows: dict[str, dict[str, Rounding]] = {}
+    for name, rounding in roundings.items():
+        layer, module = _place(name)
+        rows.setdefault(layer, {})[module] = rounding
+    modules = list(dict.fromkeys(module for row in rows.values() for module in row))
+    first = max(len(layer) for layer in (*rows, "all"))
+    every = {
+        module: [row[module] for row in rows.values() if module in row]
+        for module in modules
+    }
+
+    def line(name: str, cells: Mapping[str, str]) -> str:
+        padded = (
+            cells.get(module, "").rjust(max(len(module), 6)) for module in modules
+        )
+        return "  ".join([name.ljust(first), *padded])
+
+    lines = ["relative change of the weights, by layer:"]
+    lines.append(line("", {module: module for module in modules}))
+    lines += [
+        line(layer, {module: f"{x.relative:.2%}" for module, x in row.items()})
+        for layer, row in rows.items()
+    ]
+    total = {module: type(group[0]).joined(group) for module, group in every.items()}
+    lines.append(line("all", {m: f"{x.relative:.2%}" for m, x in total.items()}))
+    return lines
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Returns the layer of a tensor and the name of its module within it."""
+    found = re.search(r"^(.*?\.\d+)\.(.+)\.weight$", name)
+    if found is None:
+        return "", name
+    layer = re.sub(
+        r"^(model|transformer|gpt_neox)\.|layers?\.|block\.|h\.", "", found[1]
+    )
+    return layer, found[2].split(".")[-1]

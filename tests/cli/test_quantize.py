@@ -1,0 +1,121 @@
+"""`prompt-tuning quantize`: folders that this library and others read."""
+
+# torch and transformers are only in the `bench` extra.
+# pyright: reportMissingImports=false
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.quantization.stores import codebook_path, scale_path
+from tests.checkpoints.test_published_stores import CONFIG, DOWN, opened
+from tests.support import dummies
+from tests.support.adapters import batch_of, our_logits
+from tests.support.small_runs import write_model
+
+INDEX = "model.safetensors.index.json"
+TOKENS = {"input_ids": np.array([[1, 2, 3, 4]]), "attention_mask": np.ones((1, 4), int)}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """Writes a model in two files with an index."""
+    folder = write_model(tmp_path_factory.mktemp("base") / "model", CONFIG)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{i % 2 + 1}.safetensors" for i, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file(
+            {n: x for n, x in tensors.items() if places[n] == file}, folder / file
+        )
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+def quantized(base: Path, folder: Path, *options: str) -> Path:
+    assert main(["quantize", str(base), str(folder), *options]) == 0
+    return folder
+
+
+def logits(folder: Path, dtype: str | None = None) -> np.ndarray:
+    model = opened(folder, dtype)
+    return np.asarray(
+        our_logits(model.read_parameters(), batch_of(TOKENS), graph=model.graph)
+    )
+
+
+def test_nf4_is_read_as_the_weights_that_are_rounded_on_reading(base, tmp_path, capsys):
+    folder = quantized(base, tmp_path / "nf4")
+    table = capsys.readouterr().out
+    assert "down_proj" in table and "instead of" in table
+    held, rounded = opened(folder).plan, opened(base, "nf4").plan.restore()
+    assert str(held.stores[DOWN]) == "nf4 in groups of 64"
+    restored = held.restore()
+    for path in held.quantized:
+        for part in (path, scale_path(path), codebook_path(path)):
+            np.testing.assert_array_equal(restored[part], rounded[part])
+    # All other tensors and files are the same.
+    files = {path.name for path in base.iterdir()}
+    assert {path.name for path in folder.iterdir()} == files
+    name = "model.embed_tokens.weight"
+    places = json.loads((folder / INDEX).read_text())["weight_map"]
+    ours, theirs = (load_file(path / places[name])[name] for path in (folder, base))
+    np.testing.assert_array_equal(ours, theirs)
+    assert places["model.layers.0.mlp.up_proj.weight.absmax"] in files
+
+
+@pytest.mark.parametrize("options", [("int4", "--group", "64"), ("int8",)])
+def test_integers_are_read_as_they_were_written(options, base, tmp_path):
+    folder = quantized(base, tmp_path / "model", "--store", *options)
+    assert opened(folder).plan.stores[DOWN].name == options[0]
+    np.testing.assert_allclose(logits(folder), logits(folder, "float32"), atol=1e-5)
+    exact = logits(base, "float32")
+    change = np.linalg.norm(logits(folder) - exact) / np.linalg.norm(exact)
+    assert change < (0.4 if options[0] == "int4" else 0.03)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("store", ["nf4", "int4", "int8"])
+def test_transformers_computes_the_same(store, base, tmp_path):
+    library = "bitsandbytes" if store == "nf4" else "compressed_tensors"
+    pytest.importorskip(library)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options = ["--group", "64"] * (store == "int4")
+    folder = quantized(base, tmp_path / "model", "--store", store, *options)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map="cpu"
+    )
+    with torch.no_grad():
+        theirs = model(torch.tensor(TOKENS["input_ids"])).logits.numpy()
+    np.testing.assert_allclose(logits(folder), theirs, atol=1e-4)
+
+
+def test_what_cannot_be_quantized_is_refused(base, tmp_path, capsys):
+    def refused(*arguments: object) -> str:
+        assert main(["quantize", *map(str, arguments)]) == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    folder = quantized(base, tmp_path / "model")
+    assert "rounded twice" in refused(folder, tmp_path / "again")
+    assert f"{folder} contains" in refused(base, folder)
+    message = refused(base, tmp_path / "new", "--store", "int4")
+    assert "192 inputs, which groups of 128 do not divide" in message
+    assert "--group, e.g. 64" in message
+    gpt2 = write_model(tmp_path / "gpt2", dummies.GPT2)
+    assert "stores no projections as [out, in]" in refused(gpt2, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    config = dataclasses.replace(CONFIG, layers=1)
+    damaged = write_model(tmp_path / "damaged", config)
+    tensors = load_file(damaged / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = np.nan
+    save_file(tensors, damaged / "model.safetensors")
+    message = refused(damaged, tmp_path / "new")
+    assert "up_proj.weight in" in message and "not finite" in message
+    assert not (tmp_path / "new").exists()
