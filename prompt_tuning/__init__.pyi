@@ -755,6 +755,7 @@ def LoRA(
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
     initial: Literal["kaiming", "gaussian", "orthogonal"] = "kaiming",
+    dora: bool = False,
 ) -> Configured[_LoRA]:
     """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
     2022).
@@ -785,6 +786,8 @@ def LoRA(
       initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
         `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
         product 0).
+      dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
+        2024); the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.

@@ -1,8 +1,9 @@
 """Merges LoRA and IA3 into the weights of a Hugging Face model.
 
 The result is an ordinary model without adapters: `w + scaling * a @ b` for LoRA (Hu et
-al. 2021, section 4.1); for IA3 the columns of a kernel and its bias times the scale, or
-its rows where the input is scaled. All other arrays and files are copied.
+al. 2021, section 4.1), with its columns rescaled to DoRA's magnitudes; for IA3 the
+columns of a kernel and its bias times the scale, or its rows where the input is scaled.
+All other arrays and files are copied.
 """
 
 import shutil
@@ -136,6 +137,9 @@ def _change_kernel(
     factors = read_factors(adapter.parameters, adapter.scalings, projection, module)
     if factors is not None:
         kernel += factors.scaling * (factors.a @ factors.b)
+        present = factors.magnitude is not None and factors.magnitude.any()
+        if present:
+            kernel *= factors.magnitude / np.linalg.norm(kernel, axis=0)
 
 
 def _change_bias(

@@ -62,4 +62,10 @@ LORA_OPTIONS = (
         "first values of LoRA, by PEFT's names",
         "LoRA.initial",
     ),
+    FlatOption(
+        "dora",
+        METHOD,
+        "train a magnitude of each output of LoRA's projections too (DoRA)",
+        "LoRA.dora",
+    ),
 )

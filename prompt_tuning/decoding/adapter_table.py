@@ -1,6 +1,7 @@
 """The resident adapters of an engine, as tables that rows choose entries from."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
@@ -252,7 +253,10 @@ def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
             a[:, entry, :, :own] = np.asarray(each.a[...])
             b[:, entry, :own] = np.asarray(each.b[...])
             scaling[:, entry] = each.scaling
-        modules["row_lora"] = RowLowRank(*map(jnp.asarray, (a, b, scaling)))
+        arrays = [a, b, scaling]
+        if any(each.magnitude is not None for each in low_rank.values()):
+            arrays.append(_output_factors(adapted, low_rank, count))
+        modules["row_lora"] = RowLowRank(*map(jnp.asarray, arrays))
     for kind, row_kind, name, size in (
         (OutputScale, RowOutputScale, "row_output_scale", size_out),
         (InputScale, RowInputScale, "row_input_scale", size_in),
@@ -264,6 +268,34 @@ def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
                 scale[:, entry] = np.asarray(each.scale[...])
             modules[name] = row_kind(jnp.asarray(scale))
     return modules
+
+
+def _output_factors(
+    adapted: Mapping[int, Dense], low_rank: Mapping[int, LowRank], count: int
+) -> Float[np.ndarray, "L N out"]:
+    """Computes DoRA's factor of each output of a projection, by layer and entry."""
+    first = next(iter(adapted.values()))
+    factors = np.ones((first.kernel.shape[0], count, first.sizes[1]), np.float32)
+
+    for entry, each in low_rank.items():
+        if each.magnitude is not None:
+            graph, parameters = split(adapted[entry])
+            factors[:, entry] = _factors_of_blocks(parameters, graph=graph)
+    return factors
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def _factors_of_blocks(
+    parameters: Parameters, *, graph: nnx.GraphDef
+) -> Float[Array, "L out"]:
+    """Computes DoRA's factors of the outputs of a projection with its adapter."""
+
+    def of_block(block: Parameters) -> Float[Array, "out"]:
+        dense = cast(Dense, merge(graph, block))
+        ((_, lora),) = _by_entry({0: dense}, LowRank).items()
+        return lora.factors_of_outputs(dense.wide_kernel())
+
+    return jax.lax.map(of_block, parameters)
 
 
 def _by_entry(adapted: Mapping[int, Dense], kind: type[Kind]) -> dict[int, Kind]:

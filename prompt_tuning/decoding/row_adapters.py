@@ -12,7 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
+from prompt_tuning.prompts.projection_adapters import (
+    FrozenProjection,
+    ProjectionAdapter,
+)
 
 _entries: contextvars.ContextVar[Int[Array, "R"] | None] = contextvars.ContextVar(
     "_entries", default=None
@@ -53,6 +56,8 @@ class RowLowRank(ProjectionAdapter):
       a: `[L, N, in, r]`; smaller ranks are padded with zeros.
       b: `[L, N, r, out]`.
       factor: the scalings, `[L, N]`.
+      outputs: DoRA's factors of the outputs, `[L, N, out]`; 1 for rows of LoRA, and
+        None without any DoRA.
     """
 
     def __init__(
@@ -60,15 +65,31 @@ class RowLowRank(ProjectionAdapter):
         a: Float[Array, "L N in r"],
         b: Float[Array, "L N r out"],
         scaling: Float[Array, "L N"],
+        outputs: Float[Array, "L N out"] | None = None,
     ):
+        axes = ("layers", "entries", "adapter")
+        self.outputs = None if outputs is None else nnx.Param(outputs, axes=axes)
         self.a = nnx.Param(a, axes=("layers", "entries", "adapter", "rank"))
         self.b = nnx.Param(b, axes=("layers", "entries", "rank", "adapter"))
         self.factor = nnx.Param(scaling, axes=("layers", "entries"))
 
-    def after(
-        self, x: Float[Array, "n in"], y: Float[Array, "n out"]
+    def adapt(
+        self,
+        x: Float[Array, "n in"],
+        y: Float[Array, "n out"],
+        frozen: FrozenProjection,
     ) -> Float[Array, "n out"]:
-        """Adds the low-rank product of each row's factors."""
+        """Adds the low-rank product of each row's factors; DoRA rescales the sum."""
+        added = self._product(x).reshape(y.shape)
+        if self.outputs is None:
+            return y + added
+        bias = 0 if frozen.bias is None else frozen.bias[...].astype(y.dtype)
+        product = y - bias
+        change = _scale_rows(product, self.outputs[...] - 1)
+        return y + change + _scale_rows(added, self.outputs[...])
+
+    def _product(self, x: Float[Array, "n in"]) -> Float[Array, "R C out"]:
+        """Returns the low-rank product of each row's factors."""
         tables = (self.a[...], self.b[...], self.factor[...])
 
         def product(
@@ -87,10 +108,8 @@ class RowLowRank(ProjectionAdapter):
         # CPUs gather the factors of all rows several times more slowly than they read
         # each row's own in turn; accelerators have too little work in a row.
         if jax.default_backend() == "cpu":
-            added = jax.lax.map(product, rows)
-        else:
-            added = jax.vmap(product)(rows)
-        return y + added.reshape(y.shape)
+            return jax.lax.map(product, rows)
+        return jax.vmap(product)(rows)
 
 
 class RowOutputScale(ProjectionAdapter):

@@ -206,3 +206,9 @@ def add_adapters(
             )
             adapter_key = named_key(key, f"{path}/{spec.name}")
             dense.adapters[spec.name] = spec.build(adapter_key, adapted)
+            together = list(dense.adapters.values())
+            if len(together) > 1 and any(adapter.alone for adapter in together):
+                raise InputError(
+                    f"{path} has DoRA and another adapter, but DoRA rescales the whole "
+                    "output of its projection: leave one of them out"
+                )

@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Float32, Int, Key
 
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
@@ -20,7 +20,7 @@ from prompt_tuning.core.parameters import (
     named_key,
     store_kernel,
 )
-from prompt_tuning.core.quantization.product import multiply, widened
+from prompt_tuning.core.quantization.product import as_float32, multiply, widened
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
@@ -104,16 +104,28 @@ class Dense(nnx.Module):
             lambda x, adapter: adapter.before(x), adapters, x
         )
         y = self.frozen(scaled_input)
-        return functools.reduce(lambda y, adapter: adapter.after(x, y), adapters, y)
+        return functools.reduce(
+            lambda y, adapter: adapter.adapt(x, y, self), adapters, y
+        )
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block without adapters."""
-        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
-        y = multiply(
-            x, self.kernel[...], *(None if x is None else x[...] for x in others)
-        )
-        y = collectives.reduce_from_shards(y, self.axes[0])
+        y = self.product(x)
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+    def product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        """Multiplies by the kernel of one block, without bias and adapters."""
+        y = multiply(x, self.kernel[...], *self._scales())
+        return collectives.reduce_from_shards(y, self.axes[0])
+
+    def wide_kernel(self) -> Float32[Array, "in out"]:
+        """Returns the weights of one block, or this device's shard of them."""
+        return as_float32(self.kernel[...], *self._scales())
+
+    def _scales(self) -> tuple[Array | None, ...]:
+        """Returns the arrays of a quantized kernel besides its codes."""
+        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
+        return tuple(None if x is None else x[...] for x in others)
 
 
 class Norm(nnx.Module):

@@ -6,7 +6,7 @@ prompt is initialized from its vocabulary, and only then are weights read.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +23,6 @@ from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
-    Build,
     Parameters,
     describe,
     merge,
@@ -37,6 +36,12 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.fresh_parameters import (
+    check_magnitudes,
+    complete_magnitudes,
+    initialize,
+    initialized_by,
+)
 from prompt_tuning.pretrained.source import (
     Pretrained,
     find_tokenizer,
@@ -120,9 +125,18 @@ class PromptedModel:
                 # One at a time, so that a host never holds all parameters that it
                 # passes on to its devices.
                 parameters[path] = jax.block_until_ready(self._restore(path, read))
+        parameters = self.complete(parameters)
         return {
             path: parameters[path] for path in self.plan.abstract if path in parameters
         }
+
+    def complete(self, parameters: Parameters) -> Parameters:
+        """Computes the fresh parameters that depend on restored ones.
+
+        Args:
+          parameters: all parameters, as restored and as `initialize` returned them.
+        """
+        return complete_magnitudes(parameters, self.loras, self.placement)
 
     def _restore(self, path: str, read: PartReader) -> Any:
         if self.placement is not None:
@@ -322,9 +336,10 @@ def open_pretrained(
         stored,
         assignment_map=source.assignment_map,
         fallback_to_scratch=source.fallback_to_scratch,
-        fresh_by=lambda path: _initialized_by(path, tuning),
+        fresh_by=lambda path: initialized_by(path, tuning),
         stores=dict(config.stores),
     )
+    check_magnitudes(abstract, source.weights)
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:
         placement = placement.with_pinned(storage.pinned)
@@ -336,7 +351,7 @@ def open_pretrained(
         prompting=tuning.prompting or Prompting(),
         tokenizer=tokenizer,
         plan=plan,
-        initialize=lambda: _initialize(build, model_key, list(plan.fresh), placement),
+        initialize=lambda: initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
         weight_storage=dataclasses.replace(storage, slices=source.slices),
     )
@@ -357,28 +372,6 @@ def build_tuned(
     )
 
 
-def _initialize(
-    build: Build,
-    key: Key[Array, ""],
-    paths: Sequence[str],
-    placement: Placement | None,
-) -> Parameters:
-    """Initializes the parameters at some paths; no other initializer runs.
-
-    On a mesh each device computes its own shard.
-    """
-
-    def initialize(key: Key[Array, ""]) -> Parameters:
-        parameters = build(key)[1]
-        chosen = {path: parameters[path] for path in paths}
-        return chosen if placement is None else placement.pad(chosen)
-
-    if placement is None:
-        return jax.jit(initialize)(key)
-    shardings = {path: placement.shardings[path] for path in paths}
-    return jax.jit(initialize, out_shardings=shardings)(key)
-
-
 def _check_positions(config: ModelConfig, started: PromptPair) -> None:
     length = started.length
     if config.maximum_positions is not None and length >= config.maximum_positions:
@@ -386,15 +379,3 @@ def _check_positions(config: ModelConfig, started: PromptPair) -> None:
             f"a prompt of {length} vectors leaves no room for text: the model has "
             f"{config.maximum_positions} positions{config.positions_note}"
         )
-
-
-def _initialized_by(path: str, tuning: Tuning) -> str:
-    if "/adapters/" in path:
-        value = "one" if "/adapters/ia3/" in path else "zero at one factor"
-        return f"the adapter ({value}, so the model is unchanged)"
-    if "/prompt/" not in path:
-        return "the module's initializer"
-    decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
-    factory = tuning.decoder_prompt if decoder else tuning.prompt
-    bound = getattr(factory, "keywords", {}).get("initializer")
-    return f"the prompt's initializer{f' {bound}' if bound else ''}"

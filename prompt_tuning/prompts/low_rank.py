@@ -9,14 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Float32, Key
 
 from prompt_tuning.adapters.adapter import LORA
 from prompt_tuning.core.branch_dropout import branch_dropout
-from prompt_tuning.prompts.projection_adapters import ProjectionAdapter, adapter_axes
+from prompt_tuning.prompts.dora import magnitude_factors, output_norms
+from prompt_tuning.prompts.projection_adapters import (
+    FrozenProjection,
+    ProjectionAdapter,
+    adapter_axes,
+)
 from prompt_tuning.sharding import collectives
 
-LORA_A = "/adapters/lora/a"
 Initial = Literal["kaiming", "gaussian", "orthogonal"]
 
 
@@ -29,6 +33,7 @@ class LowRank(ProjectionAdapter):
     Attributes:
       a: `[L, in, r]`.
       b: `[L, r, out]`.
+      magnitude: magnitudes of DoRA, `[L, out]`, 0 in layers without; None for LoRA.
       scaling: factor of the product.
       dropout: share of the input's elements that training zeroes.
       rank_stabilized: whether the scaling was divided by the root of the rank.
@@ -44,6 +49,7 @@ class LowRank(ProjectionAdapter):
         scaling: float,
         axes: tuple[str, str],
         *,
+        magnitude: Float[Array, "L out"] | None = None,
         path: str = "",
         dropout: float = 0.0,
         rank_stabilized: bool = False,
@@ -54,6 +60,12 @@ class LowRank(ProjectionAdapter):
         a, b = factors
         self.a = nnx.Param(a, axes=("layers", axis_in, "rank"), partial_over=axes[1])
         self.b = nnx.Param(b, axes=("layers", "rank", axis_out))
+        self.alone = magnitude is not None
+        self.magnitude = (
+            None
+            if magnitude is None
+            else nnx.Param(magnitude, axes=("layers", axis_out))
+        )
         self.scaling = scaling
         self.path, self.dropout, self.drops = path, dropout, dropout > 0
         self.rank_stabilized, self.initial = rank_stabilized, initial
@@ -80,15 +92,40 @@ class LowRank(ProjectionAdapter):
         defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
         return {name: x for name, x in given.items() if x != defaults[name]}
 
-    def after(
-        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
+    def adapt(
+        self,
+        x: Float[Array, "*lead in"],
+        y: Float[Array, "*lead out"],
+        frozen: FrozenProjection,
     ) -> Float[Array, "*lead out"]:
-        """Adds the low-rank product."""
-        a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
+        """Adds the low-rank product; DoRA rescales the sum, except for the bias."""
         first = collectives.first_of_shard(self.axes[0], x.shape[-1])
-        x = branch_dropout(x, self.dropout, self.path, first)
+        dropped = branch_dropout(x, self.dropout, self.path, first)
+        if self.magnitude is None:
+            return y + self._product(dropped)
+        if dropped is not x:
+            product = frozen.product(dropped)  # PEFT rescales this part alone
+        else:
+            product = y if frozen.bias is None else y - frozen.bias[...].astype(y.dtype)
+        factors = self.factors_of_outputs(frozen.wide_kernel())
+        own, rest = factors.astype(y.dtype), (factors - 1).astype(y.dtype)
+        return y + rest * product + own * self._product(dropped)
+
+    def _product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        """Returns the scaled low-rank product."""
+        a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
         low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
-        return y + (low @ b) * jnp.asarray(self.scaling, x.dtype)
+        return (low @ b) * jnp.asarray(self.scaling, x.dtype)
+
+    def factors_of_outputs(
+        self, kernel: Float32[Array, "in out"]
+    ) -> Float32[Array, "out"]:
+        """Returns DoRA's factor of each output of one block, given its weights."""
+        assert self.magnitude is not None
+        norms = output_norms(
+            kernel, self.a[...], self.b[...], self.scaling, self.axes[0]
+        )
+        return magnitude_factors(self.magnitude[...].astype(jnp.float32), norms)
 
 
 def initial_factors(

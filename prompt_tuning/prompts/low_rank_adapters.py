@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import LORA, Adapter
@@ -20,7 +21,8 @@ from prompt_tuning.core.number_ranges import (
     PositiveNumber,
     ShareBelowOne,
 )
-from prompt_tuning.prompts.low_rank import LORA_A, Initial, LowRank, initial_factors
+from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
+from prompt_tuning.prompts.low_rank import Initial, LowRank, initial_factors
 from prompt_tuning.prompts.projection_adapters import (
     AdaptedProjection,
     AdapterSpec,
@@ -61,6 +63,8 @@ class LoRA(AdapterSpec):
       initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
         `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
         product 0).
+      dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
+        2024); the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.
@@ -85,6 +89,7 @@ class LoRA(AdapterSpec):
     rank_pattern: Mapping[str, AxisLength] | None = None
     alpha_pattern: Mapping[str, AnyNumber] | None = None
     initial: Initial = "kaiming"
+    dora: bool = False
     name: ClassVar[str] = "lora"
     kind: ClassVar[str] = LORA
 
@@ -206,6 +211,8 @@ class LoRA(AdapterSpec):
             initial_factors(key, (sizes[0], sizes[1]), ranks, self.initial),
             next(iter(scalings)),
             projection.axes,
+            # `initial_magnitudes` replaces them when the frozen weights are there.
+            magnitude=jnp.zeros((count, sizes[1])) if self.dora else None,
             path=projection.path,
             dropout=self.dropout,
             rank_stabilized=self.rank_stabilized,
@@ -253,7 +260,7 @@ class LoRA(AdapterSpec):
         Raises:
           InputError: if the scaling of a LoRA is unknown.
         """
-        groups: dict[tuple[int, float], list[str]] = {}
+        groups: dict[tuple[int, float, bool], list[str]] = {}
         for path, leaf in adapter.parameters.items():
             if not path.endswith(LORA_A):
                 continue
@@ -264,7 +271,8 @@ class LoRA(AdapterSpec):
                     "give the adapters that it was trained with, by --method "
                     "and --rank or Run.adapters"
                 )
-            group = (leaf.shape[2], adapter.scalings[projection])
+            dora = projection + MAGNITUDE in adapter.parameters
+            group = (leaf.shape[2], adapter.scalings[projection], dora)
             groups.setdefault(group, []).append(re.escape(projection))
         stabilized = bool(adapter.settings.get("use_rslora"))
         return tuple(
@@ -274,6 +282,7 @@ class LoRA(AdapterSpec):
                 alpha=scaling * (math.sqrt(rank) if stabilized else rank),
                 rank_stabilized=stabilized,
                 dropout=adapter.settings.get("lora_dropout") or 0.0,
+                dora=dora,
             )
-            for (rank, scaling), regexes in groups.items()
+            for (rank, scaling, dora), regexes in groups.items()
         )

@@ -12,12 +12,12 @@ how it is rebuilt.
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Float32, Key
 
 from prompt_tuning.adapters.adapter import IA3 as IA3_KIND
 from prompt_tuning.adapters.adapter import Adapter, Arrays
@@ -58,6 +58,21 @@ class ExportedAdapter(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
+@runtime_checkable
+class FrozenProjection(Protocol):
+    """The frozen projection of one block, as an adapter may use it."""
+
+    bias: nnx.Param | None
+
+    def product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
+        """Multiplies by the kernel, without the bias."""
+        ...
+
+    def wide_kernel(self) -> Float32[Array, "in out"]:
+        """Returns the weights, or this device's shard of them."""
+        ...
+
+
 class ProjectionAdapter(nnx.Module):
     """The adapter of one projection in all blocks; this base class changes nothing.
 
@@ -65,11 +80,13 @@ class ProjectionAdapter(nnx.Module):
       kind: the kind of the adapter, by PEFT's name; None if it cannot be exported.
       scaling: factor of a low-rank product; None for adapters without one.
       drops: whether the adapter drops something in training, which takes a random key.
+      alone: whether no other adapter may act on its projection.
     """
 
     kind: ClassVar[str | None] = None
     scaling: float | None = None
     drops: bool = False
+    alone: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,6 +108,22 @@ class ProjectionAdapter(nnx.Module):
         """
         del x
         return y
+
+    def adapt(
+        self,
+        x: Float[Array, "*lead in"],
+        y: Float[Array, "*lead out"],
+        frozen: FrozenProjection,
+    ) -> Float[Array, "*lead out"]:
+        """Returns the output of the adapted projection; see `after`.
+
+        Args:
+          x: the adapted projection's input.
+          y: the frozen projection's output.
+          frozen: the frozen projection, for adapters that depend on its weights.
+        """
+        del frozen
+        return self.after(x, y)
 
     def export(self, path: str) -> ExportedAdapter:
         """Returns the adapter's arrays.

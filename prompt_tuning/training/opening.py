@@ -114,7 +114,7 @@ def open_members(
     ):
         own = parameters
         if member is not members[0]:
-            own = parameters | member.model.initialize()
+            own = member.model.complete(parameters | member.model.initialize())
         trainers.append(
             Trainer(
                 run=member.run,

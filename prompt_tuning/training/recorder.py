@@ -19,7 +19,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.adapter_files import SCALINGS
-from prompt_tuning.prompts.low_rank import LORA_A
+from prompt_tuning.prompts.dora import LORA_A
 from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.early_stopping import EXTRA, Patience

@@ -69,7 +69,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
     return continued
 
 
-FEW = ("soft", "lora")
+FEW = ("soft", "lora", "dora")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,14 @@ from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.prompts.low_rank import initial_factors
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.low_rank import LowRank, initial_factors
 from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.tuned.export_adapters import export_adapters
 from tests.support import meshes
@@ -198,7 +204,7 @@ def test_dropout_zeroes_the_branch_in_training_alone():
     assert len({expected, loss(graph, one), loss(graph, other)}) == 3
 
 
-def test_the_masks_are_the_same_on_a_mesh():
+def test_masks_and_norms_are_the_same_on_a_mesh():
     config = dataclasses.replace(T5_GATED, head_width=4)
     method = Method(
         name="LoRA",
@@ -206,6 +212,7 @@ def test_the_masks_are_the_same_on_a_mesh():
         choices=(
             "LoRA.regexes = ['.*/mlp/down', '.*/cross_attention/(key|out)']",
             "LoRA.dropout = 0.5",
+            "LoRA.dora = True",
         ),
     )
     model, batch = meshes.tuned(config, method), meshes.batch_of(config)
@@ -215,3 +222,42 @@ def test_the_masks_are_the_same_on_a_mesh():
         step, given = meshes.begun(model, batch, layout)
         losses.append(float(jax.jit(step)(*given)[1]["loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "nf4"])
+def test_dora_is_a_kernel_with_the_given_norms(dtype):
+    config = dataclasses.replace(GPT2, parameter_dtype=dtype, width=64)
+    spec = LoRA(at=["c_attn"], rank=2, dora=True)
+    model = build_model(KEY, config, adapters=[spec])
+    dense = dict(projections(model))[ATTENTION[2]]
+    graph, layers = split(dense)
+    random = np.random.default_rng(0)
+    layers |= {
+        path: jnp.asarray(random.standard_normal(leaf.shape), leaf.dtype)
+        for path, leaf in layers.items()
+        if "adapters" in path or "bias" in path
+    }
+    block = cast(Dense, merge(graph, {path: x[0] for path, x in layers.items()}))
+    kernel = np.asarray(block.wide_kernel(), np.float64)
+    lora = cast(LowRank, block.adapters["lora"])
+    a, b = (np.asarray(x[...], np.float64) for x in (lora.a, lora.b))
+    whole = kernel + lora.scaling * a @ b
+    whole *= np.asarray(split(lora)[1]["magnitude"]) / np.linalg.norm(whole, axis=0)
+    x = random.standard_normal((5, 64)).astype("f4")
+    run = jax.jit(lambda layers, x: cast(Dense, merge(graph, layers))(x))
+    bias = np.asarray(split(block)[1]["bias"])
+    np.testing.assert_allclose(run(split(block)[1], x), x @ whole + bias, atol=1e-4)
+
+
+def test_dora_excludes_other_adapters_and_weights_in_host_memory():
+    for_all = {"regexes": [".*/(key|value)"]}
+    with pytest.raises(InputError, match="has DoRA and another adapter"):
+        build_model(KEY, LLAMA, adapters=[IA3(**for_all), LoRA(dora=True)])
+    source = Pretrained(checkpoint="bundled:skills-decoder", weights="streamed")
+    with pytest.raises(InputError, match="weights is 'streamed', but DoRA computes"):
+        open_pretrained(source, Tuning(adapters=[LoRA(dora=True)]), key=KEY)
+
+
+def test_part_of_a_fused_module_with_dora_is_not_exported():
+    with pytest.raises(InputError, match="key has no DoRA, but others in the same"):
+        exported(GPT2, LoRA(dora=True))

@@ -22,7 +22,7 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from tests.support.dummies import with_numbers
 
-KINDS = ("none", "soft", "suffix", "deep", "prefix", "tasks", "lora", "ia3")
+KINDS = ("none", "soft", "suffix", "deep", "prefix", "tasks", "lora", "dora", "ia3")
 
 
 def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Parameters]:
@@ -53,6 +53,7 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
     }
     adapters = {
         "lora": [LoRA(regexes=[r".*/(query|value|up)"], rank=3)],
+        "dora": [LoRA(regexes=[r".*/(query|out|down)"], rank=2, dora=True)],
         "ia3": [IA3()],
     }
     prompt = prompts[kind]() if kind in prompts else None

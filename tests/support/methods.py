@@ -198,6 +198,12 @@ METHODS = (
     Method(name="IA3", files=("adapters/ia3.gin",), peft="IA3"),
     Method(name="LoRA", files=("adapters/lora.gin",), peft="LORA"),
     Method(
+        name="DoRA",
+        files=("adapters/lora.gin",),
+        choices=("LoRA.at = 'all-linear'", "LoRA.dora = True"),
+        peft="LORA",
+    ),
+    Method(
         name="LoRA and a soft prompt",
         files=("adapters/lora.gin",),
         choices=(

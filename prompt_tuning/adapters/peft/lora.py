@@ -2,6 +2,7 @@
 
 PEFT stores `A [r, in]` and `B [out, r]` for each module of each layer, and adds
 `alpha / r * B A x`. We store `a [L, in, r]` and `b [L, r, out]` for each projection.
+With DoRA (Liu et al. 2024) there are also magnitudes, `[out]` and `[L, out]`.
 """
 
 import dataclasses
@@ -13,25 +14,39 @@ from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.adapters.peft.modules import Projection, by_module
-from prompt_tuning.adapters.peft.peft_settings import Settings, divisor, scaling_of
+from prompt_tuning.adapters.peft.peft_settings import (
+    Settings,
+    divisor,
+    scaling_of,
+    setting,
+)
 from prompt_tuning.adapters.peft.shape_checks import (
     LORA_A,
     LORA_B,
+    LORA_MAGNITUDE,
     MODEL_PREFIX,
     require_tensor,
 )
 from prompt_tuning.core.errors import InputError
 
-A, B = "adapters/lora/a", "adapters/lora/b"
+A, B, M = "adapters/lora/a", "adapters/lora/b", "adapters/lora/magnitude"
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """The LoRA of one projection in one layer: `scaling * x @ a @ b`."""
+    """The LoRA of one projection in one layer: `scaling * x @ a @ b`.
+
+    Attributes:
+      a: first factor.
+      b: second factor.
+      scaling: factor of the product.
+      magnitude: magnitude of each output, if it is a DoRA.
+    """
 
     a: Float[np.ndarray, "in r"]
     b: Float[np.ndarray, "r out"]
     scaling: float
+    magnitude: Float[np.ndarray, "out"] | None = None
 
 
 def read_lora(
@@ -78,7 +93,20 @@ def read_lora(
                 a[layer, :, :layer_rank] = factors.a
                 b[layer, :layer_rank] = _rescale(factors, scaling)
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
+        if setting(settings, "use_dora"):
+            parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection.size_out)
     return parameters, scalings
+
+
+def _stack_magnitudes(
+    layers: Sequence[Factors | None], size_out: int
+) -> Float[np.ndarray, "L out"]:
+    """Stacks the magnitudes of all layers; those without DoRA have zeros."""
+    magnitudes = np.zeros((len(layers), size_out), np.float32)
+    for layer, factors in enumerate(layers):
+        if factors is not None:
+            magnitudes[layer] = factors.magnitude
+    return magnitudes
 
 
 def _read_module(
@@ -100,7 +128,17 @@ def _read_module(
             "it made for another model?"
         )
     columns = projection.part.columns(len(b))
-    return Factors(a.T, b[columns].T, scaling_of(settings, module))
+    magnitude = None
+    if setting(settings, "use_dora"):
+        name = f"{MODEL_PREFIX}{module}{LORA_MAGNITUDE}"
+        magnitude = require_tensor(tensors, name, 1, source)
+        if len(magnitude) != len(b):
+            raise InputError(
+                f"{source}: {name} has shape {magnitude.shape}, expected {len(b)} "
+                "numbers, one of each output"
+            )
+        magnitude = magnitude[columns]
+    return Factors(a.T, b[columns].T, scaling_of(settings, module), magnitude)
 
 
 def write_lora(
@@ -128,6 +166,8 @@ def write_lora(
         tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
         tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
         module_scalings[module] = whole.scaling
+        if whole.magnitude is not None:
+            tensors[f"{MODEL_PREFIX}{module}{LORA_MAGNITUDE}"] = whole.magnitude
     return tensors, module_scalings
 
 
@@ -138,7 +178,7 @@ def _without_zeros(factors: Factors) -> Factors | None:
         return factors
     if not used.any():
         return None
-    return Factors(factors.a[:, used], factors.b[used], factors.scaling)
+    return dataclasses.replace(factors, a=factors.a[:, used], b=factors.b[used])
 
 
 def read_factors(
@@ -166,7 +206,9 @@ def read_factors(
     if path not in scalings:
         raise InputError(f"the LoRA of {path} has no scaling (alpha / r)")
     layer = projection.modules.index(module)
-    return Factors(a[layer], b[layer], scalings[path])
+    magnitudes = parameters.get(f"{path}/{M}")
+    magnitude = None if magnitudes is None else magnitudes[layer]
+    return Factors(a[layer], b[layer], scalings[path], magnitude)
 
 
 def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> Factors:
@@ -179,6 +221,9 @@ def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> 
     Args:
       parts: LoRA of each projection; at least one is not None.
       projections: all projections within the module.
+
+    Raises:
+      InputError: if some but not all of the projections have DoRA.
     """
     present = [part for part in parts if part is not None]
     first, scaling = present[0], _common_scaling(present)
@@ -196,7 +241,26 @@ def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> 
             rows = slice(starts[index], starts[index] + ranks[index])
             b[rows, projections[index].part.columns(count)] = _rescale(part, scaling)
     a = first.a if same else np.concatenate([part.a for part in present], axis=1)
-    return Factors(a, b, scaling)
+    return Factors(a, b, scaling, _fuse_magnitudes(parts, projections))
+
+
+def _fuse_magnitudes(
+    parts: Sequence[Factors | None], projections: Sequence[Projection]
+) -> Float[np.ndarray, "out"] | None:
+    """Returns the magnitudes of all outputs of a module; None without DoRA."""
+    given = [None if part is None else part.magnitude for part in parts]
+    if all(x is None for x in given):
+        return None
+    whole = np.zeros(projections[0].module_out, np.float32)
+    for magnitude, projection in zip(given, projections, strict=True):
+        if magnitude is None:
+            raise InputError(
+                f"{projection.path} has no DoRA, but others in the same module of "
+                "transformers have: PEFT rescales a module as a whole, so adapt all of "
+                "its projections"
+            )
+        whole[projection.part.columns(len(whole))] = magnitude
+    return whole
 
 
 def lora_settings(

@@ -48,6 +48,7 @@ from prompt_tuning.adapters.peft.shape_checks import (
     EMBEDDINGS,
     LORA_A,
     LORA_B,
+    LORA_MAGNITUDE,
     ROWS,
     module_name,
 )
@@ -64,7 +65,7 @@ from prompt_tuning.families import hf_folder
 
 READ = (PROMPT, "P_TUNING", MULTITASK, PREFIX, LORA, IA3)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
-_ENDINGS = {LORA: (LORA_A, LORA_B), IA3: (IA3_ENDING,)}
+_ENDINGS = {LORA: (LORA_A, LORA_B, LORA_MAGNITUDE), IA3: (IA3_ENDING,)}
 _NAMES = {
     PROMPT: {EMBEDDINGS},
     "P_TUNING": {EMBEDDINGS},
@@ -326,6 +327,7 @@ def _write_projections(
         tensors = write_ia3(adapter.parameters, known)
     else:
         tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
+        derived["use_dora"] = _has_dora(tensors)
         if not _has_scalings(settings, tensors, scalings):
             derived |= lora_settings(tensors, scalings, settings)
     holders = by_module(known)
@@ -336,6 +338,22 @@ def _write_projections(
     if not selects(settings, modules, inputs, names):
         derived |= target_settings(adapter.kind, modules, inputs, names)
     return tensors, derived
+
+
+def _has_dora(tensors: Arrays) -> bool:
+    """Returns whether the modules have DoRA.
+
+    Raises:
+      InputError: if only some have, since PEFT has one setting for all.
+    """
+    modules = {module_name(name) for name in tensors}
+    with_dora = {module_name(name) for name in tensors if name.endswith(LORA_MAGNITUDE)}
+    if with_dora and modules != with_dora:
+        raise InputError(
+            f"{min(with_dora)} has DoRA and {min(modules - with_dora)} has not, but "
+            "PEFT has one setting for all modules of an adapter"
+        )
+    return bool(with_dora)
 
 
 def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:

@@ -111,7 +111,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 # For each setting the value that changes nothing, and why others are not supported.
 _REFUSED: dict[str, tuple[Any, str]] = {
     "bias": ("none", "biases of the frozen model were trained as well"),
-    "use_dora": (False, "DoRA's magnitudes rescale whole kernels"),
     "lora_bias": (False, "biases were added to the adapter"),
     "use_qalora": (False, "QALoRA pools its inputs"),
     "use_bdlora": (None, "BD-LoRA's factors are block diagonal"),
@@ -161,6 +160,7 @@ def _names_modules(settings: JsonObject, name: str) -> bool:
 def _check_lora(settings: JsonObject) -> None:
     bounds = {"minimum": -LARGEST, "maximum": LARGEST}
     settings.flag("use_rslora", None)
+    settings.flag("use_dora", None)
     settings.number("lora_dropout", None, minimum=0.0, maximum=1.0)
     settings.number("lora_alpha", None, **bounds)
     alphas = settings.nested("alpha_pattern", {})

@@ -19,6 +19,7 @@ COLUMNS = "prefix_task_cols"
 ROWS = "prefix_task_rows"
 MODEL_PREFIX = "base_model.model."
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+LORA_MAGNITUDE = ".lora_magnitude_vector"
 IA3 = ".ia3_l"
 
 
@@ -111,9 +112,24 @@ def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
                 f"{source}: {name} has shape {array.shape}, expected rank {rank}, by r "
                 "or rank_pattern"
             )
+        if name.endswith(LORA_A):
+            _check_magnitude(settings, tensors, name.removesuffix(LORA_A), source)
         twin = LORA_B if name.endswith(LORA_A) else LORA_A
         if name.removesuffix(LORA_A).removesuffix(LORA_B) + twin not in tensors:
             raise InputError(f"{source} has {name}, but not its {twin[1:]}")
+
+
+def _check_magnitude(
+    settings: Settings, tensors: Tensors, module: str, source: str
+) -> None:
+    """Checks that a module has magnitudes if its settings are those of DoRA."""
+    name, dora = module + LORA_MAGNITUDE, bool(setting(settings, "use_dora"))
+    if dora != (name in tensors):
+        found, needed = ("no ", "") if dora else ("", "not ")
+        raise InputError(
+            f"{source} has {found}{name}, but its settings are {needed}those of DoRA "
+            f"(use_dora is {dora}); is the file complete?"
+        )
 
 
 def _ia3(settings: Settings, tensors: Tensors, source: str) -> None:
@@ -128,7 +144,7 @@ def _ia3(settings: Settings, tensors: Tensors, source: str) -> None:
 def module_name(name: str) -> str:
     """Returns the module that a tensor of LoRA or IA3 belongs to."""
     name = name.removeprefix(MODEL_PREFIX)
-    for suffix in (LORA_A, LORA_B, IA3):
+    for suffix in (LORA_A, LORA_B, LORA_MAGNITUDE, IA3):
         name = name.removesuffix(suffix)
     return name
 

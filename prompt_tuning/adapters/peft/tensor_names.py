@@ -1,7 +1,8 @@
 """Names of an adapter's tensors, as PEFT and other programs write them.
 
 `save_pretrained` leaves the adapter's name out. A state dict that was saved without it
-has the name: `lora_A.default.weight`, `ia3_l.default`, or, for the vectors of a prompt,
+has the name: `lora_A.default.weight`, `lora_magnitude_vector.default.weight`,
+`ia3_l.default`, or, for the vectors of a prompt,
 `prompt_encoder.default.embedding.weight`.
 """
 
@@ -15,8 +16,11 @@ from prompt_tuning.core.errors import InputError, shown
 
 _NAMED = re.compile(
     r"(.*\.(?:lora_[AB](?=\.[^.]+\.(?:weight|bias)$)"
-    r"|lora_embedding_[AB](?=\.[^.]+$)|ia3_l(?=\.[^.]+$)))\.([^.]+)(\..+)?"
+    r"|(?:lora_embedding_[AB]|lora_magnitude_vector|ia3_l)(?=\.[^.]+$)))"
+    r"\.([^.]+)(\..+)?"
 )
+# PEFT leaves the last part out of its files.
+_MAGNITUDE = re.compile(r"(.*\.lora_magnitude_vector(?:\.[^.]+)?)\.weight")
 _NAMED_PROMPT = re.compile(
     r"prompt_encoder\.([^.]+)\.(embedding\.weight|prefix_task_cols|prefix_task_rows)"
 )
@@ -31,6 +35,8 @@ def without_adapter_name(
     Raises:
       InputError: if the file has the tensors of several adapters.
     """
+    magnitudes = {name: _MAGNITUDE.fullmatch(name) for name in tensors}
+    tensors = {m[1] if (m := magnitudes[n]) else n: x for n, x in tensors.items()}
     prompts = [_NAMED_PROMPT.fullmatch(name) for name in tensors]
     if tensors and all(prompts):
         found = {m[0]: (m[1], _PROMPTS[m[2]]) for m in prompts if m}

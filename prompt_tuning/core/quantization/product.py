@@ -64,3 +64,15 @@ def widened(
     if is_packed(kernel):
         return unpack(kernel, scale, codebook, zero)
     return widen(kernel, scale if scale.ndim == 2 else scale[None], zero)
+
+
+def as_float32(
+    kernel: Array,
+    scale: Float32[Array, "..."] | None = None,
+    codebook: Float32[Array, "16"] | None = None,
+    zero: Int16[Array, "groups out"] | None = None,
+) -> Float32[Array, "in out"]:
+    """Returns the weights of a kernel in any store; arguments as of `multiply`."""
+    if scale is None:
+        return kernel.astype(jnp.float32)
+    return widened(kernel, scale, codebook, zero).astype(jnp.float32)

@@ -10,6 +10,7 @@ from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.peft.folder import AdapterFolder, check_shapes
 from prompt_tuning.adapters.peft.modules import by_module, projections
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.adapters.peft.tensor_names import without_adapter_name
 from prompt_tuning.core.errors import InputError
 from tests.support.dummies import GPT2, LLAMA, T5_GATED, T5_ORIGINAL
 
@@ -94,6 +95,31 @@ def test_lora_survives_a_round_trip():
         expected = their_change(theirs, q_proj(layer), 6 / R)
         np.testing.assert_allclose(change(adapter, path, layer), expected, rtol=1e-5)
     assert_same_folder(to_peft(adapter, LLAMA), theirs)
+
+
+@pytest.mark.parametrize("ending", ["", ".weight", ".default", ".default.weight"])
+def test_magnitudes_of_dora_are_read_by_every_name(ending):
+    theirs = lora(QUERIES, target_modules=["q_proj"])
+    theirs.settings["use_dora"] = True
+    magnitudes = {q: normal(D) for q in QUERIES}
+    for module, magnitude in magnitudes.items():
+        theirs.tensors[name_of(module, f"lora_magnitude_vector{ending}")] = magnitude
+    tensors = without_adapter_name(theirs.tensors, "here")
+    check_shapes(theirs.settings, tensors, "here")
+    adapter = from_peft(AdapterFolder(theirs.settings, tensors), LLAMA, "here")
+    path = "decoder/layers/self_attention/query/adapters/lora/magnitude"
+    expected = np.stack(list(magnitudes.values()))
+    np.testing.assert_array_equal(adapter.parameters[path], expected)
+    assert_same_folder(to_peft(adapter, LLAMA), AdapterFolder(theirs.settings, tensors))
+
+
+def test_magnitudes_without_the_setting_of_dora_are_refused():
+    theirs = lora(QUERIES)
+    with pytest.raises(InputError, match=r"has no base_model.*those of DoRA"):
+        check_shapes(theirs.settings | {"use_dora": True}, theirs.tensors, "here")
+    theirs.tensors[name_of(q_proj(0), "lora_magnitude_vector")] = normal(D)
+    with pytest.raises(InputError, match="not those of DoRA"):
+        check_shapes(theirs.settings, theirs.tensors, "here")
 
 
 def test_names_of_a_model_without_its_head_are_read():
@@ -366,7 +392,6 @@ def test_ia3_lists_its_feed_forward_modules_separately():
 
 
 REFUSED = {
-    "DoRA": (lora(QUERIES, use_dora=True), "DoRA's magnitudes"),
     "biases": (lora(QUERIES, bias="lora_only"), "bias = 'lora_only'"),
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),

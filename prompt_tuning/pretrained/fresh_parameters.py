@@ -1,0 +1,95 @@
+"""First values of the parameters that a checkpoint does not have."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+import jax
+from jaxtyping import Array, Key
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.parameters import Build, Parameters
+from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.pretrained.weight_storage import DEVICE
+from prompt_tuning.prompts.dora import MAGNITUDE, initial_magnitudes
+from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.sharding.array_placement import Placement
+
+
+def initialize(
+    build: Build,
+    key: Key[Array, ""],
+    paths: Sequence[str],
+    placement: Placement | None,
+) -> Parameters:
+    """Initializes the parameters at some paths; no other initializer runs.
+
+    On a mesh each device computes its own shard.
+    """
+
+    def compute(key: Key[Array, ""]) -> Parameters:
+        parameters = build(key)[1]
+        chosen = {path: parameters[path] for path in paths}
+        return chosen if placement is None else placement.pad(chosen)
+
+    if placement is None:
+        return jax.jit(compute)(key)
+    shardings = {path: placement.shardings[path] for path in paths}
+    return jax.jit(compute, out_shardings=shardings)(key)
+
+
+def check_magnitudes(paths: Iterable[str], weights: str) -> None:
+    """Checks that the frozen weights are where DoRA computes with them.
+
+    Args:
+      paths: paths of all parameters.
+      weights: `Pretrained.weights`.
+
+    Raises:
+      InputError: if they are not on the device.
+    """
+    if weights != DEVICE and any(path.endswith(MAGNITUDE) for path in paths):
+        raise InputError(
+            f"Pretrained.weights is {shown(weights)}, but DoRA computes the norms of "
+            "the frozen weights in each step, which must be on the device: give "
+            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.dora"
+        )
+
+
+def complete_magnitudes(
+    parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
+) -> Parameters:
+    """Computes the first magnitudes of DoRA, the norms of the frozen weights.
+
+    Args:
+      parameters: all parameters by path.
+      loras: the LoRAs by the path of the projection.
+      placement: placement of the parameters on a mesh; None on one device.
+    """
+    scalings = {p: x.scaling for p, x in loras.items() if x.magnitude is not None}
+    if not scalings:
+        return parameters
+    shardings = None
+    if placement is not None:
+        paths = [path + MAGNITUDE for path in scalings]
+        shardings = {path: placement.shardings[path] for path in paths}
+    read = {
+        path: leaf
+        for path, leaf in parameters.items()
+        if path.partition("/kernel")[0].partition("/adapters/")[0] in scalings
+    }
+    start = functools.partial(initial_magnitudes, scalings=scalings)
+    return parameters | jax.jit(start, out_shardings=shardings)(read)
+
+
+def initialized_by(path: str, tuning: Tuning) -> str:
+    """Describes the initializer of a fresh parameter."""
+    if "/adapters/" in path:
+        value = "one" if "/adapters/ia3/" in path else "zero at one factor"
+        return f"the adapter ({value}, so the model is unchanged)"
+    if "/prompt/" not in path:
+        return "the module's initializer"
+    decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None
+    factory = tuning.decoder_prompt if decoder else tuning.prompt
+    bound = getattr(factory, "keywords", {}).get("initializer")
+    return f"the prompt's initializer{f' {bound}' if bound else ''}"

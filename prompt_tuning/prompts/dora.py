@@ -1,0 +1,82 @@
+"""DoRA: a trained magnitude of each output of a projection with LoRA (Liu et al. 2024).
+
+The adapted kernel is `magnitude * (w + delta) / |w + delta|` for each output, where
+`delta` is LoRA's product. The norm is a constant in the backward pass (section 4.3).
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from prompt_tuning.core.quantization.product import as_float32
+from prompt_tuning.core.quantization.stores import codebook_path, scale_path, zero_path
+from prompt_tuning.sharding import collectives
+
+LORA_A, LORA_B = "/adapters/lora/a", "/adapters/lora/b"
+MAGNITUDE = "/adapters/lora/magnitude"
+
+
+def output_norms(
+    kernel: Float32[Array, "in out"],
+    a: Float[Array, "in r"],
+    b: Float[Array, "r out"],
+    scaling: float | Float[Array, ""],
+    axis: str = "",
+) -> Float32[Array, "out"]:
+    """Computes `|w + scaling * a @ b|` for each output, as a constant.
+
+    The square is expanded, so that the sum of the kernels is never stored.
+
+    Args:
+      kernel: the frozen weights, or this device's shard of them.
+      a: first factor, or the shard.
+      b: second factor, or the shard.
+      scaling: factor of the product.
+      axis: logical axis of the inputs, for which the devices sum their shards.
+    """
+    kernel, a, b = (jax.lax.stop_gradient(x) for x in (kernel, a, b))
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32) * scaling
+    exact = jax.lax.Precision.HIGHEST
+    mixed = jnp.matmul(a.T, kernel, precision=exact)  # [r, out]
+    products = jnp.matmul(jnp.matmul(a.T, a, precision=exact), b, precision=exact)
+    squares = jnp.sum(kernel * kernel, axis=0) + jnp.sum((2 * mixed + products) * b, 0)
+    squares = collectives.reduce_from_shards(squares, axis)
+    # Rounding may take the square of a tiny norm below 0.
+    return jax.lax.stop_gradient(jnp.sqrt(jnp.maximum(squares, 0)))
+
+
+def magnitude_factors(
+    magnitude: Float32[Array, "out"], norms: Float32[Array, "out"]
+) -> Float32[Array, "out"]:
+    """Returns the factor of each output; 1 where the magnitude is 0.
+
+    A magnitude of 0 marks a layer without DoRA, which has no gradient either.
+    """
+    present = magnitude != 0
+    return jnp.where(present, magnitude / jnp.where(present, norms, 1), 1)
+
+
+def initial_magnitudes(
+    parameters: Mapping[str, Array], scalings: Mapping[str, float]
+) -> dict[str, Float32[Array, "L out"]]:
+    """Computes the first magnitudes, so that the model is unchanged.
+
+    Args:
+      parameters: kernels and LoRAs of the projections, by path.
+      scalings: factor of the product, by the path of each projection with DoRA.
+    """
+    found = {}
+    for path, scaling in scalings.items():
+        kernel, a, b = (parameters[path + x] for x in ("/kernel", LORA_A, LORA_B))
+        others = (scale_path, codebook_path, zero_path)
+        stored = [parameters.get(other(f"{path}/kernel")) for other in others]
+
+        def norms(layer, scaling=scaling):
+            kernel, stored, a, b = layer
+            magnitudes = output_norms(as_float32(kernel, *stored), a, b, scaling)
+            return jnp.where(jnp.any(a != 0), magnitudes, 0)
+
+        found[path + MAGNITUDE] = jax.lax.map(norms, (kernel, stored, a, b))
+    return found

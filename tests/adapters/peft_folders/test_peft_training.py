@@ -1,0 +1,181 @@
+"""LoRA and DoRA train as in PEFT, with the same options."""
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.adapters.peft.folder import read_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.low_rank_adapters import LoRA
+from tests.support.adapters import batch_of, our_logits, restored
+from tests.support.shared_data import FIXTURES
+
+PEFT, STEPS, RATE = FIXTURES / "peft", 24, 0.01
+KEY = jax.random.key(0)
+# The same options by PEFT's names and by ours.
+CASES = {
+    "llama_gqa_untied": (
+        {
+            "target_modules": "all-linear",
+            "r": 4,
+            "lora_alpha": 6,
+            "use_rslora": True,
+            "use_dora": True,
+        },
+        LoRA(at="all-linear", rank=4, alpha=6, rank_stabilized=True, dora=True),
+    ),
+    "gpt2_tied": (
+        {
+            # PEFT trains one A for the queries, keys and values of c_attn.
+            "target_modules": ["c_fc", "c_proj"],
+            "fan_in_fan_out": True,
+            "use_dora": True,
+        },
+        LoRA(at=["c_fc", "c_proj"], alpha=8, dora=True),
+    ),
+    "qwen2_bias_tied": (
+        {
+            "target_modules": ["q_proj", "v_proj", "down_proj"],
+            "layers_to_transform": [1],
+            "rank_pattern": {"(k|v)_proj": 2},
+            "alpha_pattern": {"1.mlp.down_proj": 3},
+        },
+        LoRA(
+            at=["q_proj", "v_proj", "down_proj"],
+            layers=[1],
+            alpha=8,
+            rank_pattern={"(k|v)_proj": 2},
+            alpha_pattern={"1.mlp.down_proj": 3},
+        ),
+    ),
+    "t5v11_untied_gated": (
+        {"target_modules": r".*\.1\..*\.(q|k|wo)", "use_dora": True},
+        LoRA(at=r".*\.1\..*\.(q|k|wo)", alpha=8, dora=True),
+    ),
+}
+
+
+@functools.cache
+def tokens_of(model):
+    names = ["input_ids", "attention_mask", *["labels"] * model.startswith("t5")]
+    given = np.load(PEFT / model / "ref.npz")
+    tokens = {name: given[name] for name in names}
+    # Every position counts, also of padding.
+    tokens["attention_mask"] = np.ones_like(tokens["attention_mask"])
+    shape = tokens[names[-1]].shape if "labels" in names else tokens["input_ids"].shape
+    targets = np.random.default_rng(0).integers(3, 20, shape)
+    return tokens, targets
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """The folder of each case, as `peft_training` writes it."""
+    folder = tmp_path_factory.mktemp("peft")
+    jobs = {}
+    for model, (settings, _) in CASES.items():
+        tokens, targets = tokens_of(model)
+        np.savez(folder / f"{model}.npz", targets=targets, **tokens)
+        task = "SEQ_2_SEQ_LM" if "labels" in tokens else "CAUSAL_LM"
+        jobs[model] = {
+            "base": str(PEFT / model / "base"),
+            "folder": str(folder / model),
+            "tokens": str(folder / f"{model}.npz"),
+            "steps": STEPS,
+            "learning_rate": RATE,
+            "task_type": task,
+            **settings,
+        }
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).parents[2] / "support" / "peft_training.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return {model: folder / model for model in CASES}
+
+
+def read(folder, model):
+    config = read_config(PEFT / model / "base")
+    return from_peft(read_folder(folder), config, model)
+
+
+def curve(model, adapter):
+    """Trains an adapter on the case's batch; returns losses and last logits."""
+    tokens, targets = tokens_of(model)
+    graph, parameters = restored(PEFT / model / "base", adapter)
+    batch = batch_of(tokens)
+    trained = {path: parameters[path] for path in adapter.parameters}
+
+    def loss(trained):
+        logits = our_logits(parameters | trained, batch, graph=graph)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return losses.mean()
+
+    # Adam's bias correction is less exact in optax than in torch.
+    optimizer = optax.sgd(RATE, momentum=0.9)
+
+    @jax.jit
+    def step(trained, state):
+        value, gradient = jax.value_and_grad(loss)(trained)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(trained, updates), state, value
+
+    state, losses = optimizer.init(trained), []
+    for _ in range(STEPS):
+        trained, state, value = step(trained, state)
+        losses.append(float(value))
+    return losses, trained, our_logits(parameters | trained, batch, graph=graph)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model", CASES)
+def test_training_is_pefts(model, theirs, tmp_path):
+    folder, base = theirs[model], PEFT / model / "base"
+    start, end = (read(folder / name, model) for name in ("start", "end"))
+    expected = np.load(folder / "end.npz")
+    losses, trained, logits = curve(model, start)
+    assert losses[-1] < losses[0] - 0.05
+    np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+    for path, array in end.parameters.items():
+        np.testing.assert_allclose(trained[path], array, atol=1e-4)
+    # The files are written back without a change, and the kernels merged.
+    config = read_config(base)
+    written, given = to_peft(end, config), read_folder(folder / "end")
+    assert written.tensors.keys() == given.tensors.keys()
+    for name, array in given.tensors.items():
+        np.testing.assert_array_equal(written.tensors[name], array)
+    write_merged(tmp_path / "merged", base, [end])
+    graph, parameters = restored(tmp_path / "merged", None)
+    merged = our_logits(parameters, batch_of(tokens_of(model)[0]), graph=graph)
+    np.testing.assert_allclose(merged, expected["logits"], atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model", CASES)
+def test_options_choose_pefts_modules(model, theirs):
+    spec, base = CASES[model][1], PEFT / model / "base"
+    source = Pretrained(checkpoint=str(base))
+    opened = open_pretrained(source, Tuning(adapters=[spec]), key=KEY)
+    parameters = opened.read_parameters()
+    start = read(theirs[model] / "start", model)
+    assert opened.plan.fresh.keys() == start.parameters.keys()
+    for path, array in start.parameters.items():
+        ours = np.asarray(parameters[path])
+        assert ours.shape == array.shape
+        np.testing.assert_array_equal(ours.any(1), array.any(1))
+        if path.endswith("magnitude"):
+            np.testing.assert_allclose(ours, array, rtol=1e-6)
+    scalings = {path: lora.scaling for path, lora in opened.loras.items()}
+    assert scalings == pytest.approx(start.scalings)
