@@ -24,6 +24,7 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.families.hf_folder import read_config
 
@@ -56,6 +57,11 @@ def write_merged(
     Raises:
       InputError: if an adapter is of another kind, or does not belong to the model.
     """
+    if is_gguf(base):
+        raise InputError(
+            f"{base} is a GGUF file, expected a Hugging Face folder: merge into the "
+            "model that the file was made from (--base_model FOLDER)"
+        )
     check_links(base, *COPIED)
     config = read_object(base / "config.json")
     if SETTINGS in config:

@@ -21,6 +21,7 @@ from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import write_folder as write_new_folder
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.core.setting_hints import how_to_set
@@ -130,12 +131,17 @@ def open_source(
 def _open_adapter(path: Path, base: str | None) -> ConversionSource:
     config = frozen = None
     folder = None if base is None else _present(base)
-    if base is not None and folder is not None and (folder / "config.json").exists():
+    if base is not None and folder is not None and _is_described(folder):
         base = str(folder) if hub_name_of(base) is None else base
         config = read_config(folder)
         frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
     adapter = adapter_files.read_adapter(path, config, frozen)
     return ConversionSource(str(path), [adapter], config, base)
+
+
+def _is_described(model: Path) -> bool:
+    """Returns whether a checkpoint's own files have its config."""
+    return is_gguf(model) or (model / "config.json").is_file()
 
 
 def _present(base: str) -> Path | None:

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
 from prompt_tuning.data.text.added_tokens import ADDED_FILE
 from prompt_tuning.data.text.chat_templates import TEMPLATE_FILE, role_texts_of
+from prompt_tuning.data.text.gguf_tokenizer import read_gguf_templates
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     MAP_FILE,
@@ -112,9 +114,9 @@ def special_texts(choice: TokenizerChoice, tokenizer: Tokenizer) -> dict[str, st
 
 
 def tokenizer_folder(choice: TokenizerChoice) -> Path:
-    """Returns the folder of a tokenizer and of its settings."""
+    """Returns the folder of a tokenizer and of its settings, or its GGUF file."""
     path = Path(choice.path)
-    return path if path.is_dir() else path.parent
+    return path if path.is_dir() or is_gguf(path) else path.parent
 
 
 def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
@@ -122,7 +124,8 @@ def tokenizer_files(choice: TokenizerChoice) -> list[Path]:
 
     Other files in the folder, such as the lock of an output there, are left out.
     """
-    return sorted(_files_to_save(choice).values())
+    path = Path(choice.path)
+    return [path] if is_gguf(path) else sorted(_files_to_save(choice).values())
 
 
 def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
@@ -148,13 +151,25 @@ def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
 def save_tokenizer(choice: TokenizerChoice, folder: Path) -> None:
     """Writes a folder that loads as the same tokenizer with its changed tokens."""
     folder.mkdir()
+    path = Path(choice.path)
+    if is_gguf(path):
+        _save_changed(choice, folder)
+        template = read_gguf_templates(path)["default"]
+        if template is not None:
+            (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+        return
     for name, file in _files_to_save(choice).items():
         (folder / name).write_bytes(file.read_bytes())
     if choice.special_tokens:
-        tokenizer = open_tokenizer(choice)
-        assert isinstance(tokenizer, HuggingFaceTokenizer)
-        tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
-        _write_roles(choice, tokenizer, folder)
+        _save_changed(choice, folder)
+
+
+def _save_changed(choice: TokenizerChoice, folder: Path) -> None:
+    """Writes a tokenizer as it is after all changes, with the roles of its tokens."""
+    tokenizer = open_tokenizer(choice)
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    _write_roles(choice, tokenizer, folder)
 
 
 def _write_roles(

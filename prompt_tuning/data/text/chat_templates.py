@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited
+from prompt_tuning.data.text.gguf_tokenizer import read_gguf_templates
 from prompt_tuning.data.text.special_tokens import (
     CONFIG_FILE,
     read_json_object,
@@ -212,6 +214,12 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
     """
     if not (folder / TEMPLATE_FILE).is_file():
         named = _named_templates(folder)
+        if "default" not in named and is_gguf(folder):
+            raise InputError(
+                f"{folder} has no tokenizer.chat_template: use the file of a chat "
+                "model; for training, chat_template (--chat_template FILE) names one "
+                "elsewhere"
+            )
         if "default" not in named:
             raise InputError(
                 f"{folder / CONFIG_FILE} has no chat_template, and {folder} no "
@@ -219,7 +227,7 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
                 f"template there as {TEMPLATE_FILE}; for training, chat_template "
                 "(--chat_template FILE) names one elsewhere"
             )
-        return str(folder / CONFIG_FILE), named
+        return str(folder if is_gguf(folder) else folder / CONFIG_FILE), named
     named = {"default": _read_text(folder / TEMPLATE_FILE)}
     if (folder / TOOL_TEMPLATE_FILE).is_file():
         named["tool_use"] = _read_text(folder / TOOL_TEMPLATE_FILE)
@@ -227,7 +235,14 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _named_templates(folder: Path) -> dict[str, str]:
-    """Returns the templates in a folder's `tokenizer_config.json`, by their names."""
+    """Returns the templates in a folder's `tokenizer_config.json`, by their names.
+
+    Args:
+      folder: the folder, or a GGUF file, whose metadata has them.
+    """
+    if is_gguf(folder):
+        named = read_gguf_templates(folder)
+        return {name: text for name, text in named.items() if isinstance(text, str)}
     template = read_json_object(folder / CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]

@@ -58,6 +58,21 @@ class SentencePieceFile:
         pieces = self.proto.pieces
         return {role: pieces[i].piece for role, i in ids.items() if 0 <= i < size}
 
+    def check(self) -> None:
+        """Checks that the pieces can be those of a vocabulary.
+
+        Raises:
+          InputError: if there are none, or they are very long.
+        """
+        if not self.proto.pieces:
+            raise InputError(
+                f"{self.source} is not a sentencepiece model: it has no pieces"
+            )
+        if sum(len(piece.piece) ** 2 for piece in self.proto.pieces) > MAXIMUM_SPLITS:
+            raise InputError(
+                f"{self.source} has pieces that are too long to be a vocabulary"
+            )
+
     def added_tokens(self) -> "list[tokenizers.AddedToken]":
         """Returns the pieces that texts contain as a whole, such as control tokens."""
         import tokenizers
@@ -163,16 +178,14 @@ def read_sentencepiece(file: Path) -> SentencePieceFile:
     content = read_limited(file, MAXIMUM_FILE)
     with reporting_errors(lambda: f"{file} is not a sentencepiece model"):
         proto = parse_model(content)
-    if not proto.pieces:
-        raise InputError(f"{file} is not a sentencepiece model: it has no pieces")
+    pieces = SentencePieceFile(proto, str(file))
+    pieces.check()
     if proto.trainer_spec.model_type not in (UNIGRAM, BPE):
         raise InputError(
             f"{file} is a sentencepiece model of type {proto.trainer_spec.model_type}, "
             f"expected {UNIGRAM} (unigram) or {BPE} (byte pair encoding)"
         )
-    if sum(len(piece.piece) ** 2 for piece in proto.pieces) > MAXIMUM_SPLITS:
-        raise InputError(f"{file} has pieces that are too long to be a vocabulary")
-    return SentencePieceFile(proto, str(file))
+    return pieces
 
 
 def _splits(piece: str) -> Iterable[tuple[str, str]]:

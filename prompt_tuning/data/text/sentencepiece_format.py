@@ -5,6 +5,7 @@ generated code needs at least the version of `protobuf` that generated it.
 """
 
 import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 PACKAGE = "prompt_tuning.sentencepiece"
@@ -50,6 +51,30 @@ def parse_model(content: bytes) -> Any:
     """
     model = _model_class()()
     model.ParseFromString(content)
+    return model
+
+
+def make_model(
+    pieces: Iterable[tuple[str, float, int]],
+    trainer: Mapping[str, Any],
+    normalizer: Mapping[str, Any],
+) -> Any:
+    """Returns a message `ModelProto` with the given content.
+
+    Args:
+      pieces: text, score and type of each piece.
+      trainer: fields of `TrainerSpec`.
+      normalizer: fields of `NormalizerSpec`.
+    """
+    model = _model_class()()
+    for text, score, kind in pieces:
+        model.pieces.add(piece=text, score=score, type=kind)
+    for part, fields in (
+        (model.trainer_spec, trainer),
+        (model.normalizer_spec, normalizer),
+    ):
+        for name, value in fields.items():
+            setattr(part, name, value)
     return model
 
 

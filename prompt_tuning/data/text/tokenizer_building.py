@@ -184,11 +184,22 @@ def _read_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile
     """
     pieces = read_sentencepiece(file)
     if name == GENERIC and file.name != SHIFTED:
-        return _read_generic_pieces(pieces, settings)
+        return read_generic_pieces(pieces, settings)
+    return read_class_pieces(pieces, name, settings)
+
+
+def read_class_pieces(
+    pieces: SentencePieceFile, name: str, settings: Mapping[str, Any]
+) -> MainFile:
+    """Reads a sentencepiece file as a class of transformers does.
+
+    Raises:
+      InputError: if the class is not supported.
+    """
     kind = CLASSES.get(name)
     if kind is None or name == GENERIC:
-        raise InputError(refusal(str(file), name))
-    class_tokens = _class_tokens(name, settings, str(file))
+        raise InputError(refusal(pieces.source, name))
+    class_tokens = _class_tokens(name, settings, pieces.source)
     further: list[Any] = [*pieces.added_tokens(), *class_tokens]
     parts = kind.build(settings, pieces.charsmap)
     if kind.is_unigram:
@@ -201,7 +212,7 @@ def _read_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile
     return MainFile(tokenizer, roles, QUICK, further)
 
 
-def _read_generic_pieces(
+def read_generic_pieces(
     pieces: SentencePieceFile, settings: Mapping[str, Any]
 ) -> MainFile:
     """Reads a sentencepiece file as its own library does."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsIndex, runtime_checkable
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.data.text import library_errors
 from prompt_tuning.data.text.encoding_limits import (
     QUICK,
@@ -23,6 +24,10 @@ from prompt_tuning.data.text.encoding_limits import (
     LimitedCalls,
     TooSlowError,
     check_text,
+)
+from prompt_tuning.data.text.gguf_tokenizer import (
+    build_gguf_tokenizer,
+    has_gguf_tokenizer,
 )
 from prompt_tuning.data.text.library_errors import reporting_errors
 from prompt_tuning.data.text.special_tokens import ROLES, SpecialTokens
@@ -144,8 +149,8 @@ class HuggingFaceTokenizer(_SpecialTokenAttributes):
     """A tokenizer of the library `tokenizers`; see `Tokenizer`.
 
     Attributes:
-      folder: folder that it was loaded from, which may contain a chat template; None if
-        it was not loaded from a file.
+      folder: folder or GGUF file that it was loaded from, which may contain a chat
+        template; None if it was not loaded from a file.
       costs: what encoding may take.
     """
 
@@ -281,7 +286,7 @@ def load_tokenizer(
     `spiece.model`, a single `*.model`, or `vocab.json` with `merges.txt`. The files
     next to it add tokens and give them roles (`tokenizer_config.json`,
     `special_tokens_map.json`, `added_tokens.json`), as in transformers; see
-    `tokenizer_building`.
+    `tokenizer_building`. A GGUF file contains a tokenizer itself.
 
     Args:
       path: path of the file or folder.
@@ -297,7 +302,7 @@ def load_tokenizer(
     """
     file = find_tokenizer(Path(path))
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
-        built = build_tokenizer(file)
+        built = build_gguf_tokenizer(file) if is_gguf(file) else build_tokenizer(file)
         begin = _begin_ids(built)
     roles = SpecialTokens(*map(built.roles.get, ROLES), begin_ids=begin)
     if roles.bos_id is None and len(begin) == 1:
@@ -312,7 +317,8 @@ def load_tokenizer(
         begin = (special.bos_id,) if add_bos and special.bos_id is not None else ()
         special = dataclasses.replace(special, begin_ids=begin)
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
-        return HuggingFaceTokenizer(built.tokenizer, special, file.parent, built.costs)
+        folder = file if is_gguf(file) else file.parent
+        return HuggingFaceTokenizer(built.tokenizer, special, folder, built.costs)
 
 
 def _begin_ids(built: BuiltTokenizer) -> tuple[int, ...]:
@@ -324,6 +330,6 @@ def _begin_ids(built: BuiltTokenizer) -> tuple[int, ...]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Returns whether a folder contains the files of a tokenizer."""
+    """Returns whether a folder, or a GGUF file, contains a tokenizer."""
     names = ("tokenizer.json", "*.model", "vocab.json")
-    return any(any(folder.glob(name)) for name in names)
+    return has_gguf_tokenizer(folder) or any(any(folder.glob(name)) for name in names)
