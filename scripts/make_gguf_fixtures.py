@@ -9,10 +9,12 @@ contains one. For each architecture it writes
     NAME.gguf     a model with random weights, without a tokenizer
     NAME.npz      three rows of unlike length, and their logits before the conversion
 
-and for each tokenizer NAME.gguf, with one more file, `tokenizers.json`: the ids that
-transformers gives to some texts. `blocks.npz` has random blocks of each quantized type,
-and their numbers by the package `gguf`. Needs the `bench` extra, and nothing of this
-package.
+Two more have a tokenizer and a chat template: `bytes` a byte-level one, and `pieces`
+one of sentencepiece, whose weights are quantized, so that its logits are those of the
+file in transformers. `tokenizers.json` has the ids that transformers gives to some
+texts before the conversion. `blocks.npz` has random blocks of each quantized type, and
+their numbers by the package `gguf`. Needs the `bench` extra with `gguf` installed, and
+nothing of this package.
 """
 
 # The imports are only in the `bench` extra and in LLAMA_CPP.
@@ -21,6 +23,7 @@ package.
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +35,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # if it is run as a file
 import numpy as np
 import torch
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 
 from scripts.make_fixtures import (
     DECODER,
@@ -125,6 +129,52 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe": DECODER | EXPERTS | {"num_hidden_layers": 2, "norm_topk_prob": True},
 }
 """Settings of the models; only such as a file can have."""
+WITH_TOKENIZER = {
+    "bytes": WIDE
+    | {"model_type": "qwen2", "vocab_size": 520}
+    | {"bos_token_id": None, "eos_token_id": 512, "pad_token_id": 511},
+    "pieces": WIDE
+    | {
+        # Its tokenizers encode as sentencepiece and llama.cpp do.
+        "model_type": "mistral",
+        "sliding_window": None,
+        "vocab_size": 410,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "max_position_embeddings": 256,
+    },
+}
+"""Settings of the models with a tokenizer."""
+TYPES = {
+    "token_embd": "F16",
+    "output": "Q8_0",
+    "attn_q": "Q8_0",
+    "attn_k": "Q5_0",
+    "attn_v": "Q4_0",
+    "attn_output": "Q4_1",
+    "ffn_gate": "Q8_0",
+    "ffn_up": "Q5_1",
+    "ffn_down": "Q4_0",
+}
+"""Types of the tensors of `pieces`, by their modules."""
+MIXED = {"blk.1.ffn_down.weight": "Q8_0"}
+"""Other types of single tensors."""
+TURN = "<|im_start|>"
+TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}<|im_start|>{{ message.role }}"
+    "\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXTS = [
+    "Once  upon\n a time ",
+    "The dog's 3 333 33333 apples, \u00e9t\u00e9!",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    " \t\n\n  \u65e5\u672c\u8a9e\u0301 \U0001f999",
+    "e\u0301 don't WE'LL x=y+1;//\r\n",
+    "\u2581a  b</s><s>",
+    "a",
+    " ",
+]
 QUANTIZED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
@@ -142,7 +192,8 @@ def main() -> None:
     sys.path[:0] = [str(arguments.llama_cpp), str(arguments.llama_cpp / "gguf-py")]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
-    makers = {name: make_model for name in MODELS} | {"blocks": make_blocks}
+    makers: dict[str, Any] = dict.fromkeys(MODELS, make_model)
+    makers |= {"bytes": make_bytes, "pieces": make_pieces, "blocks": make_blocks}
     for name in arguments.names or makers:
         makers[name](arguments.folder, name)
         print(arguments.folder / name)
@@ -150,12 +201,7 @@ def main() -> None:
 
 def make_model(folder: Path, name: str) -> None:
     """Writes the file of one model and its logits."""
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(**({"model_type": name} | MODELS[name]))
-    model: Any = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
-    randomize(model)
+    model = random_model({"model_type": name} | MODELS[name])
     given = rows(np.random.default_rng(0), VOCABULARY, LENGTHS)
     with torch.no_grad():
         logits = model(**given).logits * given["attention_mask"][..., None]
@@ -169,6 +215,110 @@ def make_model(folder: Path, name: str) -> None:
     np.savez_compressed(
         folder / f"{name}.npz", logits=logits, **{k: v for k, v in given.items()}
     )
+
+
+def random_model(settings: dict[str, Any]) -> Any:
+    """Returns a model with random weights."""
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(**settings), attn_implementation="eager"
+    ).eval()
+    randomize(model)
+    return model
+
+
+def make_bytes(folder: Path, name: str) -> None:
+    """Writes a model with a byte-level tokenizer."""
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        random_model(WITH_TOKENIZER[name]).save_pretrained(base)
+        for file in (TOKENIZERS / "byte_level").iterdir():
+            shutil.copy(file, base)
+        settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}
+        write_tokenizer(folder, name, base, settings)
+        convert(base, folder / f"{name}.gguf", {}, split="qwen2")
+
+
+def make_pieces(folder: Path, name: str) -> None:
+    """Writes a quantized model with sentencepiece, and its logits."""
+    settings = WITH_TOKENIZER[name]
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary)
+        random_model(settings).save_pretrained(base)
+        pieces: Any = sentencepiece_model_pb2.ModelProto()  # pyright: ignore
+        pieces.ParseFromString((TOKENIZERS / "bpe/tokenizer.model").read_bytes())
+        # As in the tokenizers of all Llamas; files do not have the setting.
+        pieces.normalizer_spec.remove_extra_whitespaces = False
+        (base / "tokenizer.model").write_bytes(pieces.SerializeToString())
+        more = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": True}
+        more |= {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+        added = {TURN: 400, "<|im_end|>": 401}
+        (base / "added_tokens.json").write_text(json.dumps(added))
+        write_tokenizer(folder, name, base, more)
+        convert(base, base / "wide.gguf", {}, split="default")
+        quantize(base / "wide.gguf", folder / f"{name}.gguf")
+    given = rows(np.random.default_rng(0), settings["vocab_size"], LENGTHS)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=f"{name}.gguf",
+        dtype=torch.float32,
+        attn_implementation="eager",
+    )
+    with torch.no_grad():
+        logits = model(**given).logits * given["attention_mask"][..., None]
+    np.savez_compressed(folder / f"{name}.npz", logits=logits, **dict(given))
+
+
+def write_tokenizer(
+    folder: Path, name: str, base: Path, settings: dict[str, Any]
+) -> None:
+    """Adds tokens and a template to a tokenizer, and writes the ids of some texts."""
+    settings |= {
+        "chat_template": TEMPLATE,
+        "extra_special_tokens": [TURN, "<|im_end|>"],
+    }
+    (base / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    tokenizer.save_pretrained(base)
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in TEXTS]
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    rendered = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    file = folder / "tokenizers.json"
+    content = json.loads(file.read_text()) if file.exists() else {}
+    content[name] = {
+        "texts": dict(zip(TEXTS, ids, strict=True)),
+        "begin": tokenizer("a").input_ids[: -len(ids[TEXTS.index("a")])],
+        "eos": tokenizer.eos_token_id,
+        "chat": rendered,
+        "chat_ids": tokenizer(rendered, add_special_tokens=False).input_ids,
+    }
+    file.write_text(json.dumps(content) + "\n")
+
+
+def quantize(wide: Path, file: Path) -> None:
+    """Writes a file with its tensors in other types."""
+    import gguf
+
+    reader = gguf.GGUFReader(wide)
+    writer = gguf.GGUFWriter(file, "llama")
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        kind = field.types[0]
+        further = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), kind, further)
+    for tensor in reader.tensors:
+        module = tensor.name.split(".")[-2]
+        name = MIXED.get(tensor.name, TYPES.get(module, "F32"))
+        kind = gguf.GGMLQuantizationType[name]
+        array = gguf.quants.quantize(np.asarray(tensor.data), kind)
+        writer.add_tensor(tensor.name, array, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def make_blocks(folder: Path, name: str) -> None:
@@ -193,7 +343,7 @@ def make_blocks(folder: Path, name: str) -> None:
 
 
 def convert(
-    base: Path, file: Path, more: dict[str, Any], *, with_tokenizer: bool = False
+    base: Path, file: Path, more: dict[str, Any], *, split: str | None = None
 ) -> None:
     """Converts a folder by llama.cpp's own code, without rounding.
 
@@ -201,7 +351,8 @@ def convert(
       base: the Hugging Face folder.
       file: the file to write.
       more: settings that the conversion reads, and newer transformers leave out.
-      with_tokenizer: whether the file gets the folder's tokenizer.
+      split: name of the way in which the folder's tokenizer divides texts, which
+        llama.cpp finds by the ids of a text; None to leave the tokenizer out.
     """
     import gguf
     from conversion import ModelBase, ModelType, get_model_class
@@ -214,12 +365,15 @@ def convert(
         model_arch = kind.model_arch
 
         def set_vocab(self) -> None:
-            if with_tokenizer:
+            if split is not None:
                 super().set_vocab()
             else:
                 self._set_vocab_none()
                 vocabulary = gguf.SpecialVocab(base)
                 vocabulary.add_to_gguf(self.gguf_writer)
+
+        def get_vocab_base_pre(self, tokenizer: Any) -> str:
+            return str(split)
 
     with torch.inference_mode():
         kinds = {"hparams": settings, "model_name": "tiny"}

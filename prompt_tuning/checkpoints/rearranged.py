@@ -1,10 +1,15 @@
-"""Tensors whose elements are those of another in another order, or with an offset."""
+"""Tensors whose elements are those of another in another order, or with an offset.
+
+Of quantized tensors, the codes are rearranged as well where their inputs stay in place.
+"""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int
 
+from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
 
@@ -23,7 +28,28 @@ def reordered(tensor: StoredTensor, order: Int[np.ndarray, "rows"]) -> StoredTen
         first, last = int(needed.min()), int(needed.max())
         return tensor.read((slice(first, last + 1), *others))[needed - first]
 
-    return dataclasses.replace(tensor, read_block=read, pieces=None)
+    changed = dataclasses.replace(tensor, read_block=read, pieces=None)
+    if not isinstance(changed, WidenedTensor) or changed.codes is None:
+        return changed
+    return dataclasses.replace(changed, codes=_reordered_codes(changed.codes, order))
+
+
+def _reordered_codes(codes: Codes, order: Int[np.ndarray, "rows"]) -> Codes:
+    return dataclasses.replace(
+        codes,
+        values=reordered(codes.values, order),
+        scales=reordered(codes.scales, order),
+        zeros=None if codes.zeros is None else reordered(codes.zeros, order),
+    )
+
+
+def turned(tensor: StoredTensor) -> StoredTensor:
+    """Returns a matrix whose rows are the columns of another."""
+
+    def read(block: Block) -> np.ndarray:
+        return tensor.read(block[::-1]).T
+
+    return _changed(tensor, tensor.shape[::-1], read)
 
 
 def shifted(tensor: StoredTensor, number: float) -> StoredTensor:
@@ -32,7 +58,8 @@ def shifted(tensor: StoredTensor, number: float) -> StoredTensor:
     def read(block: Block) -> np.ndarray:
         return tensor.read(block).astype(np.float32) + np.float32(number)
 
-    return dataclasses.replace(tensor, dtype=np.dtype(np.float32), read_block=read)
+    changed = _changed(tensor, tensor.shape, read)
+    return dataclasses.replace(changed, dtype=np.dtype(np.float32))
 
 
 def stacked_part(tensor: StoredTensor, index: int) -> StoredTensor:
@@ -41,7 +68,7 @@ def stacked_part(tensor: StoredTensor, index: int) -> StoredTensor:
     def read(block: Block) -> np.ndarray:
         return tensor.read((slice(index, index + 1), *block))[0]
 
-    return StoredTensor(tensor.shape[1:], tensor.dtype, tensor.source, read)
+    return _changed(tensor, tensor.shape[1:], read)
 
 
 def as_row(tensor: StoredTensor) -> StoredTensor:
@@ -51,4 +78,14 @@ def as_row(tensor: StoredTensor) -> StoredTensor:
         rows, columns = block
         return tensor.read((columns,))[None][rows]
 
-    return StoredTensor((1, *tensor.shape), tensor.dtype, tensor.source, read)
+    return _changed(tensor, (1, *tensor.shape), read)
+
+
+def _changed(
+    tensor: StoredTensor, shape: tuple[int, ...], read: Callable[[Block], np.ndarray]
+) -> StoredTensor:
+    """Returns a tensor of another shape; a quantized one without its codes."""
+    changed = dataclasses.replace(tensor, shape=shape, read_block=read, pieces=None)
+    if isinstance(changed, WidenedTensor):
+        return dataclasses.replace(changed, codes=None)
+    return changed

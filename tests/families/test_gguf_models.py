@@ -6,12 +6,15 @@ llama.cpp's own conversion wrote the files, and transformers computed the logits
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.gguf.architectures import ARCHITECTURES, MIXTRAL
 from prompt_tuning.families.hf_folder import open_stored, read_config
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
 from tests.support.gguf_files import float_tensors, write_gguf
 
@@ -50,6 +53,45 @@ def test_logits_are_those_of_transformers_before_the_conversion(model):
     given = dict(np.load(FOLDER / f"{model}.npz"))
     ours = our_logits(parameters, batch_of(given), graph=graph)
     assert_same_logits(ours, given["logits"], given)
+
+
+def logits_of_pieces(**choices):
+    source = Pretrained(checkpoint=str(FOLDER / "pieces.gguf"), **choices)
+    model = open_pretrained(source, None, key=jax.random.key(0))
+    given = dict(np.load(FOLDER / "pieces.npz"))
+    parameters = model.read_parameters()
+    return our_logits(parameters, batch_of(given), graph=model.graph), given
+
+
+def test_quantized_weights_give_the_logits_that_transformers_reads_from_the_file():
+    ours, given = logits_of_pieces(parameter_dtype="float32")
+    assert_same_logits(ours, given["logits"], given)
+    held, _ = logits_of_pieces()
+    # Weights with offsets are rounded to bfloat16.
+    masked = np.asarray(held) * given["attention_mask"][..., None]
+    np.testing.assert_allclose(masked, given["logits"], atol=0.05)
+
+
+def test_quantized_weights_stay_in_their_integers_where_they_have_no_offsets():
+    config, _, _ = open_checkpoint(Pretrained(checkpoint=str(FOLDER / "pieces.gguf")))
+    stores = {
+        path.removeprefix("decoder/layers/").removesuffix("/kernel"): str(store)
+        for path, store in config.stores
+    }
+    assert stores == {
+        "token_embedder/embedding": "float16",
+        "self_attention/query": "int8",
+        "self_attention/key": "int8",
+        "self_attention/value": "int4 in groups of 32",
+        "self_attention/out": "bfloat16",
+        "mlp/gate": "int8",
+        "mlp/up": "bfloat16",
+        # One layer is in four bits, and the other in eight.
+        "mlp/down": "bfloat16",
+        "head": "bfloat16",
+        **dict.fromkeys(("self_attention_norm/scale", "mlp_norm/scale"), "float32"),
+        "decoder/final_norm/scale": "float32",
+    }
 
 
 def test_end_tokens_are_those_of_the_metadata(tmp_path):

@@ -40,6 +40,7 @@ MODEL, SPLIT, TOKENS, TYPES, SCORES, MERGES = (
     f"{PREFIX}{name}"
     for name in ("model", "pre", "tokens", "token_type", "scores", "merges")
 )
+ADD_BOS = f"{PREFIX}add_bos_token"
 TEMPLATE = "tokenizer.chat_template"
 NAMED_TEMPLATES = "tokenizer.chat_templates"
 UNKNOWN, UNUSED, BYTE = 2, 5, 6
@@ -100,11 +101,9 @@ def build_gguf_tokenizer(path: Path) -> BuiltTokenizer:
         id = metadata.integer(field, None, maximum=len(tokens) - 1)
         if id is not None:
             roles[role] = id
-    bos = roles.get("bos_token")
-    begin = []
-    if bos is not None and metadata.flag(f"{PREFIX}add_bos_token", add_bos):
-        begin = [tokens[bos]]
-    put_before(tokenizer, begin)
+    bos, adds = roles.get("bos_token"), metadata.flag(ADD_BOS, add_bos)
+    begin = tokenizer.id_to_token(bos) if adds and bos is not None else None
+    put_before(tokenizer, [] if begin is None else [begin])
     return BuiltTokenizer(tokenizer, roles, read.costs)
 
 
@@ -181,12 +180,13 @@ def _read_pieces(metadata: JsonObject) -> MainFile:
     """
     texts, types = _tokens(metadata)
     scores = _list_of(metadata, SCORES, float, "numbers")
-    if len(scores) != len(texts):
-        metadata.refuse(SCORES, f"a list of {len(texts):,} numbers")
+    total = len(metadata.sequence(TOKENS))
+    if len(scores) != total:
+        metadata.refuse(SCORES, f"a list of {total:,} numbers, one for each token")
     # Conversions write spaces into tokens that were added to the file's.
     pieces = [
         (text.replace(" ", MARK) if kind == USER_DEFINED else text, score, kind)
-        for text, score, kind in zip(texts, scores, types, strict=True)
+        for text, score, kind in zip(texts, scores, types, strict=False)
     ]
     unknown = metadata.integer(ROLES["unk_token"], 0, maximum=len(texts) - 1)
     model = make_model(
@@ -222,7 +222,9 @@ def _tokens(metadata: JsonObject) -> tuple[list[str], list[int]]:
     types = metadata.integers(TYPES) if TYPES in metadata else [NORMAL] * len(texts)
     if not texts or len(types) != len(texts):
         metadata.refuse(TYPES, f"a list of {len(texts):,} numbers, one for each token")
-    return texts, types
+    # They fill the embedding table, and a tokenizer of transformers lacks them.
+    count = max((id for id, kind in enumerate(types) if kind != UNUSED), default=-1) + 1
+    return texts[:count], types[:count]
 
 
 def _list_of(metadata: JsonObject, name: str, kind: type, items: str) -> list[Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.checkpoints.formats.gguf import open_tensors
+from prompt_tuning.checkpoints.quantized.gguf_tensors import open_tensors
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.gguf_files import GgufFile
 from prompt_tuning.core.rotary_scaling import RotaryDivisors

@@ -5,13 +5,13 @@ import re
 import numpy as np
 from jaxtyping import Int
 
-from prompt_tuning.checkpoints.formats.gguf import open_tensors
-from prompt_tuning.checkpoints.quantized.scaled_tensors import transposed
+from prompt_tuning.checkpoints.quantized.gguf_tensors import open_tensors
 from prompt_tuning.checkpoints.rearranged import (
     as_row,
     reordered,
     shifted,
     stacked_part,
+    turned,
 )
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError, shown
@@ -75,7 +75,7 @@ def _in_layer(
                 f"{fields.file.path}: the tensor {shown(name)} has the shape "
                 f"{tensor.shape}, expected 2 axes"
             )
-        tensor = transposed(tensor)
+        tensor = turned(tensor)
     if module == SHARED_GATE and len(tensor.shape) == 1:
         tensor = as_row(tensor)
     order = _row_order(architecture, fields, module, tensor.shape[0])

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from prompt_tuning.checkpoints.formats.gguf import open_tensors
-from prompt_tuning.checkpoints.formats.gguf_blocks import DEQUANTIZERS
+from prompt_tuning.checkpoints.quantized.gguf_blocks import DEQUANTIZERS
+from prompt_tuning.checkpoints.quantized.gguf_tensors import open_tensors
 from prompt_tuning.core.gguf_files import read_gguf
 from tests.support.gguf_files import write_gguf
 
-BLOCKS = dict(np.load(Path(__file__).parents[2] / "fixtures/gguf/blocks.npz"))
+BLOCKS = dict(np.load(Path(__file__).parents[1] / "fixtures/gguf/blocks.npz"))
 
 
 @pytest.mark.parametrize("kind", DEQUANTIZERS)

@@ -6,14 +6,17 @@ that is added or subtracted; a "K" block of 256 elements also scales the scales
 that they round alike.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Integer, UInt8
+from jaxtyping import Float32, Int8, Integer, UInt8
 
 Blocks = UInt8[np.ndarray, "blocks bytes"]
 Numbers = Float32[np.ndarray, "blocks size"]
+Scaled = tuple[Int8[np.ndarray, "blocks size"], Float32[np.ndarray, "blocks groups"]]
+"""Integers, and the scale of each group of them."""
 
 K_SIZE = 256
 """Number of elements of a K block."""
@@ -44,9 +47,9 @@ def _grouped(
     return numbers.reshape(len(numbers), groups, -1).astype(np.float32)
 
 
-def _q4_0(blocks: Blocks) -> Numbers:
+def _q4_0(blocks: Blocks) -> Scaled:
     codes = _bits(blocks[:, 2:], range(0, 8, 4), 15, 16).astype(np.int8) - np.int8(8)
-    return _half(blocks, 0) * codes.astype(np.float32)
+    return codes, _half(blocks, 0)
 
 
 def _q4_1(blocks: Blocks) -> Numbers:
@@ -54,9 +57,9 @@ def _q4_1(blocks: Blocks) -> Numbers:
     return _half(blocks, 0) * codes + _half(blocks, 2)
 
 
-def _q5_0(blocks: Blocks) -> Numbers:
+def _q5_0(blocks: Blocks) -> Scaled:
     codes = _bits(blocks[:, 6:], range(0, 8, 4), 15, 16) | _fifth_bits(blocks, 2) << 4
-    return _half(blocks, 0) * (codes.astype(np.int8) - np.int8(16)).astype(np.float32)
+    return codes.astype(np.int8) - np.int8(16), _half(blocks, 0)
 
 
 def _q5_1(blocks: Blocks) -> Numbers:
@@ -64,8 +67,8 @@ def _q5_1(blocks: Blocks) -> Numbers:
     return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
 
 
-def _q8_0(blocks: Blocks) -> Numbers:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+def _q8_0(blocks: Blocks) -> Scaled:
+    return blocks[:, 2:].view(np.int8), _half(blocks, 0)
 
 
 def _q2_k(blocks: Blocks) -> Numbers:
@@ -76,16 +79,14 @@ def _q2_k(blocks: Blocks) -> Numbers:
     return (factor[..., None] * values - offset[..., None]).reshape(-1, K_SIZE)
 
 
-def _q3_k(blocks: Blocks) -> Numbers:
+def _q3_k(blocks: Blocks) -> Scaled:
     # The third bit is in the first 32 bytes; where it is 0, 4 is subtracted.
     high = _bits(blocks[:, :32], range(8), 1, 32).astype(np.int8)
     low = _bits(blocks[:, 32:96], range(0, 8, 2), 3, 32).astype(np.int8)
-    values = _grouped(low + (high - np.int8(1)) * np.int8(4), 16)
     upper = _bits(blocks[:, 104:108], range(0, 8, 2), 3, 4)
     scales = _bits(blocks[:, 96:104], range(0, 8, 4), 15, 8) | upper << 4
     signed = (scales.astype(np.int8) - np.int8(32)).astype(np.float32)
-    factor = _half(blocks, 108) * signed
-    return (factor[..., None] * values).reshape(-1, K_SIZE)
+    return low + (high - np.int8(1)) * np.int8(4), _half(blocks, 108) * signed
 
 
 def _six_bit_pairs(
@@ -120,26 +121,50 @@ def _q5_k(blocks: Blocks) -> Numbers:
     return _scaled_twice(blocks, low | high << 4)
 
 
-def _q6_k(blocks: Blocks) -> Numbers:
+def _q6_k(blocks: Blocks) -> Scaled:
     low = _bits(blocks[:, :128], range(0, 8, 4), 15, 64)
     high = _bits(blocks[:, 128:192], range(0, 8, 2), 3, 32)
-    values = (low | high << 4).astype(np.int8) - np.int8(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    factor = _half(blocks, 208) * scales
-    return (factor[..., None] * _grouped(values, 16)).reshape(-1, K_SIZE)
+    codes = (low | high << 4).astype(np.int8) - np.int8(32)
+    return codes, _half(blocks, 208) * scales
 
 
+@dataclasses.dataclass(frozen=True)
+class ScaledIntegers:
+    """Blocks of integers that are multiplied by the scales of their groups.
+
+    Attributes:
+      bits: size of the smallest signed integers of 4 or 8 bits that have the values.
+      groups: number of groups of a block.
+      read: returns the integers and the scales of blocks.
+    """
+
+    bits: int
+    groups: int
+    read: Callable[[Blocks], Scaled]
+
+    def __call__(self, blocks: Blocks) -> Numbers:
+        """Returns the numbers of blocks."""
+        codes, scales = self.read(blocks)
+        numbers = scales[..., None] * _grouped(codes, self.groups)
+        return numbers.reshape(len(blocks), -1)
+
+
+INTEGERS: Mapping[str, ScaledIntegers] = {
+    "Q4_0": ScaledIntegers(4, 1, _q4_0),
+    "Q5_0": ScaledIntegers(8, 1, _q5_0),
+    "Q8_0": ScaledIntegers(8, 1, _q8_0),
+    "Q3_K": ScaledIntegers(4, 16, _q3_k),
+    "Q6_K": ScaledIntegers(8, 16, _q6_k),
+}
+"""The types without offsets, by their names."""
 DEQUANTIZERS: Mapping[str, Callable[[Blocks], Numbers]] = {
-    "Q4_0": _q4_0,
+    **INTEGERS,
     "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
     "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
     "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
 }
 """Returns the numbers of blocks, by the name of their type."""
 

@@ -1,0 +1,34 @@
+"""A run on a GGUF file, from the command line."""
+
+import shutil
+from pathlib import Path
+
+from prompt_tuning.cli.main import main
+
+FILE = Path(__file__).parents[1] / "fixtures/gguf/pieces.gguf"
+
+
+def test_a_gguf_file_is_a_model_with_a_tokenizer_and_a_template(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    shutil.copy(FILE, tmp_path / "model")
+    run, data = str(tmp_path / "run"), tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "Once upon a", "completion": " time"}\n' * 4)
+    arguments = ["--model", str(tmp_path / "model"), "--train", str(data)]
+    arguments += ["--method", "lora", "--steps", "1", "--batch_size", "2"]
+    assert main(["train", *arguments, "--out", run]) == 0
+    printed = capsys.readouterr().out
+    assert "as published: int8" in printed
+    assert f"checkpoint {tmp_path / 'model/pieces.gguf'}" in printed
+    chat = ["generate", "--run", run, "--chat", "Hi", "--new_tokens=2"]
+    assert main(chat) == 0
+    capsys.readouterr()
+    merged = ["convert", run, str(tmp_path / "merged"), "--merge"]
+    assert main([*merged, "--base_model", str(FILE)]) == 2
+    assert "is a GGUF file, expected a Hugging Face" in capsys.readouterr().err
+
+
+def test_a_folder_with_several_gguf_files_is_refused(tmp_path, capsys):
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(FILE, tmp_path / name)
+    assert main(["generate", "--model", str(tmp_path), "Hi"]) == 2
+    assert "has 2 GGUF files, expected one: give the path" in capsys.readouterr().err
