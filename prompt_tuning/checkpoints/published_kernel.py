@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int16
+from jaxtyping import Float32, Int16, UInt8
 
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
@@ -21,7 +21,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.array_slices import Block, blocks_of, extent
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.quantization.nibbles import MIDDLE, pack_codes
+from prompt_tuning.core.quantization.nibbles import MIDDLE
 from prompt_tuning.core.quantization.stores import FLOAT8, INT8, Store
 
 DTYPES = {INT8: np.dtype(np.int8), FLOAT8: np.dtype(ml_dtypes.float8_e4m3fn)}
@@ -81,7 +81,7 @@ class PublishedKernel:
         read = read_blocks(values, self._recipe.transform, needed)
         for (rows, _), codes in zip(blocks, read, strict=True):
             first = rows.start % half
-            packed = pack_codes(np.ascontiguousarray(codes), size)
+            packed = _packed(codes, half)
             results.append(packed[first : first + rows.stop - rows.start])
         return results
 
@@ -156,6 +156,21 @@ class PublishedKernel:
         codes = codes_of(self._stored[name])
         assert codes is not None
         return codes
+
+
+def _packed(
+    codes: UInt8[np.ndarray, "in out"], half: int
+) -> UInt8[np.ndarray, "bytes out"]:
+    """Puts the codes of both halves of each group of inputs into bytes."""
+    size_in, size_out = codes.shape
+    if codes.flags.c_contiguous:
+        groups = codes.reshape(-1, 2, half, size_out)
+        low, high = groups[:, 0], groups[:, 1]
+        return (low | high << 4).reshape(size_in // 2, size_out)
+    # A view of [out, in], as most layouts are, which is transposed when it is copied.
+    groups = np.ascontiguousarray(codes.T).reshape(-1, 2, half)
+    low, high = groups[:, 0], groups[:, 1]
+    return (low | high << 4).reshape(size_out, size_in // 2).T
 
 
 def codes_of(tensor: StoredTensor) -> Codes | None:

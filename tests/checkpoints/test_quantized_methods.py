@@ -13,10 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from prompt_tuning.checkpoints.formats.safetensors import read_header
+from prompt_tuning.checkpoints.published_kernel import codes_of
 from prompt_tuning.checkpoints.quantized.methods import METHODS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import as_object
+from tests.support.quantized_folders import AWQ_ORDER, packed
 
 FOLDER = Path(__file__).parents[1] / "fixtures/quantized"
 FIXTURES = {
@@ -64,17 +66,23 @@ def test_weights_equal_those_of_the_library(name):
     tolerance = 2**-8 if method == "compressed-tensors" else tolerance
     np.testing.assert_allclose(weight.read(), expected, rtol=tolerance, atol=1e-6)
     np.testing.assert_array_equal(weight.read(PART), weight.read()[PART])
+    assert_codes_stand_for(weight)
 
 
-def packed(codes: np.ndarray, bits: int, order=None) -> np.ndarray:
-    """Packs the columns of integers into words, the first in the lowest bits."""
-    count = 32 // bits
-    order = range(count) if order is None else order
-    words = np.zeros((len(codes), codes.shape[1] // count), np.uint32)
-    for column in range(codes.shape[1]):
-        shift = np.uint32(bits * order[column % count])
-        words[:, column // count] |= codes[:, column].astype(np.uint32) << shift
-    return words.view(np.int32)
+def assert_codes_stand_for(weight: StoredTensor) -> None:
+    """Checks that a store holds what the weight reads as."""
+    codes = codes_of(weight)
+    assert codes is not None
+    values, scales = codes.values.read(), codes.scales.read()
+    size = weight.shape[1] // scales.shape[1]
+    if codes.table is not None:
+        wide = codes.table[values]
+    elif codes.zeros is not None:
+        wide = values.astype("f4") - codes.zeros.read().astype("f4").repeat(size, 1)
+    else:
+        wide = values.astype("f4") - 8 * codes.store.packed
+    meant = wide * scales.astype("f4").repeat(size, 1)
+    np.testing.assert_array_equal(meant, weight.read())
 
 
 def drawn(bits: int):
@@ -105,6 +113,7 @@ def test_gptq_subtracts_zero_points_by_group(bits, version):
     np.testing.assert_array_equal(weight.read(PART), expected.T[PART])
     in_order = arrays | {"m.g_idx": (np.arange(192) // 64).astype(np.int32)}
     weight = widened("gptq", opened(in_order), **settings)
+    assert_codes_stand_for(weight)
     plain = (codes - zeros.repeat(64, 0)) * scales.astype(np.float32).repeat(64, 0)
     np.testing.assert_array_equal(weight.read(), plain.T)
 
@@ -112,10 +121,9 @@ def test_gptq_subtracts_zero_points_by_group(bits, version):
 def test_awq_interleaves_the_outputs():
     """Outputs 0, 2, 4, 6, 1, 3, 5, 7 follow each other in a word."""
     codes, zeros, scales = drawn(4)
-    order = [0, 4, 1, 5, 2, 6, 3, 7]
     arrays = {
-        "m.qweight": packed(codes, 4, order),
-        "m.qzeros": packed(zeros, 4, order),
+        "m.qweight": packed(codes, 4, AWQ_ORDER),
+        "m.qzeros": packed(zeros, 4, AWQ_ORDER),
         "m.scales": scales,
     }
     weight = widened("awq", opened(arrays), bits=4, version="gemm")

@@ -55,7 +55,7 @@ def mapped(
     """Returns a tensor of as many numbers, each computed from one."""
 
     def read(block: Block) -> np.ndarray:
-        return function(tensor.read(block)).astype(dtype)
+        return function(tensor.read(block)).astype(dtype, copy=False)
 
     return StoredTensor(tensor.shape, np.dtype(dtype), tensor.source, read)
 
@@ -83,14 +83,16 @@ def integer_codes(
     group = group_of(values.shape[1], scales.shape[1])
     if group is None or (packed and group % 2) or (zeros is None and shift != middle):
         return None
-    points = None
-    if zeros is not None:
-        points = mapped(zeros, np.int16, lambda x: x.astype(np.int16) + shift)
+
+    def shifted(integers: np.ndarray) -> np.ndarray:
+        return integers + np.int16(shift) if shift else integers
+
+    points = None if zeros is None else mapped(zeros, np.int16, shifted)
     by_column = group == values.shape[1] and not packed and zeros is None
     dtype = np.uint8 if packed else np.int8
     return Codes(
         Store(name, None if by_column else group, zeros is not None),
-        mapped(values, dtype, lambda x: x.astype(np.int16) + shift),
+        mapped(values, dtype, shifted),
         scales,
         points,
     )

@@ -17,7 +17,7 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
 
-WORD_BITS = 32
+WORD_BITS, BYTE_BITS = 32, 8
 Encoder = Callable[[StoredTensor], Codes | None]
 
 
@@ -176,12 +176,12 @@ def unpacked(
     order: tuple[int, ...] | None = None,
     offset: int = 0,
 ) -> StoredTensor:
-    """Returns the integers in 32-bit words `[rows, words]`, as int16.
+    """Returns the integers in 32-bit words `[rows, words]`; int16 with an offset.
 
     Args:
       words: the words; consecutive columns are in one word, the first in its lowest
         bits.
-      bits: size of each integer, a divisor of 32.
+      bits: size of each integer, a divisor of 8.
       order: position within a word of each column, if it is not its number.
       offset: is added to every integer.
 
@@ -193,24 +193,34 @@ def unpacked(
             f"{words.source} has packed weights of {words.dtype.name} and shape "
             f"{words.shape}, expected a matrix of int32"
         )
-    if WORD_BITS % bits:
+    if BYTE_BITS % bits:
         raise InputError(f"{words.source}: weights of {bits} bits do not fill a word")
     count = WORD_BITS // bits
-    shifts = np.arange(count, dtype=np.uint32) * np.uint32(bits)
-    if order is not None:
-        shifts = shifts[list(order)]
-    mask = np.uint32(2**bits - 1)
 
     def read(block: Block) -> np.ndarray:
         rows, columns = block
-        packed = words.read((rows, blocks_of(columns, count))).view(np.uint32)
-        codes = (packed[..., None] >> shifts & mask).reshape(len(packed), -1)
+        packed = words.read((rows, blocks_of(columns, count)))
+        codes = _fields(np.ascontiguousarray(packed), bits)
+        if order is not None:
+            codes = codes.reshape(len(packed), -1, count)[..., list(order)]
+            codes = codes.reshape(len(packed), -1)
         start = columns.start % count
         some = codes[:, start : start + columns.stop - columns.start]
-        return some.astype(np.int16) + np.int16(offset)
+        return some + np.int16(offset) if offset else some
 
     shape = (words.shape[0], words.shape[1] * count)
-    return StoredTensor(shape, np.dtype(np.int16), words.source, read)
+    dtype = np.dtype(np.int16 if offset else np.uint8)
+    return StoredTensor(shape, dtype, words.source, read)
+
+
+def _fields(words: np.ndarray, bits: int) -> np.ndarray:
+    """Returns the integers in words `[rows, words]` as uint8, the lowest bits first."""
+    parts = words.view(np.uint8)  # a word begins with its lowest byte
+    count = BYTE_BITS // bits
+    codes = np.empty((len(parts), parts.shape[1] * count), np.uint8)
+    for i in range(count):
+        codes[:, i::count] = parts >> (bits * i) & (2**bits - 1)
+    return codes
 
 
 def computed(

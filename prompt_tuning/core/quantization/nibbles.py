@@ -98,7 +98,8 @@ def pack(
         codes = library.clip(library.round(relative) + MIDDLE, 0, LARGEST_CODE)
     else:
         codes = nearest_codes(relative, codebook)
-    return pack_codes(codes.astype(np.uint8).reshape(weights.shape), size), scale
+    low, high = library.split(codes.astype(np.uint8), 2, axis=-2)
+    return (low | high << 4).reshape(*lead, size_in // 2, size_out), scale
 
 
 def nearest_codes(
@@ -115,22 +116,6 @@ def nearest_codes(
     limits = (codebook[1:] + codebook[:-1]) / 2
     exceeded = [(relative > limit).astype(np.uint8) for limit in limits]
     return functools.reduce(operator.add, exceeded)
-
-
-def pack_codes(
-    codes: UInt8[np.ndarray, "*lead in out"] | UInt8[Array, "*lead in out"], group: int
-) -> Packed:
-    """Puts two codes in each byte.
-
-    Args:
-      codes: numbers from 0 to 15, `[..., in, out]`.
-      group: number of inputs that share a scale.
-    """
-    library = codes.__array_namespace__()
-    *lead, size_in, size_out = codes.shape
-    grouped = codes.reshape(*lead, -1, group, size_out)
-    low, high = library.split(grouped, 2, axis=-2)
-    return (low | high << 4).reshape(*lead, size_in // 2, size_out)
 
 
 def unpack(
