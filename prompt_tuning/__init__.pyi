@@ -892,6 +892,7 @@ def OutputGradients(
 def ParameterGroup(
     regexes: Sequence[str],
     optimizer: GradientTransformation | Configured[GradientTransformation],
+    lora_plus_ratio: float = 1.0,
 ) -> Configured[_ParameterGroup]:
     """Parameters that one optimizer trains; whatever no group names stays frozen.
 
@@ -902,10 +903,12 @@ def ParameterGroup(
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
+      lora_plus_ratio: factor of the updates of `b` of LoRA, and of DoRA's magnitudes:
+        the ratio of their learning rate to that of `a` (LoRA+, Hayou et al. 2024).
 
     Raises:
-      InputError: if `regexes` is not a list, the optimizer is none, or an expression
-        matches no parameter.
+      InputError: if `regexes` is not a list, the optimizer is none, an expression
+        matches no parameter, or the ratio is given without LoRA.
 
     Examples:
       >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))

@@ -68,4 +68,10 @@ LORA_OPTIONS = (
         "train a magnitude of each output of LoRA's projections too (DoRA)",
         "LoRA.dora",
     ),
+    FlatOption(
+        "lora_plus_ratio",
+        METHOD,
+        "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",
+        "ParameterGroup.lora_plus_ratio",
+    ),
 )

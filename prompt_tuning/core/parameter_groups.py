@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import jax
 import optax
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.field_checks import checks_arguments
+from prompt_tuning.core.field_checks import check_value, checks_arguments
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     NonnegativeNumber,
@@ -29,6 +30,8 @@ from prompt_tuning.core.setting_hints import how_to_set
 Leaf = TypeVar("Leaf")
 LearningRate = PositiveNumber | optax.Schedule
 StateType = Literal["float32", "bfloat16"]
+FASTER = ("/lora/b", "/lora/magnitude")
+"""Ends of the paths whose updates `ParameterGroup.lora_plus_ratio` multiplies."""
 
 
 def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
@@ -52,10 +55,12 @@ class ParameterGroup:
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
+      lora_plus_ratio: factor of the updates of `b` of LoRA, and of DoRA's magnitudes:
+        the ratio of their learning rate to that of `a` (LoRA+, Hayou et al. 2024).
 
     Raises:
-      InputError: if `regexes` is not a list, the optimizer is none, or an expression
-        matches no parameter.
+      InputError: if `regexes` is not a list, the optimizer is none, an expression
+        matches no parameter, or the ratio is given without LoRA.
 
     Examples:
       >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))
@@ -72,8 +77,12 @@ class ParameterGroup:
 
     regexes: Sequence[str]
     optimizer: optax.GradientTransformation
+    lora_plus_ratio: PositiveNumber = 1.0
 
     def __post_init__(self):
+        check_value(
+            "ParameterGroup.lora_plus_ratio", self.lora_plus_ratio, PositiveNumber
+        )
         if isinstance(self.regexes, str):
             raise InputError(
                 f"ParameterGroup.regexes is {shown(self.regexes)}, expected a list of "
@@ -114,11 +123,23 @@ def label(
                         f"({', '.join(map(repr, groups[labels[path]].regexes))}); "
                         "remove one of them"
                     )
+    _check_ratios(groups, labels)
     if not labels:
         raise InputError("no parameter group was given, so nothing would be trained")
     if isinstance(parameters, Mapping):
         _refuse_quantized(parameters, labels)
     return labels
+
+
+def _check_ratios(groups: Sequence[ParameterGroup], labels: Mapping[str, int]) -> None:
+    for index, group in enumerate(groups):
+        own = [path for path, number in labels.items() if number == index]
+        if group.lora_plus_ratio != 1 and not any(x.endswith(FASTER) for x in own):
+            raise InputError(
+                f"ParameterGroup.lora_plus_ratio is {group.lora_plus_ratio:g}, but the "
+                f"group of {', '.join(map(repr, group.regexes))} trains no LoRA; leave "
+                "it out"
+            )
 
 
 def _refuse_quantized(parameters: Mapping[str, Any], labels: Mapping[str, int]) -> None:
@@ -168,9 +189,23 @@ def group_optimizer(
 ) -> optax.GradientTransformation:
     """Builds one transformation that updates each parameter as its group sets."""
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        index: group.optimizer for index, group in enumerate(groups)
+        index: group.optimizer
+        if group.lora_plus_ratio == 1
+        else optax.chain(group.optimizer, _faster_b(group.lora_plus_ratio))
+        for index, group in enumerate(groups)
     }
     return optax.multi_transform(transforms, dict(labels))
+
+
+def _faster_b(ratio: float | int) -> optax.GradientTransformation:
+    """Multiplies the updates of the second factors of LoRA, and of magnitudes."""
+
+    def scale(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
+        return jax.tree.map_with_path(
+            lambda path, x: ratio * x if path[-1].key.endswith(FASTER) else x, updates
+        )
+
+    return optax.stateless(scale)
 
 
 @checks_arguments

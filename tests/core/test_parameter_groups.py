@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,3 +176,30 @@ def test_each_expression_of_a_setting_must_match_a_path():
     parameter_groups.check_matches([".*/scale", ".*/prompt"], paths, "Run.save_paths")
     with pytest.raises(InputError, match=r"Run\.save_paths: .*'scale' matches no"):
         parameter_groups.check_matches([".*/scale", "scale"], paths, "Run.save_paths")
+
+
+def test_lora_plus_is_two_learning_rates():
+    paths = [f"query/adapters/lora/{leaf}" for leaf in ("a", "b", "magnitude")]
+    parameters = {path: jnp.full(3, 2.0) for path in paths}
+    gradients = {path: jnp.arange(1.0, 4.0) for path in paths}
+
+    def updates(groups) -> Any:
+        optimizer = parameter_groups.group_optimizer(
+            groups, parameter_groups.label(parameters, groups)
+        )
+        return optimizer.update(gradients, optimizer.init(parameters), parameters)[0]
+
+    one = ParameterGroup([".*"], parameter_groups.adamw(0.01, 0.1), lora_plus_ratio=16)
+    first = ParameterGroup([".*/a"], parameter_groups.adamw(0.01, 0.1))
+    second = ParameterGroup([".*/(b|magnitude)"], parameter_groups.adamw(0.16, 0.1))
+    expected = updates([first, second])
+    for path, update in updates([one]).items():
+        np.testing.assert_allclose(update, expected[path], rtol=1e-6)
+
+
+def test_a_lora_plus_ratio_needs_a_lora():
+    group = ParameterGroup([".*"], parameter_groups.adamw(), lora_plus_ratio=16)
+    with pytest.raises(InputError, match=r"lora_plus_ratio is 16, but .* no LoRA"):
+        parameter_groups.label(["decoder/prompt/prompt"], [group])
+    with pytest.raises(InputError, match="lora_plus_ratio is 0, expected"):
+        ParameterGroup([".*"], parameter_groups.adamw(), lora_plus_ratio=0)

@@ -29,6 +29,11 @@ CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 README = "README.md"
+CONVERSION = (
+    'python -c "import torch, safetensors.torch as s; s.save_file({{n: x.contiguous() '
+    f"for n, x in torch.load('{{folder}}/{PICKLE}', weights_only=True).items()}}}}, "
+    f"'{{folder}}/{TENSORS}')\""
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +99,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
     if not file.is_file():
         raise InputError(
             f"{file} is missing; {PICKLE}, if present, is a pickle, which could run "
-            "arbitrary code: save the adapter again with safe_serialization=True"
+            f"arbitrary code: convert it with torch, {CONVERSION.format(folder=folder)}"
         )
     tensors = {}
     for name, stored in read_header(file).items():

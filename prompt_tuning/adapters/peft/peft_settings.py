@@ -4,6 +4,7 @@ The defaults come from PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -125,6 +126,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 
+# Settings of other releases that do not change what an adapter computes.
+_WITHOUT_EFFECT = ("enable_lora", "merge_weights", "runtime_config")
+
 # Initializations of LoRA that subtract the initial product from the frozen weights.
 _MOVES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
@@ -194,6 +198,7 @@ def check_supported(settings: Settings, source: str) -> None:
                 f"{reason}, which is not supported. Merge the adapter with PEFT "
                 "(merge_and_unload), or train it without this setting"
             )
+    _warn_of_unknown(settings, source)
     start = setting(settings, "init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MOVES_BASE):
         raise InputError(
@@ -201,6 +206,21 @@ def check_supported(settings: Settings, source: str) -> None:
             "frozen weights: save it with path_initial_model_for_weight_conversion, "
             "which converts it to a plain LoRA"
         )
+
+
+def _warn_of_unknown(settings: Settings, source: str) -> None:
+    """Warns of each setting of LoRA or IA3 that may matter and that nobody reads."""
+    if settings["peft_type"] not in ("LORA", "IA3"):
+        return
+    known = {*DEFAULTS[settings["peft_type"]], *_WITHOUT_EFFECT, "peft_type"}
+    for name, value in settings.items():
+        if name not in known and value:
+            warnings.warn(
+                f"{source} has the unknown setting {shown(name)} = {shown(value)}, "
+                "which is ignored, as PEFT 0.21 does: what the adapter computes may "
+                "depend on it",
+                stacklevel=3,
+            )
 
 
 def positive_setting(settings: Settings, name: str, source: str) -> int:

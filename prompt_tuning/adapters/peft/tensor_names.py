@@ -3,7 +3,8 @@
 `save_pretrained` leaves the adapter's name out. A state dict that was saved without it
 has the name: `lora_A.default.weight`, `lora_magnitude_vector.default.weight`,
 `ia3_l.default`, or, for the vectors of a prompt,
-`prompt_encoder.default.embedding.weight`.
+`prompt_encoder.default.embedding.weight`. A state dict of a wrapped model has the names
+of the wrappers too.
 """
 
 import re
@@ -24,6 +25,11 @@ _MAGNITUDE = re.compile(r"(.*\.lora_magnitude_vector(?:\.[^.]+)?)\.weight")
 _NAMED_PROMPT = re.compile(
     r"prompt_encoder\.([^.]+)\.(embedding\.weight|prefix_task_cols|prefix_task_rows)"
 )
+# Modules that torch.compile, FSDP and activation checkpointing put around others.
+_WRAPPERS = re.compile(
+    r"(?:^module\.)|(?:^|(?<=\.))"
+    r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 _PROMPTS = {"embedding.weight": EMBEDDINGS, COLUMNS: COLUMNS, ROWS: ROWS}
 
 
@@ -35,8 +41,7 @@ def without_adapter_name(
     Raises:
       InputError: if the file has the tensors of several adapters.
     """
-    magnitudes = {name: _MAGNITUDE.fullmatch(name) for name in tensors}
-    tensors = {m[1] if (m := magnitudes[n]) else n: x for n, x in tensors.items()}
+    tensors = {_plain_name(name): tensor for name, tensor in tensors.items()}
     prompts = [_NAMED_PROMPT.fullmatch(name) for name in tensors]
     if tensors and all(prompts):
         found = {m[0]: (m[1], _PROMPTS[m[2]]) for m in prompts if m}
@@ -52,3 +57,10 @@ def without_adapter_name(
             "of its own with PEFT's save_pretrained"
         )
     return dict(zip(names, tensors.values(), strict=True))
+
+
+def _plain_name(name: str) -> str:
+    """Returns a tensor's name without the names of wrappers."""
+    name = _WRAPPERS.sub("", name)
+    magnitude = _MAGNITUDE.fullmatch(name)
+    return name if magnitude is None else magnitude[1]

@@ -49,6 +49,28 @@ def tensors_of(kind):
     return {"prompt_embeddings": normal(4, D)} | (tasks if kind == "tasks" else {})
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("base_model", "module.base_model"),
+        ("base_model", "_orig_mod.base_model"),
+        ("self_attn", "_orig_mod._fsdp_wrapped_module.self_attn"),
+    ],
+)
+def test_names_of_wrappers_are_left_out(old, new, tmp_path):
+    theirs = lora(QUERIES)
+    write_folder(tmp_path / "adapter", theirs)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({n.replace(old, new): x for n, x in theirs.tensors.items()}, file)
+    assert read_folder(tmp_path / "adapter").tensors.keys() == theirs.tensors.keys()
+
+
+@pytest.mark.parametrize("value", [None, False, {}, []])
+def test_unknown_settings_that_are_off_are_read_without_a_warning(value):
+    old = {"enable_lora": True, "merge_weights": True, "of_tomorrow": value}
+    from_peft(lora(QUERIES, **old), LLAMA, "here")
+
+
 def state_dict_name(name, adapter):
     """Returns PEFT's name of a saved tensor in the model's state dict."""
     if name == "prompt_embeddings":
