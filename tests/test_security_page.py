@@ -48,6 +48,14 @@ LIMITS = {
         "MAXIMUM_ARRAYS": (100_000, "100,000 arrays"),
         "MAXIMUM_NAME": (1000, "names of 1,000 characters"),
     },
+    "core.gguf_files": {
+        "MAXIMUM_HEADER": (2**28, "header of 256 MiB"),
+        "MAXIMUM_TENSORS": (100_000, "100,000 tensors of up to"),
+        "MAXIMUM_ELEMENTS": (2**48, "up to 2^48 elements"),
+        "MAXIMUM_FIELDS": (10_000, "10,000 fields"),
+        "MAXIMUM_NAME": (1000, "names of 1,000 bytes"),
+        "MAXIMUM_ITEMS": (2**21, "lists of 2^21 values"),
+    },
     "core.numpy_files": {
         "MAXIMUM_HEADER": (10_000, "header of 10,000 bytes"),
         "MAXIMUM_AXES": (32, "32 axes of up to 2^48"),

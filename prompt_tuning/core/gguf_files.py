@@ -17,11 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_signatures import format_of
-from prompt_tuning.core.numpy_files import MAXIMUM_SIZE
 from prompt_tuning.core.typed_json import JsonObject
 
 SUFFIX = ".gguf"
@@ -37,6 +34,8 @@ MAXIMUM_NAME = 1000
 """Maximum length of the name of a field or a tensor in bytes."""
 MAXIMUM_ITEMS = 2**21
 """Maximum length of a list, eight times that of the largest vocabularies."""
+MAXIMUM_ELEMENTS = 2**48
+"""Maximum number of elements of a tensor."""
 MAXIMUM_HEADER = 2**28
 """Maximum size in bytes of everything before the data."""
 
@@ -250,8 +249,7 @@ class _Reader:
         if kind == LIST:
             return self._list(what)
         number = self.number(self._layout(kind, what), what)
-        # The shortest decimal that has this float32: 1e-05, not 9.999999747378752e-06.
-        return float(str(np.float32(number))) if kind == FLOAT else _typed(kind, number)
+        return _shortest(number) if kind == FLOAT else _typed(kind, number)
 
     def _list(self, what: str) -> list[Any]:
         kind = self.number("<I", what)
@@ -284,6 +282,17 @@ class _Reader:
                 "damaged: fetch it again"
             )
         return self._content[begin : self.position]
+
+
+def _shortest(number: float) -> float:
+    """Returns the shortest decimal of a float32: 1e-05, not 9.999999747378752e-06."""
+    layout = FORMATS[FLOAT]
+    for digits in range(1, 9):
+        rounded = float(f"{number:.{digits}g}")
+        with contextlib.suppress(OverflowError):
+            if struct.pack(layout, rounded) == struct.pack(layout, number):
+                return rounded
+    return number
 
 
 def _typed(kind: int, number: Any) -> Any:
@@ -322,10 +331,10 @@ class _TableEntry:
                 f"{reader.path}: {what} has {axes:,} axes, expected 1 to {MAXIMUM_AXES}"
             )
         shape = tuple(reader.number("<Q", what) for _ in range(axes))[::-1]
-        if not all(shape) or math.prod(shape) > MAXIMUM_SIZE:
+        if not all(shape) or math.prod(shape) > MAXIMUM_ELEMENTS:
             raise InputError(
                 f"{reader.path}: {what} has the shape {shape}, expected sizes of at "
-                f"least 1 and at most {MAXIMUM_SIZE:,} elements"
+                f"least 1 and at most {MAXIMUM_ELEMENTS:,} elements"
             )
         kind = reader.number("<I", what)
         block = BLOCK_TYPES.get(kind)

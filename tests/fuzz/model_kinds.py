@@ -12,6 +12,8 @@ from safetensors.numpy import load_file, save_file
 from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
+from prompt_tuning.data.text.tokenizers import has_tokenizer, load_tokenizer
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from scripts.random_model import write_random_model
@@ -22,6 +24,7 @@ from tests.support.dummies import LLAMA
 from tests.support.t5x_fixtures import MSGPACK
 
 FAMILIES = Path(__file__).parents[1] / "fixtures/families"
+GGUF = FAMILIES.parent / "gguf"
 
 
 def write_model(config: ModelConfig, folder: Path) -> None:
@@ -44,9 +47,9 @@ def write_split_model(folder: Path) -> None:
     )
 
 
-def read_model(folder: Path) -> None:
+def read_model(path: Path) -> None:
     """Opens a model as every command does, and reads all parameters."""
-    source = Pretrained(checkpoint=str(folder))
+    source = Pretrained(checkpoint=str(path))
     open_pretrained(source, key=jax.random.key(0)).plan.restore()
 
 
@@ -55,6 +58,28 @@ def mutate_header(rng, data: bytes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = mutate_json(rng, data[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def read_gguf_model(name: str, folder: Path) -> None:
+    """Opens a GGUF file as every command does, and reads all of it."""
+    file = folder / f"{name}.gguf"
+    read_model(file)
+    if not has_tokenizer(file):
+        return
+    tokenizer = load_tokenizer(file)
+    tokenizer.encode("Once upon a time")
+    if has_chat_template(tokenizer):
+        chat_template_of(tokenizer)
+
+
+def copy_gguf(name: str, folder: Path) -> None:
+    """Copies a GGUF file."""
+    shutil.copy(GGUF / f"{name}.gguf", folder)
+
+
+def mutate_start(rng, data: bytes) -> bytes:
+    """Damages the metadata and the table of a GGUF file."""
+    return mutate_bytes(rng, data[:2048]) + data[2048:]
 
 
 def write_msgpack(folder: Path) -> None:
@@ -94,6 +119,20 @@ KINDS = [
             read_model,
         )
         for family in sorted(FAMILIES.iterdir())
+    ),
+    *(
+        Kind(
+            f"gguf-{kind}",
+            functools.partial(copy_gguf, name),
+            {"*.gguf": mutate},
+            functools.partial(read_gguf_model, name),
+        )
+        for kind, name, mutate in (
+            ("pieces", "pieces", mutate_bytes),
+            ("bytes", "bytes", mutate_bytes),
+            ("llama", "llama", mutate_start),
+            ("fields", "pieces", mutate_start),
+        )
     ),
     Kind(
         "safetensors-bytes",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.gguf_files import SUFFIX
 
 FILES = (
     *("tokenizer*", "vocab.*", "merges.txt", "*.model", "added_tokens.json"),
@@ -36,8 +37,12 @@ def find_tokenizer(path: Path) -> Path:
         return models[0]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return path / "vocab.json"
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if not models and len(files) == 1:
+        check_links(path, f"*{SUFFIX}")
+        return files[0]
     raise InputError(
         f"tokenizer {path}: the folder has {len(models)} .model files; expected "
-        "tokenizer.json, tokenizer.model, spiece.model, one *.model, or vocab.json "
-        "with merges.txt"
+        "tokenizer.json, tokenizer.model, spiece.model, one *.model, vocab.json with "
+        "merges.txt, or one *.gguf"
     )
