@@ -266,7 +266,8 @@ class DataSource:
         if self.template is not None:
             return True
         keys = self.prompt_key, self.completion_key
-        return format_of(self.paths[0], self.format, *keys) == ("pairs", False)
+        first = first_record(self.paths[0])
+        return format_of(first, self.format, *keys) == ("pairs", False)
 
     @property
     def joined_words(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.normalizers import TOTAL_TARGETS
@@ -153,7 +153,7 @@ def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
 
 
 def check_same_rows(
-    examples: Examples | ClassExamples, shortest: RunPlan, longest: RunPlan
+    examples: Examples | ExampleGroups, shortest: RunPlan, longest: RunPlan
 ) -> None:
     """Checks that members learn from the same rows.
 

@@ -27,7 +27,7 @@ from prompt_tuning.core.parameters import describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.training.pipeline_setup import largest_batch
@@ -82,7 +82,7 @@ class MemoryEstimate:
     """
 
     run_plan: RunPlan
-    examples: Examples | ClassExamples
+    examples: Examples | ExampleGroups
     batch: Batch
     shape: str
 

@@ -10,7 +10,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
@@ -43,7 +43,7 @@ class PipelinePreview:
     run_plan: RunPlan
     plan: PipelinePlan
     shape: MicroBatchShape
-    examples: Examples | ClassExamples
+    examples: Examples | ExampleGroups
     batch: Batch
 
     @classmethod

@@ -13,7 +13,7 @@ from prompt_tuning.core.errors import shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
@@ -58,7 +58,7 @@ class Trainer:
     frozen: Parameters
     start: TrainState
     step: AnyStep
-    examples: Examples | ClassExamples
+    examples: Examples | ExampleGroups
     batch_plan: BatchPlan
     evaluator: Evaluator | None
     transfer: Transfer | None = None

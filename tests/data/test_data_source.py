@@ -254,7 +254,7 @@ def test_a_prompt_loss_weight_is_refused_for_classes(files, decoder):
     class_examples = ClassExamples(
         load_examples(data, decoder.interface), [[5], [6]], [0] * 32, decoder.interface
     )
-    with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* labels"):
+    with pytest.raises(InputError, match=r"prompt_loss_weight is 0.5, but .* answers"):
         plan_batches(data, decoder.interface, class_examples, shuffle=True)
     assert len(
         plan_batches(source(files), decoder.interface, class_examples, shuffle=True)

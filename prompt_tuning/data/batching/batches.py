@@ -9,13 +9,13 @@ import numpy as np
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan, PlannedBatch
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 
 
 def build_batch(
-    examples: Examples | ClassExamples | Sequence[Example],
+    examples: Examples | ExampleGroups | Sequence[Example],
     planned: PlannedBatch,
     pad_id: int,
     *,
@@ -25,7 +25,7 @@ def build_batch(
     """Reads the planned rows and pads them; rows without an example have no weight.
 
     In a packed batch `segment_ids` number the examples of each row, and loss positions
-    count from the row's start. Examples with classes take one row for each class.
+    count from the row's start. Examples that are groups take several rows.
 
     Args:
       examples: examples that the plan numbers.
@@ -34,8 +34,8 @@ def build_batch(
       prompt_ids: whether the examples select their prompts.
       columns: names of the columns that the objective reads.
     """
-    if isinstance(examples, ClassExamples):
-        return _build_class_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
+    if isinstance(examples, ExampleGroups):
+        return _build_group_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
     count, packed = len(planned.rows), planned.rows.ndim == 2
     tokens = np.full((count, planned.input_length), pad_id, np.int32)  # [B, T]
     targets = np.full((count, planned.target_length), pad_id, np.int32)  # [B, U]
@@ -64,14 +64,14 @@ def build_batch(
     return batch
 
 
-def _build_class_batch(
-    examples: ClassExamples, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
+def _build_group_batch(
+    examples: ExampleGroups, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
 ) -> Batch:
-    """Reads the rows of each planned example, and the index of the correct one."""
+    """Reads the rows of each planned example, and the number of the best one."""
     real = planned.rows != FILLING
     numbers = planned.rows[real]
     rows = [row for number in numbers.tolist() for row in examples[number]]
-    # [B, C]: the entry of `rows` for each example and class.
+    # [B, C]: the entry of `rows` for each row of an example.
     row_numbers = np.full((len(real), examples.rows_per_example), FILLING)
     row_numbers[real] = np.arange(len(rows)).reshape(-1, examples.rows_per_example)
     planned = dataclasses.replace(planned, rows=row_numbers.reshape(-1))
@@ -122,7 +122,7 @@ def _number_segments(segment_ids: np.ndarray, lengths: Sequence[int]) -> None:
 
 
 def stream_batches(
-    examples: Examples | ClassExamples,
+    examples: Examples | ExampleGroups,
     plan: BatchPlan,
     start: int,
     stop: int,
@@ -156,7 +156,7 @@ def stream_batches(
 
 
 def read_batch(
-    examples: Examples | ClassExamples, plan: BatchPlan, index: int, *, pad_id: int
+    examples: Examples | ExampleGroups, plan: BatchPlan, index: int, *, pad_id: int
 ) -> Batch:
     """Reads one batch of a plan; see `stream_batches`."""
     batch = build_batch(
@@ -172,7 +172,7 @@ def read_batch(
 
 
 def read_first_batches(
-    examples: Examples | ClassExamples,
+    examples: Examples | ExampleGroups,
     plan: BatchPlan,
     start: int,
     stop: int,

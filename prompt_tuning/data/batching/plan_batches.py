@@ -12,7 +12,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, BucketPlan
 from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.model_interface import ModelInterface
 
@@ -23,7 +23,7 @@ SAMPLES = 64
 def plan_batches(
     source: DataSource,
     model: ModelInterface,
-    examples: Examples | ClassExamples,
+    examples: Examples | ExampleGroups,
     *,
     seed: int = 0,
     shuffle: bool,
@@ -42,18 +42,18 @@ def plan_batches(
 
     Raises:
       InputError: if the examples do not fit the sizes, rows cannot be divided among the
-        devices, prompt tokens would be learned in examples with classes, or another
+        devices, prompt tokens would be learned where answers are compared, or another
         process has different examples.
     """
     if source.batch_tokens is None:
         model.rows.check(source.batch_size)
     processes.check_same("examples", lambda: _fingerprint(source.files, examples))
-    if examples.has_classes and source.prompt_loss_weight > 0:
+    if examples.has_groups and source.prompt_loss_weight > 0:
         raise InputError(
             f"prompt_loss_weight is {source.prompt_loss_weight}, but Run.objective "
-            "is a ClassObjective, which scores only labels and learns no prompt "
-            f"tokens: give {how_to_set('DataSource.prompt_loss_weight', 0.0)}, or use "
-            "a TokenObjective"
+            "compares whole answers and learns no prompt tokens: give "
+            f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}, or use a "
+            "TokenObjective"
         )
     return _plan_class(source, model, examples)(
         examples.input_lengths,
@@ -69,7 +69,7 @@ def plan_batches(
 
 
 def _plan_class(
-    source: DataSource, model: ModelInterface, examples: Examples | ClassExamples
+    source: DataSource, model: ModelInterface, examples: Examples | ExampleGroups
 ) -> Callable[..., BatchPlan]:
     """Returns the kind of plan, with the arguments that only this kind has."""
     same_tokens = model.architecture == "decoder_only"
@@ -89,7 +89,7 @@ def _plan_class(
 
 
 def _fingerprint(
-    files: Sequence[str] | str, examples: Examples | ClassExamples
+    files: Sequence[str] | str, examples: Examples | ExampleGroups
 ) -> list[str]:
     """Returns lines that differ if two processes read different examples."""
     tables = (examples.input_lengths, examples.target_lengths, examples.weight_counts)

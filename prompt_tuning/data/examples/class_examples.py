@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int64
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.examples.truncation import Truncation
@@ -15,25 +16,12 @@ from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Repetition
 
 
-class ClassExamples:
+class ClassExamples(ExampleGroups):
     """`E` examples of `C` rows each: the example's prompt with each of `C` labels.
 
-    A batch plan treats it as a table of examples, each as long as its longest row;
-    `build_batch` puts the rows of an example one after the other.
-
-    Attributes:
-      gold: index of the correct label of each example, `[E]`.
-      weights: weight of each example: the mean nonzero loss weight of its tokens, which
-        is 1 unless the data contains weights; float32 `[E]`.
-      skipped: number of examples left out because they are too long.
-      truncated: number of examples that are cut.
-      has_prompt_ids: whether the data selects the prompt of each example.
-      columns: names of the columns for an objective; always empty.
-      has_classes: whether an example consists of a row for each class; always True.
+    The best row is that of the correct label, and the weight of an example is the mean
+    nonzero loss weight of its tokens, which is 1 unless the data contains weights.
     """
-
-    columns: tuple[str, ...] = ()
-    has_classes = True
 
     def __init__(
         self,
@@ -176,9 +164,7 @@ def _location(examples: Examples | Sequence[Example], number: int) -> str:
 
 def _measure(example: Example, architecture: Architecture) -> tuple[int, float]:
     """Returns the number of prompt tokens and the weight of the completion."""
-    weights = example.weights[example.prefix_length :]
-    weight = float(np.mean(weights[weights > 0])) if np.any(weights > 0) else 1.0
-    return len(prompt_part(example, architecture)), weight
+    return len(prompt_part(example, architecture)), example_weight(example)
 
 
 def _check_prompts(lengths: Int64[np.ndarray, "E"]) -> None:

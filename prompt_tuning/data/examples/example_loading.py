@@ -21,8 +21,8 @@ from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
-from prompt_tuning.data.rows.jsonl_rows import JsonlRows
-from prompt_tuning.data.rows.line_formats import choose_encoder
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit
+from prompt_tuning.data.rows.line_formats import choose_encoder, first_record
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.text.templates import TokenTemplate
@@ -35,7 +35,11 @@ PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
 
 
 def load_examples(
-    source: DataSource, model: ModelInterface, *, context_ids: Sequence[int] = ()
+    source: DataSource,
+    model: ModelInterface,
+    *,
+    context_ids: Sequence[int] = (),
+    edit: RecordEdit | None = None,
 ) -> Examples:
     """Opens the files of a data source, and checks every row once.
 
@@ -43,6 +47,7 @@ def load_examples(
       source: the files and how they are read.
       model: properties of the model that reads them.
       context_ids: token ids of a text to insert before the prompt of each example.
+      edit: changes each record of a text file before it is encoded; None for none.
 
     Raises:
       InputError: if a setting, a file or a row cannot be used with this model; the
@@ -55,23 +60,9 @@ def load_examples(
     if tasks is not None and is_text and model.tokenizer is not None:
         tasks = tasks.after(len(model.tokenizer.begin_ids))
     task_token = None if tasks is None else tasks.token
-    skips = source.on_nothing_learned == "skip"
-    if model.architecture == "encoder_decoder":
-        reader = _encoder_decoder_reader(model, task_token, skip_unlearned=skips)
-    else:
-        reader = DecoderOnlyRowReader(
-            source.use_token_type_ids,
-            source.prompt_loss_weight,
-            # The inserted text predicts the first token that follows it.
-            model.predicts_first_token or bool(context_ids),
-            next(iter(model.begin_ids), None),
-            task_token,
-            first_soft_id=None if template is None else model.vocabulary_size,
-            split=split_at_separators if source.separate_articles else keep_whole_rows,
-            skip_unlearned=skips,
-        )
+    reader = _row_reader(source, model, task_token, template, bool(context_ids))
     if is_text:
-        rows = _open_text(source, paths, model, template, tasks)
+        rows = _open_text(source, paths, model, template, tasks, edit)
     else:
         rows = _open_hdf5(source, paths, template, tasks, reader.weights)
     if context_ids:
@@ -105,6 +96,30 @@ def load_examples(
     )
 
 
+def _row_reader(
+    source: DataSource,
+    model: ModelInterface,
+    task_token: TaskToken | None,
+    template: TokenTemplate | None,
+    follows_text: bool,
+) -> DecoderOnlyRowReader | EncoderDecoderRowReader:
+    """Returns the reader of rows; `follows_text` if a text is inserted before each."""
+    skips = source.on_nothing_learned == "skip"
+    if model.architecture == "encoder_decoder":
+        return _encoder_decoder_reader(model, task_token, skip_unlearned=skips)
+    return DecoderOnlyRowReader(
+        source.use_token_type_ids,
+        source.prompt_loss_weight,
+        # The inserted text predicts the first token that follows it.
+        model.predicts_first_token or follows_text,
+        next(iter(model.begin_ids), None),
+        task_token,
+        first_soft_id=None if template is None else model.vocabulary_size,
+        split=split_at_separators if source.separate_articles else keep_whole_rows,
+        skip_unlearned=skips,
+    )
+
+
 def _encoder_decoder_reader(
     model: ModelInterface, task_token: TaskToken | None, *, skip_unlearned: bool
 ) -> EncoderDecoderRowReader:
@@ -129,6 +144,7 @@ def _open_text(
     model: ModelInterface,
     template: TokenTemplate | None,
     tasks: Tasks | None,
+    edit: RecordEdit | None,
 ) -> RowSource:
     try:
         tokenizer = model.require_tokenizer()
@@ -145,7 +161,10 @@ def _open_text(
         template,
         source.row_keys,
     )
-    encoder = choose_encoder(paths[0], source.format_choice, pairs)
+    first = first_record(paths[0])
+    encoder = choose_encoder(
+        paths[0], edit(first) if edit else first, source.format_choice, pairs
+    )
     if isinstance(encoder, ConversationEncoder):
         _check_conversations(source)
     return JsonlRows(
@@ -154,6 +173,7 @@ def _open_text(
         add_eos=source.add_eos,
         tasks=tasks,
         columns=source.token_columns(),
+        edit=edit,
     )
 
 

@@ -41,13 +41,13 @@ class Examples:
       unlearned: number of rows left out because nothing in them is learned.
       without_completion: see `RowSource`.
       repetition: see `RowSource`.
-      has_classes: whether an example consists of a row for each class; always False.
+      has_groups: whether an example consists of several rows; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another
         model in the same comparison has nothing to predict them from.
     """
 
-    has_classes = False
+    has_groups = False
     rows_per_example = 1
     uncounted = 0
 

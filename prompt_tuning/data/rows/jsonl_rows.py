@@ -1,8 +1,9 @@
 """Rows of files of text."""
 
+import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from prompt_tuning.data.rows.token_columns import (
     combine_columns,
 )
 
+RecordEdit = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Returns a record as it is to be encoded."""
+
 LINES = 256
 """Number of lines that are encoded at a time."""
 
@@ -50,6 +54,7 @@ class JsonlRows:
       add_eos: whether to append EOS to each row.
       tasks: how lines select their prompts; None if there is only one prompt.
       columns: further keys to read; none by default.
+      edit: changes the records before they are encoded; None for none.
 
     Raises:
       InputError: if a file is missing or empty, a line is not an object with the
@@ -64,6 +69,7 @@ class JsonlRows:
         add_eos: bool = True,
         tasks: Tasks | None = None,
         columns: TokenColumns | None = None,
+        edit: RecordEdit | None = None,
     ):
         if add_eos and encoder.tokenizer.eos_id is None:
             raise InputError(
@@ -84,6 +90,10 @@ class JsonlRows:
         for path in list_files(files):
             before, first = len(self._rows), read
             records = read_records(path)
+            if edit is not None:
+                records = (
+                    dataclasses.replace(x, content=edit(x.content)) for x in records
+                )
             while block := list(itertools.islice(records, LINES)):
                 chosen = [i for i, x in enumerate(block) if encoder.has_completion(x)]
                 lines = [block[i] for i in chosen]

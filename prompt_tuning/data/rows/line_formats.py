@@ -98,33 +98,40 @@ def first_record(path: Path) -> Mapping[str, Any]:
 
 
 def format_of(
-    path: Path, format: LineFormat, prompt_key: str | None, completion_key: str
+    record: Mapping[str, Any],
+    format: LineFormat,
+    prompt_key: str | None,
+    completion_key: str,
 ) -> tuple[RecordFormatName, bool]:
-    """Returns the format of a file's lines, and whether they are chat messages.
+    """Returns the format of a file's records, and whether they are chat messages.
 
     Pairs are if their prompts are lists of messages.
 
-    Raises:
-      InputError: if its first line cannot be read.
+    Args:
+      record: the first one.
+      format: the format, or "auto" to recognize it.
+      prompt_key: key of the prompt of pairs.
+      completion_key: key of the completion of pairs.
     """
-    record = first_record(path)
     if format == "auto":
         format = recognize_format(record, completion_key)
     has_messages = has_prompt_messages(record, prompt_key)
     return format, has_messages if format == "pairs" else format != "alpaca"
 
 
-def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowEncoder:
+def choose_encoder(
+    path: Path, record: Mapping[str, Any], choice: FormatChoice, pairs: LineEncoder
+) -> RowEncoder:
     """Returns the encoder of the lines of a data set.
 
     Args:
       path: first file of the data set.
+      record: its first record.
       choice: how lines become conversations.
       pairs: encoder of pairs, which is returned if the lines are pairs.
 
     Raises:
-      InputError: if the first line cannot be read, or the lines need a chat template
-        and there is none.
+      InputError: if the lines need a chat template and there is none.
     """
     if pairs.template is not None:
         if choice != FormatChoice():
@@ -134,7 +141,7 @@ def choose_encoder(path: Path, choice: FormatChoice, pairs: LineEncoder) -> RowE
             )
         return pairs
     format, is_chat = format_of(
-        path, choice.format, pairs.prompt_key, pairs.completion_key
+        record, choice.format, pairs.prompt_key, pairs.completion_key
     )
     tokenizer = pairs.tokenizer
     rendered = is_chat or choice.renders_pairs

@@ -140,7 +140,11 @@ def read_pair(
 
 def has_prompt_messages(content: Mapping[str, Any], prompt_key: str | None) -> bool:
     """Returns whether the prompt of a record is a list of messages, as TRL has it."""
-    value = content.get(prompt_key) if prompt_key is not None else None
+    return has_messages(content.get(prompt_key) if prompt_key is not None else None)
+
+
+def has_messages(value: Any) -> bool:
+    """Returns whether a value is a list of messages, not a text."""
     return isinstance(value, list) and all(isinstance(x, dict) for x in value)
 
 

@@ -12,7 +12,11 @@ from prompt_tuning.data.rows.data_files import contains_text, list_files
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
-from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
+from prompt_tuning.data.rows.line_formats import (
+    FormatChoice,
+    choose_encoder,
+    first_record,
+)
 from prompt_tuning.data.rows.row_sources import RowSource
 from prompt_tuning.data.text.added_text import added_text
 from prompt_tuning.data.text.tokenizers import SPACE_MARKS, Tokenizer
@@ -86,7 +90,9 @@ def open_rows(
             f"{paths[0]} contains text: name a --tokenizer to encode it with"
         )
     pairs = LineEncoder(tokenizer, **keys)
-    encoder = choose_encoder(paths[0], choice or FormatChoice(), pairs)
+    encoder = choose_encoder(
+        paths[0], first_record(paths[0]), choice or FormatChoice(), pairs
+    )
     return JsonlRows(paths, encoder, add_eos=add_eos)
 
 

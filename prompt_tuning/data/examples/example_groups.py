@@ -1,0 +1,74 @@
+"""Examples that are groups of rows, which an objective compares."""
+
+import abc
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64
+
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.rows.row_sources import Repetition
+
+
+class ExampleGroups(abc.ABC):
+    """`E` examples of `C` rows each.
+
+    A batch plan treats them as a table of examples, each as long as its longest row;
+    `build_batch` puts the rows of an example one after the other.
+
+    Attributes:
+      gold: number of the best row of each example, `[E]`.
+      weights: weight of each example, float32 `[E]`.
+      skipped: number of examples left out because they are too long.
+      truncated: number of examples that are cut.
+      unlearned: number of examples left out because nothing in them is learned.
+      without_completion: number of records left out because they have no completion.
+      repetition: see `RowSource`.
+      has_prompt_ids: whether the data selects the prompt of each example.
+      columns: names of the columns for an objective; always empty.
+      has_groups: whether an example consists of several rows; always True.
+    """
+
+    columns: tuple[str, ...] = ()
+    has_groups = True
+
+    gold: Int32[np.ndarray, "E"]
+    weights: Float32[np.ndarray, "E"]
+    skipped: int
+    truncated: int
+    unlearned: int
+    without_completion: int
+    repetition: Repetition
+    has_prompt_ids: bool
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the rows of one example."""
+
+    @property
+    @abc.abstractmethod
+    def rows_per_example(self) -> int:
+        """Number of rows of a batch that an example takes, `C`."""
+
+    @property
+    @abc.abstractmethod
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each example's longest row."""
+
+    @property
+    @abc.abstractmethod
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example's longest row."""
+
+    @property
+    @abc.abstractmethod
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Maximum number of targets of a row with nonzero loss weight."""
+
+
+def example_weight(example: Example) -> float:
+    """Returns the mean nonzero loss weight of an example's completion, or else 1."""
+    weights = example.weights[example.prefix_length :]
+    return float(np.mean(weights[weights > 0])) if np.any(weights > 0) else 1.0

@@ -1,0 +1,210 @@
+"""Examples of two answers to one prompt, of which one is preferred."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows
+from prompt_tuning.data.rows.line_formats import first_record
+from prompt_tuning.data.text.preferences import ANSWERS, with_prompt
+
+
+class PreferenceExamples(ExampleGroups):
+    """`E` examples of two rows each: a prompt with a chosen and a rejected answer.
+
+    Records with two equal answers teach nothing and are left out, as are those of which
+    an answer is empty, or too long where such rows are skipped.
+
+    Args:
+      chosen: examples of the chosen answers.
+      rejected: examples of the rejected ones, of the same records.
+
+    Raises:
+      InputError: if no record has two different answers.
+    """
+
+    def __init__(self, chosen: Examples, rejected: Examples):
+        records = [_records(side) for side in (chosen, rejected)]
+        common, *places = np.intersect1d(
+            *records, assume_unique=True, return_indices=True
+        )
+        # Examples in the order of the files, which `intersect1d` keeps.
+        self._sides = (chosen, rejected)
+        self._numbers = np.stack(places, axis=1)  # [E, 2]
+        different = [not self._is_equal(number) for number in range(len(common))]
+        equal = len(common) - sum(different)
+        self._numbers = self._numbers[np.array(different, bool)]
+        if not len(self._numbers):
+            raise InputError(
+                f"{chosen.describe(0)}, and all other records: the two answers are "
+                "equal, so nothing can be learned from them: give records with a "
+                f"better answer, {ANSWERS[0]!r}, and a worse one, {ANSWERS[1]!r}"
+            )
+        every = len(np.union1d(*records))
+        self.unlearned = max(chosen.unlearned, rejected.unlearned) + equal
+        self.skipped = every - len(common) + min(chosen.skipped, rejected.skipped)
+        self.truncated = max(chosen.truncated, rejected.truncated)
+        self.without_completion = max(
+            chosen.without_completion, rejected.without_completion
+        )
+        self.repetition = chosen.repetition
+        self.has_prompt_ids = chosen.has_prompt_ids
+        self.gold = np.zeros(len(self), np.int32)
+        self.weights = np.array(
+            [example_weight(chosen[int(n)]) for n in self._numbers[:, 0]], np.float32
+        )
+
+    @property
+    def chosen(self) -> Examples:
+        """The examples of the chosen answers, also of equal ones."""
+        return self._sides[0]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the row of the chosen and of the rejected answer."""
+        return [_unweighted(example) for example in self._pair(number)]
+
+    @property
+    def rows_per_example(self) -> int:
+        """Number of rows of a batch that an example takes."""
+        return len(ANSWERS)
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each example's longer row."""
+        return self._longer("input_lengths")
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example's longer row."""
+        return self._longer("target_lengths")
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Maximum number of learned targets of a row."""
+        return self._longer("weight_counts")
+
+    def _longer(self, name: str) -> Int64[np.ndarray, "E"]:
+        lengths = [
+            getattr(side, name)[numbers]
+            for side, numbers in zip(self._sides, self._numbers.T, strict=True)
+        ]
+        return np.maximum(*lengths)
+
+    def _pair(self, number: int) -> list[Example]:
+        numbers = self._numbers[number].tolist()
+        return [side[n] for side, n in zip(self._sides, numbers, strict=True)]
+
+    def _is_equal(self, number: int) -> bool:
+        chosen, rejected = self._pair(number)
+        return np.array_equal(chosen.targets, rejected.targets)
+
+
+def has_preferences(source: DataSource) -> bool:
+    """Returns whether the records of a data source have a chosen and a rejected answer.
+
+    Raises:
+      InputError: if the files cannot be read.
+    """
+    return source.is_text and first_record(source.paths[0]).keys() >= set(ANSWERS)
+
+
+def load_chosen(
+    source: DataSource, model: ModelInterface, *, context_ids: Sequence[int] = ()
+) -> Examples:
+    """Opens the chosen answers of preferences; see `load_examples`."""
+    return _load(source, model, ANSWERS[0], context_ids)
+
+
+def _load(
+    source: DataSource,
+    model: ModelInterface,
+    answer: str,
+    context_ids: Sequence[int] = (),
+) -> Examples:
+    edit = functools.partial(with_prompt, prompt_key=source.prompt_key)
+    source = dataclasses.replace(source, completion_key=answer)
+    return load_examples(source, model, context_ids=context_ids, edit=edit)
+
+
+def load_preferences(source: DataSource, model: ModelInterface) -> PreferenceExamples:
+    """Opens the files of a data source as preferences.
+
+    Raises:
+      InputError: if a setting, a file or a record cannot be used; see `load_examples`.
+    """
+    if not has_preferences(source):
+        found = "token ids"
+        if source.is_text:
+            found = (
+                f"records with the keys {shown(sorted(first_record(source.paths[0])))}"
+            )
+        raise InputError(
+            f"{source.paths[0]} contains {found}, but the objective compares answers: "
+            f"give records with {ANSWERS[0]!r} and {ANSWERS[1]!r}, and a prompt"
+        )
+    if source.use_token_type_ids is False:
+        raise InputError(
+            "use_token_type_ids is False, so every token is learned, but a preference "
+            "compares answers alone: give "
+            f"{how_to_set('DataSource.use_token_type_ids', True)}"
+        )
+    edit = functools.partial(with_prompt, prompt_key=source.prompt_key)
+    chosen, rejected = (
+        load_examples(dataclasses.replace(source, completion_key=key), model, edit=edit)
+        for key in ANSWERS
+    )
+    _check_prompts(chosen)
+    return PreferenceExamples(chosen, rejected)
+
+
+def _check_prompts(examples: Examples) -> None:
+    """Refuses answers that nothing precedes: the model alone could not score them.
+
+    Raises:
+      InputError: at the first of them.
+    """
+    if not examples.reader.same_tokens:
+        return
+    for number in range(len(examples)):
+        if examples[number].weights[0]:
+            raise InputError(
+                f"{examples.describe(number)}: the prompt is empty, so the model "
+                "without a prompt has nothing to predict the first token of an answer "
+                "from; give each record a prompt, or answers that begin alike"
+            )
+
+
+def _records(examples: Examples) -> Int64[np.ndarray, "E"]:
+    """Returns the number of each example's record.
+
+    Raises:
+      InputError: if a record has several examples.
+    """
+    assert isinstance(examples.rows, JsonlRows)  # preferences are text
+    records = np.array(examples.rows.records, np.int64)[examples.index.rows]
+    several = np.flatnonzero(np.diff(records) == 0)
+    if len(several):
+        raise InputError(
+            f"{examples.describe(int(several[0]))}: an answer has several learned "
+            "messages, expected one message of the assistant after the prompt"
+        )
+    return records
+
+
+def _unweighted(example: Example) -> Example:
+    weights = (example.weights > 0).astype(np.float32)
+    return dataclasses.replace(example, weights=weights)
