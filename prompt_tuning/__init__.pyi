@@ -29,8 +29,11 @@ from prompt_tuning.losses.class_objective import ClassObjective as _ClassObjecti
 from prompt_tuning.losses.context_distillation import (
     ContextDistillation as _ContextDistillation,
 )
+from prompt_tuning.losses.dpo import DPO as _DPO
 from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradients
+from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
+from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
 from prompt_tuning.model import Model as Model
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
@@ -341,6 +344,51 @@ def ContextDistillation(context: str) -> Configured[_ContextDistillation]:
       >>> prompt = pt.SoftPrompt(length=5)
       >>> tuned = pt.tune(
       ...     model, prompt, pairs, objective=loss, steps=2, progress=False
+      ... )
+    """
+
+def DPO(
+    beta: float = 0.1,
+    loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid",
+    label_smoothing: float = 0.0,
+    length_normalize: bool = False,
+) -> Configured[_DPO]:
+    """Direct preference optimization (Rafailov et al. 2023, equation 7).
+
+    Use it to teach which of two answers is better. Each record has a `prompt`, a
+    `chosen` and a `rejected` answer. With `r` the log-ratio of an answer's
+    probabilities under the trained and the frozen model, and `d = r_chosen -
+    r_rejected`, the loss of a pair is
+
+    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with
+      `s = label_smoothing`;
+    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`
+      for labels of which the share `s` is wrong (Chowdhury et al. 2024, equation 9);
+    - "hinge": `max(0, 1 - beta d)` (Zhao et al. 2023, equation 6);
+    - "ipo": `(d - 1 / (2 beta))**2`, where `d` has means over the tokens of each answer
+      (Azar et al. 2023, equation 17).
+
+    The frozen model is the reference, so a step needs no second copy of the weights: it
+    runs the same weights once more without what is trained. `accuracy` is the share of
+    pairs with `d > 0`.
+
+    Attributes:
+      beta: strength of the pull towards the frozen model.
+      loss: "sigmoid", "robust", "hinge" or "ipo".
+      label_smoothing: share of the pairs that are taken to be labeled wrong, for
+        "sigmoid" and "robust".
+      length_normalize: whether log-ratios are means over the tokens of each answer
+        instead of sums; always so for "ipo".
+
+    Raises:
+      InputError: if a number is out of range, or smoothing does not apply to the loss.
+
+    Examples:
+      >>> rows = [
+      ...     {"prompt": p, "chosen": c.upper(), "rejected": c} for p, c in pairs
+      ... ]
+      >>> tuned = pt.tune(
+      ...     model, pt.SoftPrompt(5), rows, objective=pt.DPO(), steps=2, progress=False
       ... )
     """
 
@@ -863,6 +911,31 @@ def MeshShape(
       {'data': 2, 'fsdp': 4, 'tensor': 1}
     """
 
+def ORPO(beta: float = 0.1) -> Configured[_ORPO]:
+    """Odds ratio preference optimization (Hong et al. 2024, equations 6 and 7).
+
+    It learns the chosen answers as `TokenObjective` does, and that they are more likely
+    than the rejected ones, in one run and without a reference. With `p` the probability
+    of an answer, as the geometric mean over its tokens, and `odds = p / (1 - p)`, the
+    loss of a pair is `-log p_chosen - beta * log sigmoid(log odds_chosen - log
+    odds_rejected)`.
+
+    Attributes:
+      beta: weight of the odds ratio, which the paper calls lambda.
+
+    Raises:
+      InputError: if `beta` is not above 0.
+
+    Examples:
+      >>> rows = [
+      ...     {"prompt": p, "chosen": c.upper(), "rejected": c} for p, c in pairs
+      ... ]
+      >>> loss = pt.ORPO()
+      >>> tuned = pt.tune(
+      ...     model, pt.SoftPrompt(5), rows, objective=loss, steps=2, progress=False
+      ... )
+    """
+
 def OutputGradients(
     files: Mapping[str, str], objective: Configured[_TokenObjective] = ...
 ) -> Configured[_OutputGradients]:
@@ -1278,6 +1351,33 @@ def ResidualPrompt(
       ... )
       >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
       (5, 128)
+    """
+
+def SimPO(
+    beta: float = 2.0, gamma: float = 1.0, label_smoothing: float = 0.0
+) -> Configured[_SimPO]:
+    """Simple preference optimization (Meng et al. 2024, equation 6).
+
+    With `p` the probability of an answer, as the geometric mean over its tokens, the
+    loss of a pair is `-log sigmoid(beta * (log p_chosen - log p_rejected) - gamma)`. It
+    needs no reference, so a step costs less than one of `DPO`.
+
+    Attributes:
+      beta: factor of the log-probabilities.
+      gamma: margin that the chosen answer is to lead by.
+      label_smoothing: share of the pairs that are taken to be labeled wrong.
+
+    Raises:
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> rows = [
+      ...     {"prompt": p, "chosen": c.upper(), "rejected": c} for p, c in pairs
+      ... ]
+      >>> loss = pt.SimPO()
+      >>> tuned = pt.tune(
+      ...     model, pt.SoftPrompt(5), rows, objective=loss, steps=2, progress=False
+      ... )
     """
 
 def SoftPrompt(

@@ -47,8 +47,8 @@ API = {
     ),
     "objectives": (
         "Objectives",
-        "TokenObjective ClassObjective ContextDistillation PolicyGradient "
-        "OutputGradients",
+        "TokenObjective ClassObjective DPO ORPO SimPO ContextDistillation "
+        "PolicyGradient OutputGradients",
     ),
     "optimizers": (
         "Optimizers",

@@ -18,9 +18,13 @@ from prompt_tuning.config.lora_options import LORA_OPTIONS
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 from prompt_tuning.core.number_ranges import (
     AxisLength,
+    NonnegativeNumber,
     PositiveNumber,
 )
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
+
+OF_LOSSES = ("context", "beta", "margin")
+"""Options that only some losses have."""
 
 TABLE = (
     FlatOption(
@@ -186,6 +190,23 @@ TABLE = (
         "ContextDistillation.context",
         macro="CONTEXT",
         metavar="TEXT",
+    ),
+    FlatOption(
+        "beta",
+        TRAINING,
+        "strength of a preference: dpo's pull towards the frozen model, the weight of "
+        "orpo's odds ratio, simpo's factor",
+        kind=PositiveNumber,
+        macro="BETA",
+        default="0.1; 2 for simpo",
+    ),
+    FlatOption(
+        "margin",
+        TRAINING,
+        "margin that simpo's chosen answers are to lead by",
+        kind=NonnegativeNumber,
+        macro="MARGIN",
+        default="1",
     ),
     FlatOption(
         "start_from",

@@ -16,6 +16,7 @@ from prompt_tuning.config.config_table import (
 )
 from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.flat_option import METHOD
+from prompt_tuning.config.flat_options import OF_LOSSES
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
@@ -91,10 +92,11 @@ def check_training(choices: Choices) -> None:
     loss = choices.get("loss", DEFAULT_LOSS)
     objective = find_choice("loss", loss)
     _check_needed(f"--loss {loss}", objective, choices)
-    unused = {}
-    if not _uses(objective, "context"):
-        users = _users("loss", "context")
-        unused = {"context": f"only --loss {users} reads it"}
+    unused = {
+        name: f"only --loss {_users('loss', name)} reads it"
+        for name in OF_LOSSES
+        if not _uses(objective, name)
+    }
     if "eval" not in choices:
         evaluating = ["eval_every", "exact_match", "keep_best"]
         if not (_uses(objective, "labels") or _uses(method, "labels")):

@@ -21,6 +21,9 @@ DIRECTIONS = {
     "rouge2": "max",
     "rougeL": "max",
     "bleu": "max",
+    "preference_loss": "min",
+    "preference_accuracy": "max",
+    "preference_margin": "max",
 }
 """Whether a metric of an evaluation is better when it is smaller or larger."""
 AUTO = "auto"

@@ -28,6 +28,8 @@ from prompt_tuning.evaluation.exact_match import (
 )
 from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.metric_sums import MetricSums, class_metrics, mean_metric
+from prompt_tuning.evaluation.preference_measure import METRICS as PREFERENCE_METRICS
+from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.evaluation.ranking import (
     completion_tokens,
     given_tokens,
@@ -87,6 +89,7 @@ class Evaluator:
         context_ids: Sequence[int] = (),
         examples: Examples | None = None,
         objective: HeldOutObjective | None = None,
+        preferences: PreferenceMeasure | None = None,
     ):
         """Opens the held-out files.
 
@@ -97,6 +100,7 @@ class Evaluator:
           examples: examples to use instead of all examples of the files.
           objective: measured as `loss`, with the cross-entropy as `cross_entropy`;
             None for the cross-entropy as `loss`.
+          preferences: measured, too, if given.
 
         Raises:
           InputError: if the files cannot be used, or the completion of an example is
@@ -109,7 +113,7 @@ class Evaluator:
         if examples is None:
             examples = load_examples(data, model.interface, context_ids=context_ids)
         self._examples = examples
-        self._objective = objective
+        self._objective, self._preferences = objective, preferences
         self._token_measure = token_measure(objective)
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
         self._ranker, self._gold = None, np.zeros(0, np.int64)
@@ -145,6 +149,7 @@ class Evaluator:
         """Names of the metrics, also in the log of training."""
         evaluation = self._evaluation
         names = [LOSS, *([CROSS_ENTROPY] if self._objective else []), "accuracy"]
+        names += PREFERENCE_METRICS if self._preferences else []
         names += [PERPLEXITY] if PERPLEXITY in evaluation.metrics else []
         names += ["exact_match"] if evaluation.exact_match else []
         names += [
@@ -233,6 +238,8 @@ class Evaluator:
                 for index, name in enumerate(categories.names)
             }
             by_category = split_by_category(metrics, token_metrics, categories)
+        if self._preferences is not None:
+            metrics |= self._preferences(parameters)
         return EvaluationResult(metrics, by_category, ranking, generated)
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:

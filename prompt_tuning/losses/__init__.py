@@ -11,6 +11,9 @@ _LISTED = {
     "OutputGradients": "prompt_tuning.losses.fixed_gradients",
     "PolicyGradient": "prompt_tuning.losses.policy_gradient",
     "ContextDistillation": "prompt_tuning.losses.context_distillation",
+    "DPO": "prompt_tuning.losses.dpo",
+    "ORPO": "prompt_tuning.losses.orpo",
+    "SimPO": "prompt_tuning.losses.simpo",
 }
 FACTORIES = with_configured(_LISTED, "losses", ("losses",))
 """The module of each class that gin binds to `Run.objective`; imported when needed."""

@@ -4,7 +4,6 @@ The teacher itself is built in `training.distillation`.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 from jaxtyping import Array, Float
@@ -18,6 +17,7 @@ from prompt_tuning.losses.objective import (
     HeldOutObjective,
     LossSums,
     ObjectiveConfig,
+    OpenTeacher,
     TeacherModel,
     learned_targets,
     token_sums,
@@ -60,7 +60,7 @@ class ContextDistillation(ObjectiveConfig):
                 "is to stand for"
             )
 
-    def prepare(self, open_teacher: Callable[[str], TeacherModel]) -> "Distillation":
+    def prepare(self, open_teacher: OpenTeacher) -> "Distillation":
         """Builds the teacher that reads the context; see `ObjectiveConfig`."""
         return Distillation(open_teacher(self.context))
 

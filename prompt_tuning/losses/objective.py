@@ -70,6 +70,10 @@ class TeacherModel(Protocol):
         ...
 
 
+OpenTeacher = Callable[[str | None], TeacherModel]
+"""Builds the frozen model that reads a text before each row, or alone for None."""
+
+
 class ObjectiveConfig(abc.ABC):
     """Settings of an objective, and what it needs: the type of `Run.objective`.
 
@@ -91,6 +95,11 @@ class ObjectiveConfig(abc.ABC):
         return None
 
     @property
+    def compares_answers(self) -> bool:
+        """Whether every example is a chosen and a rejected answer to one prompt."""
+        return False
+
+    @property
     def counts_padding(self) -> bool:
         """Whether the loss depends on the length that rows are padded to."""
         return False
@@ -99,13 +108,13 @@ class ObjectiveConfig(abc.ABC):
         """Refuses packed rows where the rows of an example are compared.
 
         Raises:
-          InputError: if the objective compares labels, with what to set.
+          InputError: if the objective compares rows, with what to set.
         """
-        if self.candidate_labels is not None:
+        if self.candidate_labels is not None or self.compares_answers:
             raise InputError(
                 f"DataSource.packing is True, but Run.objective is a "
                 f"{type(self).__name__}, which compares whole rows, one for each class "
-                "of an example: set packing = False, or use a TokenObjective"
+                "or answer of an example: set packing = False, or use a TokenObjective"
             )
 
     def check_columns(self, available: Collection[str]) -> None:
@@ -128,11 +137,11 @@ class ObjectiveConfig(abc.ABC):
         del config
 
     @abc.abstractmethod
-    def prepare(self, open_teacher: Callable[[str], TeacherModel]) -> "Objective":
+    def prepare(self, open_teacher: OpenTeacher) -> "Objective":
         """Builds the objective that training minimizes.
 
         Args:
-          open_teacher: builds the frozen model that reads a text before each row.
+          open_teacher: see `OpenTeacher`.
 
         Raises:
           InputError: if a teacher that the objective needs cannot be built.
@@ -142,7 +151,7 @@ class ObjectiveConfig(abc.ABC):
 class Objective(ObjectiveConfig):
     """A sum over the batch, and the divisor that makes it the loss."""
 
-    def prepare(self, open_teacher: Callable[[str], TeacherModel]) -> "Objective":
+    def prepare(self, open_teacher: OpenTeacher) -> "Objective":
         """Returns the objective itself, which needs no teacher."""
         del open_teacher
         return self

@@ -1,4 +1,4 @@
-"""Context distillation: builds a teacher, the frozen model with a context before it."""
+"""Teachers and references: the frozen model, alone or with a context before rows."""
 
 import dataclasses
 from collections.abc import Collection
@@ -14,13 +14,19 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.preference_examples import (
+    has_preferences,
+    load_preferences,
+)
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
+from prompt_tuning.losses.preference import PreferenceObjective
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -39,23 +45,25 @@ none."""
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A frozen model that reads some tokens before each row.
+    """A frozen model that reads some tokens before each row, or none.
 
     Attributes:
       graph: the model's structure, with a prompt as long as the tokens.
       paths: paths of the frozen parameters that it shares with the student.
-      prompt: path of its prompt.
+      prompt: path of its prompt; None without one.
       tokens: tokens whose embeddings are its prompt.
     """
 
     graph: nnx.GraphDef
     paths: tuple[str, ...]
-    prompt: str
-    tokens: tuple[int, ...]
+    prompt: str | None = None
+    tokens: tuple[int, ...] = ()
 
     def parameters(self, student: Parameters) -> Parameters:
         """The student's frozen parameters, and the embeddings of the tokens."""
         shared = {path: student[path] for path in self.paths}
+        if self.prompt is None:
+            return shared
         rows = collectives.embedding_rows(student[EMBEDDING], jnp.asarray(self.tokens))
         return shared | {self.prompt: rows.astype(jnp.float32)}
 
@@ -73,19 +81,20 @@ class Teacher:
 
 
 def open_teacher(
-    context: str,
+    context: str | None,
     model: PromptedModel,
     trained: Collection[str],
-    examples: Examples | ClassExamples,
+    examples: Examples | ExampleGroups,
 ) -> Teacher:
-    """Builds the teacher of a run that distills a context.
+    """Builds the teacher of a run that distills a context, or a reference.
 
     The teacher reads BOS, the context, and the row's text. If rows begin with BOS, the
     context is inserted after it in each row. If they do not, BOS and the context run
     once for the whole batch.
 
     Args:
-      context: text that the teacher reads before each row.
+      context: text that the teacher reads before each row; None for a reference, which
+        reads the rows alone.
       model: the student.
       trained: paths of the parameters that the run trains.
       examples: training examples.
@@ -96,20 +105,17 @@ def open_teacher(
     """
     if model.prompting.placement == TEMPLATE:
         raise InputError(
-            "ContextDistillation compares rows that both student and teacher read, but "
-            "a template puts vectors among the tokens: use another Prompting.placement"
+            "the frozen model reads the same rows as the trained one, but a template "
+            "puts vectors among the tokens: use another Prompting.placement"
         )
-    assert isinstance(examples, Examples)  # a distillation has no candidate labels
+    if context is None:
+        teacher = make_reference(model.config)
+        _check_untrained(teacher, trained)
+        return teacher
+    assert isinstance(examples, Examples)  # a distillation compares no rows
     ids, placement = tokens_before_rows(context, model, examples)
     teacher = make_teacher(model.config, ids, placement)
-    shared = sorted(set(teacher.paths) & set(trained))
-    if shared:
-        more = f" and {len(shared) - 1} more" if shared[1:] else ""
-        raise InputError(
-            f"the run trains {shared[0]}{more}, "
-            "which the teacher of a ContextDistillation uses too: train only a prompt "
-            "or adapters"
-        )
+    _check_untrained(teacher, trained)
     longest = int(examples.input_lengths.max()) + len(ids)
     positions = model.config.maximum_positions
     if positions is not None and longest > positions:
@@ -119,6 +125,29 @@ def open_teacher(
             f"{model.config.positions_note}; shorten one of them"
         )
     return teacher
+
+
+def _check_untrained(teacher: Teacher, trained: Collection[str]) -> None:
+    """Refuses to train what the frozen model has, too.
+
+    Raises:
+      InputError: if a run trains some of it.
+    """
+    shared = sorted(set(teacher.paths) & set(trained))
+    if shared:
+        more = f" and {len(shared) - 1} more" if shared[1:] else ""
+        raise InputError(
+            f"the run trains {shared[0]}{more}, which the frozen model that it is "
+            "compared with uses too: train only a prompt or adapters"
+        )
+
+
+def make_reference(config: ModelConfig) -> Teacher:
+    """Builds the frozen model of a config without anything before the rows."""
+    graph, abstract = describe(
+        lambda key: split(build_model(key, config)), jax.random.key(0)
+    )
+    return Teacher(graph, tuple(abstract))
 
 
 def open_evaluator(
@@ -138,6 +167,9 @@ def open_evaluator(
     Raises:
       InputError: if the held-out data cannot be used.
     """
+    preferences = held_out_preferences(objective, model, evaluation)
+    if examples is None and preferences is not None:
+        examples = preferences.examples.chosen
     if examples is None:
         examples = load_examples(evaluation.data, model.interface)
     return Evaluator(
@@ -145,6 +177,7 @@ def open_evaluator(
         evaluation,
         examples=examples,
         objective=held_out_objective(objective, model, examples),
+        preferences=preferences,
     )
 
 
@@ -158,6 +191,29 @@ def held_out_objective(
         lambda context: open_teacher(context, model, (), examples)
     )
     return prepared if isinstance(prepared, HeldOutObjective) else None
+
+
+def held_out_preferences(
+    objective: ObjectiveConfig | None, model: PromptedModel, evaluation: Evaluation
+) -> PreferenceMeasure | None:
+    """Opens held-out pairs of answers, if an objective compares them.
+
+    Returns:
+      None also if the data has completions instead.
+
+    Raises:
+      InputError: if the pairs cannot be used.
+    """
+    if objective is None or not objective.compares_answers:
+        return None
+    if not has_preferences(evaluation.data):
+        return None
+    examples = load_preferences(evaluation.data, model.interface)
+    prepared = objective.prepare(
+        lambda context: open_teacher(context, model, (), examples)
+    )
+    assert isinstance(prepared, PreferenceObjective)
+    return PreferenceMeasure(model, evaluation.data, examples, prepared)
 
 
 def tokens_before_rows(

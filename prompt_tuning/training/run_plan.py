@@ -16,9 +16,10 @@ from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.examples.class_examples import ClassExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.objective import Objective
@@ -152,19 +153,22 @@ class RunPlan:
             )
         return self.run.data
 
-    def examples(self) -> Examples | ClassExamples:
-        """Opens the training examples, with one row per label if labels are compared.
+    def examples(self) -> Examples | ExampleGroups:
+        """Opens the training examples, with one row per label or answer compared.
 
         Raises:
           InputError: if a file or a row cannot be used.
         """
+        objective = self.run.objective or NATS_PER_WEIGHT
+        if objective.compares_answers:
+            return load_preferences(self.data, self.model.interface)
         examples = load_examples(self.data, self.model.interface)
-        labels = (self.run.objective or NATS_PER_WEIGHT).candidate_labels
+        labels = objective.candidate_labels
         if labels is None:
             return examples
         return build_candidates(self.model, self.data, examples, labels)
 
-    def objective(self, examples: Examples | ClassExamples) -> Objective:
+    def objective(self, examples: Examples | ExampleGroups) -> Objective:
         """Builds the training objective.
 
         Args:
@@ -181,7 +185,7 @@ class RunPlan:
             lambda context: open_teacher(context, self.model, self.labels, examples)
         )
 
-    def batch_plan(self, examples: Examples | ClassExamples) -> BatchPlan:
+    def batch_plan(self, examples: Examples | ExampleGroups) -> BatchPlan:
         """Plans the order of the run's examples."""
         return plan_batches(
             self.data,

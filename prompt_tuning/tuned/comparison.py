@@ -18,6 +18,10 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.preference_examples import (
+    has_preferences,
+    load_chosen,
+)
 from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
@@ -32,6 +36,7 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.training.distillation import (
     held_out_objective,
+    held_out_preferences,
     tokens_before_rows,
 )
 from prompt_tuning.tuned.load_tuned import load_tuned
@@ -61,8 +66,11 @@ class PlannedModel:
 
     def examples(self) -> Examples:
         """Loads all examples of its files."""
-        data = self.evaluation.data
-        return load_examples(data, self.model.interface, context_ids=self.context_ids)
+        data, interface = self.evaluation.data, self.model.interface
+        compares = self.objective is not None and self.objective.compares_answers
+        if compares and has_preferences(data):
+            return load_chosen(data, interface, context_ids=self.context_ids)
+        return load_examples(data, interface, context_ids=self.context_ids)
 
     def open(self, examples: Examples) -> "ComparedModel":
         """Opens the evaluation of the model on some of the examples."""
@@ -72,6 +80,10 @@ class PlannedModel:
             context_ids=self.context_ids,
             examples=examples,
             objective=held_out_objective(self.objective, self.model, examples),
+            # A text would be read by the model and not by the reference.
+            preferences=None
+            if self.context_ids
+            else held_out_preferences(self.objective, self.model, self.evaluation),
         )
         return ComparedModel(self.name, evaluator, self.read)
 

@@ -1,0 +1,83 @@
+"""Measures how a model ranks a chosen and a rejected answer to each prompt."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batch_plan import FILLING
+from prompt_tuning.data.batching.batches import stream_batches
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.preference_examples import PreferenceExamples
+from prompt_tuning.evaluation.batch_scores import score_batches
+from prompt_tuning.evaluation.metric_sums import MetricSums, ratio
+from prompt_tuning.losses.preference import PreferenceObjective
+from prompt_tuning.models.scoring import merge_model
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+
+METRICS = ("preference_loss", "preference_accuracy", "preference_margin")
+"""Loss of the objective, share of the pairs with a lead, and mean lead in nats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceMeasure:
+    """An objective of preferences, measured on held-out pairs.
+
+    Attributes:
+      model: the model.
+      data: source of the pairs.
+      examples: the pairs.
+      objective: the objective.
+    """
+
+    model: PromptedModel
+    data: DataSource
+    examples: PreferenceExamples
+    objective: PreferenceObjective
+
+    def __call__(self, parameters: Parameters) -> dict[str, MetricSums]:
+        """Computes the metrics, `METRICS`."""
+        model, examples = self.model, self.examples
+        plan = plan_batches(self.data, model.interface, examples, shuffle=False)
+        batches = stream_batches(
+            examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
+        )
+        measure = functools.partial(pair_outcomes, self.objective)
+        values = np.zeros((len(examples), 2))
+        scored = score_batches(measure, model, parameters, batches)
+        for index, (_, outcomes) in enumerate(scored):
+            numbers = plan.batch(index).rows
+            real = numbers != FILLING
+            values[numbers[real]] = outcomes[real]
+        losses, leads = values.T
+        weights = examples.weights.astype(np.float64)
+        columns = zip(METRICS, (losses, leads > 0, leads), strict=True)
+        return {
+            name: MetricSums(
+                np.stack([weights * column, weights], axis=1),
+                ratio,
+                lower_is_better=name == METRICS[0],
+                per_example=False,
+            )
+            for name, column in columns
+        }
+
+
+def pair_outcomes(
+    objective: PreferenceObjective,
+    graph: nnx.GraphDef,
+    parameters: Parameters,
+    batch: Batch,
+) -> Float[Array, "E 2"]:
+    """Runs the model on pairs, and returns the loss and the lead of each."""
+    model = merge_model(graph, parameters)
+    scores = objective.scores(
+        model.hidden(batch), model.output_head(), batch, parameters
+    )
+    return jnp.stack(objective.pair_losses(scores), axis=1)

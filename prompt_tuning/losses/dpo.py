@@ -1,0 +1,149 @@
+"""Direct preference optimization: the frozen model alone is the reference."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import PositiveNumber, ShareBelowOne
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.objective import (
+    ObjectiveConfig,
+    OpenTeacher,
+    TeacherModel,
+)
+from prompt_tuning.losses.output_head import AnyHead
+from prompt_tuning.losses.preference import (
+    AnswerScores,
+    PreferenceObjective,
+    lead,
+    score_answers,
+    smoothed_sigmoid_loss,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DPO(ObjectiveConfig):
+    """Direct preference optimization (Rafailov et al. 2023, equation 7).
+
+    Use it to teach which of two answers is better. Each record has a `prompt`, a
+    `chosen` and a `rejected` answer. With `r` the log-ratio of an answer's
+    probabilities under the trained and the frozen model, and `d = r_chosen -
+    r_rejected`, the loss of a pair is
+
+    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with
+      `s = label_smoothing`;
+    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`
+      for labels of which the share `s` is wrong (Chowdhury et al. 2024, equation 9);
+    - "hinge": `max(0, 1 - beta d)` (Zhao et al. 2023, equation 6);
+    - "ipo": `(d - 1 / (2 beta))**2`, where `d` has means over the tokens of each answer
+      (Azar et al. 2023, equation 17).
+
+    The frozen model is the reference, so a step needs no second copy of the weights: it
+    runs the same weights once more without what is trained. `accuracy` is the share of
+    pairs with `d > 0`.
+
+    Attributes:
+      beta: strength of the pull towards the frozen model.
+      loss: "sigmoid", "robust", "hinge" or "ipo".
+      label_smoothing: share of the pairs that are taken to be labeled wrong, for
+        "sigmoid" and "robust".
+      length_normalize: whether log-ratios are means over the tokens of each answer
+        instead of sums; always so for "ipo".
+
+    Raises:
+      InputError: if a number is out of range, or smoothing does not apply to the loss.
+
+    Examples:
+      >>> rows = [
+      ...     {"prompt": p, "chosen": c.upper(), "rejected": c} for p, c in pairs
+      ... ]
+      >>> tuned = pt.tune(
+      ...     model, pt.SoftPrompt(5), rows, objective=pt.DPO(), steps=2, progress=False
+      ... )
+    """
+
+    beta: PositiveNumber = 0.1
+    loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
+    label_smoothing: ShareBelowOne = 0.0
+    length_normalize: bool = False
+
+    def __post_init__(self):
+        check_fields(self)
+        if self.label_smoothing and self.loss not in ("sigmoid", "robust"):
+            raise InputError(
+                f"DPO.label_smoothing is {self.label_smoothing}, which the loss "
+                f"{self.loss!r} does not use: leave it out, or use 'sigmoid' or "
+                "'robust'"
+            )
+        if self.loss == "robust" and self.label_smoothing >= 0.5:
+            raise InputError(
+                f"DPO.label_smoothing is {self.label_smoothing}, expected less than "
+                "0.5 for the loss 'robust': if half of the labels are wrong, they say "
+                "nothing"
+            )
+
+    @property
+    def compares_answers(self) -> bool:
+        """True: data have a chosen and a rejected answer to each prompt."""
+        return True
+
+    def prepare(self, open_teacher: OpenTeacher) -> "ReferencedDPO":
+        """Opens the frozen model as the reference; see `ObjectiveConfig`."""
+        return ReferencedDPO(self, open_teacher(None))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferencedDPO(PreferenceObjective):
+    """`DPO` with its reference.
+
+    Attributes:
+      settings: the settings.
+      reference: the frozen model without what is trained.
+    """
+
+    settings: DPO
+    reference: TeacherModel
+
+    def scores(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None,
+    ) -> AnswerScores:
+        """Computes the log-ratios of the answers' probabilities.
+
+        Raises:
+          ValueError: if the parameters are not given.
+        """
+        if parameters is None:
+            raise ValueError("a reference runs on the model's parameters: pass them")
+        with jax.named_scope("reference"):
+            reference = score_answers(
+                self.reference.hidden(parameters, batch), head, batch
+            )
+        return score_answers(hidden, head, batch) - jax.lax.stop_gradient(reference)
+
+    def pair_losses(
+        self, scores: AnswerScores
+    ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
+        """Returns the loss of each pair of log-ratios, and its lead `d`."""
+        settings, beta = self.settings, float(self.settings.beta)
+        smoothing = float(settings.label_smoothing)
+        by_token = settings.length_normalize or settings.loss == "ipo"
+        leads = lead(scores.means if by_token else scores.totals)
+        if settings.loss == "ipo":
+            return (leads - 1 / (2 * beta)) ** 2, leads
+        if settings.loss == "hinge":
+            return jax.nn.relu(1 - beta * leads), leads
+        if settings.loss == "robust":
+            # The sign of the second term is the only difference besides the divisor.
+            losses = smoothed_sigmoid_loss(beta * leads, smoothing)
+            losses += 2 * smoothing * jax.nn.log_sigmoid(-beta * leads)
+            return losses / (1 - 2 * smoothing), leads
+        return smoothed_sigmoid_loss(beta * leads, smoothing), leads

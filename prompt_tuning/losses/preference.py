@@ -1,0 +1,108 @@
+"""What objectives share that compare a chosen answer with a rejected one.
+
+An example is two rows, a prompt with the chosen and with the rejected answer, and its
+loss compares the probabilities that the model gives to both.
+"""
+
+import abc
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.losses.class_scores import mean_scores, total_scores
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    sum_losses,
+    target_losses,
+)
+from prompt_tuning.losses.output_head import AnyHead
+
+
+class AnswerScores(NamedTuple):
+    """Log-probabilities of answers, in nats; the chosen one of each pair is first.
+
+    Attributes:
+      totals: sum over the tokens of each answer.
+      means: mean over its tokens.
+    """
+
+    totals: Float[Array, "E 2"]
+    means: Float[Array, "E 2"]
+
+    def __sub__(self, other: "AnswerScores") -> "AnswerScores":
+        """Returns the log-ratios to another model's probabilities."""
+        return AnswerScores(self.totals - other.totals, self.means - other.means)
+
+
+def score_answers(
+    hidden: Float[Array, "R m D"], head: AnyHead, batch: Batch
+) -> AnswerScores:
+    """Scores both answers of each example, in the `R = 2 * E` rows of a batch."""
+    nll, weights = target_losses(hidden, head, batch).nll, batch.loss_weights
+    return AnswerScores(
+        total_scores(nll, weights).reshape(-1, 2),
+        mean_scores(nll, weights).reshape(-1, 2),
+    )
+
+
+def lead(scores: Float[Array, "E 2"]) -> Float[Array, "E"]:
+    """Returns by how much each chosen answer scores above the rejected one."""
+    return scores[:, 0] - scores[:, 1]
+
+
+def smoothed_sigmoid_loss(
+    lead: Float[Array, "E"], smoothing: float | int
+) -> Float[Array, "E"]:
+    """Computes `-(1 - s) log sigmoid(lead) - s log sigmoid(-lead)`."""
+    right, wrong = jax.nn.log_sigmoid(lead), jax.nn.log_sigmoid(-lead)
+    return -(1 - smoothing) * right - smoothing * wrong
+
+
+class PreferenceObjective(Objective):
+    """An objective of one model's probabilities; its accuracy is that of `lead`."""
+
+    @property
+    def compares_answers(self) -> bool:
+        """True: data have a chosen and a rejected answer to each prompt."""
+        return True
+
+    def scores(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None,
+    ) -> AnswerScores:
+        """Computes what is compared: the log-probabilities of the answers."""
+        del parameters
+        return score_answers(hidden, head, batch)
+
+    @abc.abstractmethod
+    def pair_losses(
+        self, scores: AnswerScores
+    ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
+        """Returns the loss of each pair, and the lead of its chosen answer."""
+
+    def sums(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch over its pairs; see `Objective`.
+
+        A filling pair has the weight 0.
+        """
+        losses, leads = self.pair_losses(self.scores(hidden, head, batch, parameters))
+        weights = jnp.asarray(batch.example_weights)
+        return sum_losses(losses, weights, weights, leads > 0)
+
+    def divisor(self, batch: Batch) -> Float[Array, ""]:
+        """Computes the total weight of the pairs of a whole batch."""
+        return jnp.sum(jnp.asarray(batch.example_weights))
