@@ -272,7 +272,10 @@ LONG = "ContextDistillation.context='" + "x" * 50 + "'"
     [
         (("ContextDistillation.context=''",), "context is empty: give the text"),
         ((LONG,), r"the context has 50 tokens, and with the longest .* 64 positions"),
-        (("ParameterGroup.regexes=['.*']",), "the run trains .*, which the frozen model"),
+        (
+            ("ParameterGroup.regexes=['.*']",),
+            "the run trains .*, which the frozen model",
+        ),
         (
             (
                 "DataSource.template='{soft:4}{prompt}'",
