@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.checkpoints.published_kernel import PublishedKernel
 from prompt_tuning.checkpoints.published_stores import published_stores
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, layered
@@ -176,6 +177,11 @@ def test_a_given_type_wins_but_rounds_nothing_twice(folders):
     other = opened(folders["gptq"], "nf4")
     assert not other.plan.stores
     assert f"{DOWN}_codebook" in other.plan.restore()
+
+
+def test_nothing_is_merged_into_quantized_weights(folders, tmp_path):
+    with pytest.raises(InputError, match="merge into the model that was quantized"):
+        write_merged(tmp_path / "merged", folders["nf4"], [])
 
 
 def test_nf4_rounds_to_itself():

@@ -46,23 +46,30 @@ def test_training_the_weights_of_a_quantized_model_is_refused(files, tmp_path, c
     assert "would train 7 quantized parameters" in capsys.readouterr().err
 
 
-def test_a_run_on_a_quantized_folder_holds_it_as_published(files, tmp_path, capsys):
+@pytest.fixture
+def published(tmp_path):
     config = dataclasses.replace(
         DECODER, width=64, head_width=32, feed_forward_width=96
     )
-    write_model(tmp_path / "base", config)
-    model = write_quantized(tmp_path / "base", tmp_path / "model", "gptq")
-    directory = tmp_path / "run"
+    base = write_model(tmp_path / "base", config)
+    return write_quantized(base, tmp_path / "model", "gptq")
+
+
+def test_a_run_on_a_quantized_folder_holds_it_as_published(
+    files, published, tmp_path, capsys
+):
+    arguments = ["--model", str(published), "--train", str(files.train), "--steps", "1"]
+    assert main(["train", *arguments, "--out", str(tmp_path / "run")]) == 0
     held = "as published: int4 in groups of 32 with zero points"
-    arguments = ["--model", str(model), "--train", str(files.train), "--method", "lora"]
+    assert held in capsys.readouterr().out
+    run = ["--run", str(tmp_path / "run")]
+    assert main(["generate", *run, "abc=", "--new_tokens=2"]) == 0
+
+
+@pytest.mark.exhaustive
+def test_memory_names_the_store_of_a_quantized_folder(files, published, capsys):
+    arguments = ["--model", str(published), "--train", str(files.train)]
     assert main(["memory", *arguments, "--policy", "none"]) == 0
     table = capsys.readouterr().out
     assert "7 stacks of kernels as published, in int4 in groups of 32" in table
     assert "instead of the folder's own types" in table
-    arguments += ["--out", str(directory), "--steps", "2"]
-    assert main(["train", *arguments]) == 0
-    assert held in capsys.readouterr().out
-    assert main(["generate", "--run", str(directory), "abc=", "--new_tokens=2"]) == 0
-    merged = ["convert", str(directory), str(tmp_path / "merged"), "--merge"]
-    assert main(merged) == 2
-    assert "merge into the model that was quantized" in capsys.readouterr().err
