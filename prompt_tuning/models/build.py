@@ -186,10 +186,11 @@ def add_adapters(
     if not adapters:
         return
     by_path = dict(projections(model))
-    modules: Mapping[str, Sequence[str]] = dict.fromkeys(by_path, ())
+    modules: dict[str, Sequence[str]] = dict.fromkeys(by_path, ())
     if any(spec.names_modules for spec in adapters):
         named = projections_in_peft(model.config)
-        modules = {path: named[path].modules for path in by_path}
+        # PEFT does not adapt the routers of experts.
+        modules |= {path: named[path].modules for path in by_path if path in named}
     for spec in adapters:
         for path in spec.select(modules):
             dense = by_path[path]

@@ -12,6 +12,7 @@ import pytest
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
+from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
@@ -34,6 +35,7 @@ from tests.support.dummies import (
     with_numbers,
 )
 from tests.support.methods import Method
+from tests.support.shared_data import FIXTURES
 
 KEY = jax.random.key(0)
 BLOCK = "decoder/layers"
@@ -71,6 +73,13 @@ def test_modules_are_named_as_in_transformers(config, at, expected):
 @pytest.mark.parametrize("at", ["all-linear", ["All-Linear"]])
 def test_all_linear_is_every_projection_of_the_blocks(config, count, at):
     assert len(adapted(config, LoRA(at=at))) == count
+
+
+def test_all_linear_leaves_out_experts_and_their_router():
+    config = read_config(FIXTURES / "families" / "qwen2_moe" / "base")
+    shared = [f"{BLOCK}/mlp/shared/{x}" for x in ("down", "gate", "up")]
+    expected = [*ATTENTION, *shared, f"{BLOCK}/mlp/shared_gate"]
+    assert sorted(adapted(config, LoRA(at="all-linear"))) == sorted(expected)
 
 
 @pytest.mark.parametrize(
