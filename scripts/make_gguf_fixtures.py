@@ -126,6 +126,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "smollm3": WIDE | {"num_hidden_layers": 4, "attention_bias": True},
     "qwen2_moe": WIDE | EXPERTS | {"shared_expert_intermediate_size": 12},
+    "olmoe": WIDE | {"num_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": DECODER | EXPERTS | {"num_hidden_layers": 2, "norm_topk_prob": True},
 }
 """Settings of the models; only such as a file can have."""
@@ -177,7 +178,7 @@ TEXTS = [
 ]
 QUANTIZED = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"),
 )
 """Types of blocks."""
 

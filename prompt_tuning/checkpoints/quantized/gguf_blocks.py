@@ -18,6 +18,10 @@ Numbers = Float32[np.ndarray, "blocks size"]
 Scaled = tuple[Int8[np.ndarray, "blocks size"], Float32[np.ndarray, "blocks groups"]]
 """Integers, and the scale of each group of them."""
 
+LEVELS = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
+)
+"""The integers that codes of IQ4 stand for."""
 K_SIZE = 256
 """Number of elements of a K block."""
 
@@ -129,6 +133,18 @@ def _q6_k(blocks: Blocks) -> Scaled:
     return codes, _half(blocks, 208) * scales
 
 
+def _iq4_nl(blocks: Blocks) -> Scaled:
+    return LEVELS[_bits(blocks[:, 2:], range(0, 8, 4), 15, 16)], _half(blocks, 0)
+
+
+def _iq4_xs(blocks: Blocks) -> Scaled:
+    upper = _bits(blocks[:, 2:4], range(0, 8, 2), 3, 1)
+    lower = _bits(blocks[:, 4:8], range(0, 8, 4), 15, 1)
+    scales = (lower | upper << 4).astype(np.int8) - np.int8(32)
+    codes = LEVELS[_bits(blocks[:, 8:], range(0, 8, 4), 15, 16)]
+    return codes, _half(blocks, 0) * scales.astype(np.float32)
+
+
 @dataclasses.dataclass(frozen=True)
 class ScaledIntegers:
     """Blocks of integers that are multiplied by the scales of their groups.
@@ -156,6 +172,8 @@ INTEGERS: Mapping[str, ScaledIntegers] = {
     "Q8_0": ScaledIntegers(8, 1, _q8_0),
     "Q3_K": ScaledIntegers(4, 16, _q3_k),
     "Q6_K": ScaledIntegers(8, 16, _q6_k),
+    "IQ4_NL": ScaledIntegers(8, 1, _iq4_nl),
+    "IQ4_XS": ScaledIntegers(8, 8, _iq4_xs),
 }
 """The types without offsets, by their names."""
 DEQUANTIZERS: Mapping[str, Callable[[Blocks], Numbers]] = {

@@ -67,6 +67,13 @@ def _qwen3_experts(fields: Fields) -> dict[str, Any]:
     return _qwen_experts(fields) | {"norm_topk_prob": True}
 
 
+def _olmoe(fields: Fields) -> dict[str, Any]:
+    return {
+        "num_experts": fields.values.integer("expert_count"),
+        "num_experts_per_tok": fields.values.integer("expert_used_count"),
+    }
+
+
 def _rows(fields: Fields, module: str) -> int | None:
     tensor = fields.file.tensors.get(f"blk.0.{module}.weight")
     return None if tensor is None or len(tensor.shape) < 2 else tensor.shape[-2]
@@ -317,6 +324,13 @@ ARCHITECTURES = {
             "ffn_up_shexp": "mlp.shared_expert.up_proj",
             "ffn_down_shexp": "mlp.shared_expert.down_proj",
         },
+        experts=QWEN_EXPERTS,
+    ),
+    "olmoe": Architecture(
+        model_type="olmoe",
+        settings=_olmoe,
+        changes=EXPERTS,
+        modules={**MODULES, **QK_NORMS, "ffn_gate_inp": "mlp.gate"},
         experts=QWEN_EXPERTS,
     ),
     "qwen3moe": Architecture(
