@@ -21,6 +21,7 @@ from prompt_tuning.core.quantization.stores import (
     codebook_path,
     is_packed,
     is_quantized,
+    order_path,
     scale_path,
     weight_shape,
     zero_path,
@@ -44,6 +45,8 @@ def published_readers(
     yield scale_path(path), kernel.read_scales
     if zero_path(path) in abstract:
         yield zero_path(path), kernel.read_zeros
+    if order_path(path) in abstract:
+        yield order_path(path), kernel.read_order
     if codebook_path(path) in abstract:
         yield codebook_path(path), kernel.read_codebooks
 

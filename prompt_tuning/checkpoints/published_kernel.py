@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int16, UInt8
+from jaxtyping import Float32, Int16, Int32, UInt8
 
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
@@ -117,6 +117,16 @@ class PublishedKernel:
             return self._of_groups(codes.zeros, block)
 
         return self._read_each(parts, np.int16, zeros)
+
+    def read_order(self, parts: Sequence[Block]) -> list[Int32[np.ndarray, "L n"]]:
+        """Reads parts of the order of the inputs."""
+
+        def order(_: str, codes: Codes, block: Block) -> np.ndarray:
+            if codes.order is None:
+                return np.arange(block[0].start, block[0].stop)
+            return codes.order[block]
+
+        return self._read_each(parts, np.int32, order)
 
     def read_codebooks(
         self, parts: Sequence[Block]

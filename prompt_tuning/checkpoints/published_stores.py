@@ -28,8 +28,8 @@ def published_stores(
     """Returns the store of each parameter that holds it as it is published.
 
     Kernels stay in their codes, and parameters that are not quantized in their dtype.
-    Quantized parameters without such a store become bfloat16: experts, inputs in
-    another order than their groups, and stacks of which only some layers are quantized.
+    Quantized parameters without such a store become bfloat16: experts, groups of
+    several sizes, and stacks of which only some layers are quantized.
     """
     stores = {}
     for path, recipe in recipes.items():
@@ -52,12 +52,17 @@ def _common(tensors: Sequence[StoredTensor]) -> Store | None:
     groups = {each.store.group for each in present}
     zeros = any(each.zeros is not None for each in present)
     (size_in,) = sizes
+    ordered = any(each.order is not None for each in present)
     (name,) = names
     if groups == {None} and not zeros:
         return Store(name)
     # A larger group is several of the smaller ones with the same scale.
     group = math.gcd(*(each or size_in for each in groups))
-    return None if group < min(SMALLEST_GROUP, size_in) else Store(name, group, zeros)
+    return (
+        None
+        if group < min(SMALLEST_GROUP, size_in)
+        else Store(name, group, zeros, ordered)
+    )
 
 
 def _widest(tensors: Sequence[StoredTensor]) -> str:

@@ -36,6 +36,7 @@ from prompt_tuning.core.quantization.stores import (
     codebook_path,
     is_packed,
     is_quantized,
+    order_path,
     scale_path,
     weight_shape,
     zero_path,
@@ -284,8 +285,8 @@ def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
     return {
         other: path
         for path in _quantized(abstract)
-        for other in (scale_path(path), codebook_path(path), zero_path(path))
-        if other in abstract
+        for part in (scale_path, codebook_path, zero_path, order_path)
+        if (other := part(path)) in abstract
     }
 
 

@@ -87,6 +87,7 @@ class KernelParameters(NamedTuple):
     scale: nnx.Param | None = None
     codebook: nnx.Param | None = None
     zero: nnx.Param | None = None
+    order: nnx.Param | None = None
 
 
 def declare_kernel(
@@ -138,12 +139,17 @@ def store_kernel(
         scale, tables = scale[:, 0] if store.group is None else scale, None
     middle = MIDDLE if store.packed else 0
     zero = jnp.full(scale.shape, middle, jnp.int16) if store.zeros else None
+    order = None
+    if store.ordered:
+        order = jnp.tile(jnp.arange(weights.shape[-2]), (len(weights), 1))
+        order = nnx.Param(order.astype(jnp.int32), axes=axes[:-1])
     scale_axes = axes if scale.ndim == len(axes) else (axes[0], axes[-1])
     return KernelParameters(
         nnx.Param(kernel, axes=axes),
         nnx.Param(scale, axes=scale_axes),
         None if tables is None else nnx.Param(tables, axes=(axes[0], "codes")),
         None if zero is None else nnx.Param(zero, axes=scale_axes),
+        order,
     )
 
 

@@ -20,7 +20,7 @@ from prompt_tuning.core.parameters import (
     named_key,
     store_kernel,
 )
-from prompt_tuning.core.quantization.product import as_float32, multiply, widened
+from prompt_tuning.core.quantization.product import as_float32, multiply
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
@@ -50,6 +50,7 @@ class Dense(nnx.Module):
       kernel_scale: scales of a quantized kernel; None for any other.
       kernel_codebook: table of the values of a packed kernel, `[L, 16]`, or None.
       kernel_zero: zero points of a quantized kernel, or None.
+      kernel_order: order of the inputs in a quantized kernel, or None.
       sizes: numbers of inputs and outputs.
       bias: `[L, out]`, or None.
       adapters: trained adapters of the projection, by name; see `ProjectionAdapter`.
@@ -73,7 +74,9 @@ class Dense(nnx.Module):
         initializer = jax.nn.initializers.normal(scale * size_in**-0.5)
         shape, names = (layers, size_in, size_out), ("layers", *axes)
         arrays = declare_kernel(key, shape, names, initializer, dtype)
-        self.kernel, self.kernel_scale, self.kernel_codebook, self.kernel_zero = arrays
+        self.kernel, *others = arrays
+        self.kernel_scale, self.kernel_codebook, self.kernel_zero, *others = others
+        (self.kernel_order,) = others
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
@@ -86,16 +89,12 @@ class Dense(nnx.Module):
         Raises:
           InputError: if the inputs cannot be packed.
         """
-        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
-        scale, codebook, zero = (None if x is None else x[...] for x in others)
-        weights = self.kernel[...]
-        if scale is not None:
-            weights = jax.vmap(widened)(weights, scale, codebook, zero)
+        weights = jax.vmap(as_float32)(self.kernel[...], *self._scales())
         arrays = store_kernel(weights, ("layers", *self.axes), store)
-        names = ("kernel", "kernel_scale", "kernel_codebook", "kernel_zero")
-        for name, array in zip(names, arrays, strict=True):
+        for name, array in arrays._asdict().items():
             # An attribute that was None before is not expected to hold an array.
-            setattr(self, name, None if array is None else nnx.data(array))
+            attribute = "kernel" if name == "kernel" else f"kernel_{name}"
+            setattr(self, attribute, None if array is None else nnx.data(array))
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block and its adapters."""
@@ -124,7 +123,8 @@ class Dense(nnx.Module):
 
     def _scales(self) -> tuple[Array | None, ...]:
         """Returns the arrays of a quantized kernel besides its codes."""
-        others = (self.kernel_scale, self.kernel_codebook, self.kernel_zero)
+        scales = self.kernel_scale, self.kernel_codebook, self.kernel_zero
+        others = (*scales, self.kernel_order)
         return tuple(None if x is None else x[...] for x in others)
 
 

@@ -175,6 +175,13 @@ class MeshLayout:
         for name, size, entry in zip(axes.names, shape, spec, strict=True):
             split = axes_of(entry)
             count = math.prod(self.mesh.shape[axis] for axis in split)
+            if count > 1 and name in SPLIT_NAMES and path.endswith("kernel_order"):
+                raise InputError(
+                    f"{path}: the inputs of this kernel are quantized in groups that "
+                    f"do not follow each other, so {name!r} cannot be divided among "
+                    f"{count} devices along {', '.join(split)}: use 'fsdp' instead, "
+                    "or set Pretrained.parameter_dtype to 'bfloat16'"
+                )
             if size % count:
                 # Those that share a scale stay together.
                 noun = "groups" if path.endswith("kernel_scale") else "numbers"

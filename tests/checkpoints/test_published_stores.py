@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -18,9 +19,10 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, layered
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
-from prompt_tuning.core.quantization.product import widened
+from prompt_tuning.core.quantization.product import as_float32, multiply, widened
 from prompt_tuning.core.quantization.stores import (
     codebook_path,
+    order_path,
     scale_path,
     zero_path,
 )
@@ -216,10 +218,33 @@ def test_fused_projections_are_divided_by_output(folders):
         np.testing.assert_array_equal(array, whole[path][:, 1:5, 96 + 3 : 96 + 20])
 
 
-def test_groups_of_inputs_in_another_order_are_widened(folder):
+def test_inputs_in_another_order_than_their_groups_are_reordered(folder):
+    """As GPTQ quantizes them in the order of activations (desc_act)."""
     model = folder("gptq")
-    order = np.random.default_rng(0).permutation(192) // 32
-    change(model, g_idx=order.astype(np.int32))
+    groups = np.random.default_rng(0).permutation(192) // 32
+    change(model, g_idx=groups.astype(np.int32))  # of the second layer
+    held = opened(model)
+    assert str(held.plan.stores[DOWN]).endswith("with zero points, reordered")
+    parameters = held.plan.restore()
+    others = [parameters.get(p(DOWN)) for p in (scale_path, codebook_path, zero_path)]
+    order = parameters[order_path(DOWN)]
+    np.testing.assert_array_equal(order[0], np.arange(192))
+    meant = jax.vmap(cast(Any, as_float32))(parameters[DOWN], *others, order)
+    wide = held.plan.stored[f"{NAME}weight"].read().T
+    np.testing.assert_array_equal(meant[1], wide)
+    x = np.random.default_rng(0).standard_normal((5, 192), np.float32)
+    parts = [None if part is None else jnp.asarray(part[1]) for part in others]
+    product = cast(Any, multiply)(
+        jnp.asarray(x), jnp.asarray(parameters[DOWN][1]), *parts, jnp.asarray(order[1])
+    )
+    np.testing.assert_allclose(product, x @ wide, atol=1e-4)
+    whole = parameters[DOWN][:, :40]
+    read = dict(held.plan.readers())[DOWN]
+    np.testing.assert_array_equal(read([np.s_[0:2, 0:40, 0:128]])[0], whole)
+    with pytest.raises(InputError, match="groups that do not follow each other"):
+        opened(model, mesh=MeshShape(data=4, tensor=2))
+    groups[groups == 5] = 4
+    change(model, g_idx=groups.astype(np.int32))
     assert str(opened(model).plan.stores[DOWN]) == "bfloat16"
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int32
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
@@ -27,6 +27,7 @@ class Codes:
       zeros: codes that stand for 0, int16 `[out, groups]`; None if they are in the
         middle.
       table: values of the 16 codes; None if they are whole multiples.
+      order: input of each column; None if they are in order.
     """
 
     store: Store
@@ -34,6 +35,7 @@ class Codes:
     scales: StoredTensor
     zeros: StoredTensor | None = None
     table: Float32[np.ndarray, "16"] | None = None
+    order: Int32[np.ndarray, "in"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,38 @@ def integer_codes(
         scales,
         points,
     )
+
+
+def in_order_of_groups(
+    groups: np.ndarray,
+    values: StoredTensor,
+    encode: Callable[[StoredTensor], Codes | None],
+) -> Codes | None:
+    """Returns the codes of columns that are sorted by their group.
+
+    Args:
+      groups: group of each column.
+      values: one number for each column, `[out, in]`.
+      encode: returns the codes of the sorted columns.
+    """
+    if len(set(np.bincount(groups).tolist())) > 1:
+        return None  # groups of several sizes
+    order = np.argsort(groups, kind="stable").astype(np.int32)
+
+    def read(block: Block) -> np.ndarray:
+        rows, columns = block
+        chosen = order[columns]
+        if not len(chosen):
+            return values.read(block)
+        first, stop = int(chosen.min()), int(chosen.max()) + 1
+        return values.read((rows, slice(first, stop)))[:, chosen - first]
+
+    ordered = StoredTensor(values.shape, values.dtype, values.source, read)
+    codes = encode(ordered)
+    if codes is None:
+        return None
+    store = dataclasses.replace(codes.store, ordered=True)
+    return dataclasses.replace(codes, store=store, order=order)
 
 
 def table_codes(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prompt_tuning.checkpoints.quantized.codes import integer_codes
+from prompt_tuning.checkpoints.quantized.codes import in_order_of_groups, integer_codes
 from prompt_tuning.checkpoints.quantized.scaled_tensors import (
     computed,
     naming,
@@ -154,4 +154,9 @@ def _by_group(
         wide *= scales.read(around).astype(np.float32)[:, groups]
         return wide
 
-    return computed(values, (values.shape[0], size_in), read)
+    codes = in_order_of_groups(
+        order,
+        values,
+        lambda ordered: integer_codes(bits, 0, ordered, zeros, scales),
+    )
+    return computed(values, (values.shape[0], size_in), read, codes)

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int16
+from jaxtyping import Array, Float, Float32, Int16, Int32
 
 from prompt_tuning.core.quantization.channels import widen
 from prompt_tuning.core.quantization.nibbles import unpack
@@ -15,6 +15,7 @@ def multiply(
     scale: Float32[Array, "..."] | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
+    order: Int32[Array, "in"] | None = None,
 ) -> Float[Array, "*lead out"]:
     """Computes `x @ kernel`; see `stores` for the arrays of a quantized kernel.
 
@@ -28,7 +29,10 @@ def multiply(
       scale: scales of a quantized kernel; None for any other.
       codebook: values of the codes of a packed kernel, if it has a table.
       zero: zero points of a kernel in groups, if it has some.
+      order: input of each row of the kernel; None if they are in order.
     """
+    if order is not None:
+        x = x[..., order]
     if kernel.dtype == x.dtype:
         return x @ kernel
     if scale is not None and scale.ndim == 2:
@@ -71,8 +75,10 @@ def as_float32(
     scale: Float32[Array, "..."] | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
+    order: Int32[Array, "in"] | None = None,
 ) -> Float32[Array, "in out"]:
     """Returns the weights of a kernel in any store; arguments as of `multiply`."""
     if scale is None:
         return kernel.astype(jnp.float32)
-    return widened(kernel, scale, codebook, zero).astype(jnp.float32)
+    wide = widened(kernel, scale, codebook, zero)
+    return wide if order is None else wide[jnp.argsort(order)]

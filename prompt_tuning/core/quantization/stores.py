@@ -10,6 +10,9 @@ of the first tells which:
 | int4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_zero` |
 | nf4, fp4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_codebook` |
 
+With `kernel_order`, int32 `[in]`, the kernel has its inputs in another order: row `i`
+is for input `order[i]`, so that those of a group follow each other.
+
 `kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
 weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
 Float8 and fp4 are only for weights that are published in them.
@@ -42,11 +45,13 @@ class Store:
       group: number of inputs that share a scale; None if whole columns do, or if
         there are no scales.
       zeros: whether each group has a code that stands for 0.
+      ordered: whether groups have inputs that do not follow each other.
     """
 
     name: str
     group: int | None = None
     zeros: bool = False
+    ordered: bool = False
 
     @property
     def packed(self) -> bool:
@@ -61,7 +66,8 @@ class Store:
     def __str__(self) -> str:
         """Describes the store, e.g. as "int4 in groups of 128 with zero points"."""
         groups = f" in groups of {self.group}" if self.group else ""
-        return f"{self.name}{groups}{' with zero points' if self.zeros else ''}"
+        zeros = " with zero points" if self.zeros else ""
+        return f"{self.name}{groups}{zeros}{', reordered' if self.ordered else ''}"
 
 
 @runtime_checkable
@@ -87,6 +93,11 @@ def scale_path(path: str) -> str:
 def zero_path(path: str) -> str:
     """Returns the path of the zero points of a quantized kernel, next to the kernel."""
     return f"{path}_zero"
+
+
+def order_path(path: str) -> str:
+    """Returns the path of the order of a kernel's inputs, next to the kernel."""
+    return f"{path}_order"
 
 
 def codebook_path(path: str) -> str:
