@@ -12,6 +12,7 @@ from typing import Any
 
 from prompt_tuning.core import status_line
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.gguf_files import SUFFIX
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.data.text.tokenizers import has_tokenizer
 from prompt_tuning.families.hf_folder import read_config
@@ -115,7 +116,10 @@ def _download(name: HubName) -> Path:
     files = {file.rfilename for file in info.siblings or ()}
     files = {file for file in files if _is_plain(file)}
     if CONFIG not in files:
-        raise InputError(f"{name} has no config.json; expected a model of transformers")
+        raise InputError(
+            f"{name} has no config.json; expected a model of transformers"
+            f"{_advice(name, files)}"
+        )
 
     def fetch(file: str) -> Path:
         return Path(hub.hf_hub_download(name.repository, file, revision=commit))
@@ -132,6 +136,17 @@ def _download(name: HubName) -> Path:
         # The cache records what the branch or tag stands for only with its name.
         hub.hf_hub_download(name.repository, CONFIG, revision=name.revision)
     return folder
+
+
+def _advice(name: HubName, files: Collection[str]) -> str:
+    """Returns what to do with a repository of GGUF files; empty for another one."""
+    found = sorted(file for file in files if file.endswith(SUFFIX))
+    if not found:
+        return ""
+    return (
+        f". It has GGUF files ({shortened(', '.join(found))}): download one by "
+        f"`hf download {name.repository} {found[0]}`, and give its path"
+    )
 
 
 def _small_files(files: Collection[str]) -> list[str]:

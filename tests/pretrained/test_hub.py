@@ -166,6 +166,14 @@ def test_a_model_of_pickles_is_refused_with_what_to_do(folder, server):
         find_checkpoint(NAME)
 
 
+def test_a_repository_of_gguf_files_is_refused_with_what_to_do(folder, server):
+    (folder / "config.json").unlink()
+    (folder / "model-Q8_0.gguf").write_text("not fetched")
+    message = f"`hf download {NAME} model-Q8_0.gguf`, and give its path"
+    with pytest.raises(InputError, match=message):
+        find_checkpoint(NAME)
+
+
 def test_a_cache_laid_out_by_hand_is_read_without_a_network(folder, cache):
     snapshot = lay_out(cache, folder)
     assert find_checkpoint(NAME) == snapshot
