@@ -44,7 +44,7 @@ class LoRA(AdapterSpec):
 
     Attributes:
       regexes: expressions that match the whole paths of the projections to adapt, such
-        as `.*/(query|key|value|output)` or `.*/mlp/.*`; queries and values by default.
+        as `.*/(query|key|value|out)` or `.*/mlp/.*`; queries and values by default.
       at: the modules to adapt by their names in transformers instead, as in PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression

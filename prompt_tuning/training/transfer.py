@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.adapter_kinds import find_kind
+from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
@@ -272,6 +273,7 @@ def plan_transfer(
         )
     for path in sorted(started):
         check_shape(source.origin, path, source.leaves[path], trained[path])
+    _check_magnitudes(source, trained, started)
     source.check_scalings(loras)
     if source.trained_as_one is not None:
         warnings.warn(
@@ -289,6 +291,26 @@ def plan_transfer(
         template = jax.eval_shape(optimizer.init, leaves)
         state = carry_over(moments, template, [p for p in trained if p in started])
     return Transfer(source=source, trained=trained, frozen=frozen, state=state)
+
+
+def _check_magnitudes(
+    source: TransferSource, trained: Shapes, started: Collection[str]
+) -> None:
+    """Checks that DoRA starts from DoRA, and LoRA from LoRA.
+
+    Raises:
+      InputError: with the setting that fits the source.
+    """
+    for path in started:
+        magnitude = path.removesuffix(LORA_A) + MAGNITUDE
+        found = magnitude in source.leaves
+        if path.endswith(LORA_A) and found != (magnitude in trained):
+            has, trains = ("DoRA", "LoRA") if found else ("LoRA", "DoRA")
+            raise InputError(
+                f"{source.origin} has {has} at {path.removesuffix(LORA_A)}, and this "
+                f"run trains {trains}, which would compute something else at its start:"
+                f" set LoRA.dora = {found} ({how_to_set('LoRA.dora', found)})"
+            )
 
 
 def check_shape(origin: str, path: str, leaf: Any, expected: Any) -> None:

@@ -4,8 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.training.transfer import plan_transfer, read_source
+from prompt_tuning.training.transfer import (
+    TransferSource,
+    plan_transfer,
+    read_source,
+)
 from tests.support.shared_data import FIXTURES
 
 PEFT = FIXTURES / "peft"
@@ -42,3 +47,16 @@ def test_parameters_that_peft_trains_as_one_are_named(case, kind, message):
 @pytest.mark.parametrize("kind", ["lora", "prefix_tuning", "prompt_tuning"])
 def test_separate_parameters_need_no_warning(kind):
     plan("llama_gqa_untied", kind)
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_dora_does_not_start_from_lora_nor_lora_from_dora(has):
+    names = ("a", "b", "magnitude")
+    leaves = {f"query/adapters/lora/{x}": np.ones((1, 1, 1), "f4") for x in names}
+    lora = {path: x for path, x in leaves.items() if not path.endswith("magnitude")}
+    source = TransferSource(origin="runs/first", leaves=leaves if has else lora)
+    trained = lora if has else leaves
+    message = f"trains {'LoRA' if has else 'DoRA'}, .* LoRA.dora = {has}"
+    with pytest.raises(InputError, match=message):
+        plan_transfer(source, trained, {}, {}, None)
+    plan_transfer(source, source.leaves, {}, {}, None)
