@@ -16,11 +16,18 @@ from prompt_tuning.families.hf_folder import open_stored, read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
+from tests.support.exhaustive import sample
 from tests.support.gguf_files import float_tensors, write_gguf
 
 FOLDER = Path(__file__).parents[1] / "fixtures/gguf"
+# Each of these rearranges tensors, or has settings, in a way of its own.
+FIRST = (
+    *("llama", "mixtral", "qwen2_moe", "gemma2", "gemma3_text", "phi3", "gpt2"),
+    *("gpt_neox", "granite", "stablelm"),
+)
 MODELS = sorted(
-    architecture.model_type for architecture in (*ARCHITECTURES.values(), MIXTRAL)
+    {architecture.model_type for architecture in (*ARCHITECTURES.values(), MIXTRAL)},
+    key=lambda name: (name not in FIRST, name),
 )
 FIELDS = {
     "general.architecture": "llama",
@@ -47,7 +54,7 @@ def written(folder, fields, shapes):
     return write_gguf(folder / "x.gguf", kept, float_tensors(arrays))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sample(len(FIRST), MODELS))
 def test_logits_are_those_of_transformers_before_the_conversion(model):
     graph, parameters = restored(FOLDER / f"{model}.gguf", None)
     given = dict(np.load(FOLDER / f"{model}.npz"))

@@ -5,6 +5,7 @@ llama.cpp's own conversion wrote the files, and transformers the ids before
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from prompt_tuning.data.preparation.preparation_settings import TokenizerChoice
 from prompt_tuning.data.preparation.tokenizer_files import save_tokenizer
 from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
 from prompt_tuning.data.text.gguf_splits import SPLITS
+from prompt_tuning.data.text.sentencepiece_files import read_sentencepiece
 from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import has_tokenizer, load_tokenizer
 from tests.support.gguf_files import write_gguf
@@ -58,6 +60,26 @@ def test_ids_and_chats_are_those_of_transformers(name):
 def test_prepared_data_has_the_same_tokenizer_as_a_folder(tmp_path, name):
     save_tokenizer(TokenizerChoice(str(FOLDER / f"{name}.gguf")), tmp_path / "saved")
     check(load_tokenizer(tmp_path / "saved"), VALUES[name])
+
+
+def test_gemma_reads_pieces_as_its_class_does(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}')
+    shutil.copy(FOLDER.parent / "tokenizers/bpe/tokenizer.model", tmp_path)
+    expected = load_tokenizer(tmp_path)
+    pieces = read_sentencepiece(tmp_path / "tokenizer.model").proto.pieces
+    fields = {
+        "general.architecture": "gemma2",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [piece.piece for piece in pieces],
+        "tokenizer.ggml.scores": [float(piece.score) for piece in pieces],
+        "tokenizer.ggml.token_type": [int(piece.type) for piece in pieces],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", fields, {}))
+    for text in VALUES["pieces"]["texts"]:
+        assert tokenizer.encode(text) == expected.encode(text), text
+    assert tokenizer.begin_ids == (1,)
 
 
 @pytest.mark.parametrize("split", SPLITS)
