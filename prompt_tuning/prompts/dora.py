@@ -11,7 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from prompt_tuning.core.quantization.product import as_float32
-from prompt_tuning.core.quantization.stores import codebook_path, scale_path, zero_path
+from prompt_tuning.core.quantization.stores import (
+    codebook_path,
+    order_path,
+    scale_path,
+    zero_path,
+)
 from prompt_tuning.sharding import collectives
 
 LORA_A, LORA_B = "/adapters/lora/a", "/adapters/lora/b"
@@ -70,7 +75,7 @@ def initial_magnitudes(
     found = {}
     for path, scaling in scalings.items():
         kernel, a, b = (parameters[path + x] for x in ("/kernel", LORA_A, LORA_B))
-        others = (scale_path, codebook_path, zero_path)
+        others = (scale_path, codebook_path, zero_path, order_path)
         stored = [parameters.get(other(f"{path}/kernel")) for other in others]
 
         def norms(layer, scaling=scaling):
