@@ -12,19 +12,23 @@ from prompt_tuning.core.errors import InputError
 FILE = Path(__file__).parents[1] / "fixtures/gguf/pieces.gguf"
 
 
-def test_a_gguf_file_is_a_model_with_a_tokenizer_and_a_template(tmp_path, capsys):
-    (tmp_path / "model").mkdir()
-    shutil.copy(FILE, tmp_path / "model")
+def test_a_gguf_file_is_a_model_with_a_tokenizer_and_a_template(tmp_path):
+    shutil.copy(FILE, tmp_path)
+    chat = ["generate", "--model", str(tmp_path), "--chat", "Hi", "--new_tokens=2"]
+    assert main(chat) == 0
+
+
+@pytest.mark.exhaustive
+def test_a_run_trains_on_a_gguf_file(tmp_path, capsys):
     run, data = str(tmp_path / "run"), tmp_path / "train.jsonl"
     data.write_text('{"prompt": "Once upon a", "completion": " time"}\n' * 4)
-    arguments = ["--model", str(tmp_path / "model"), "--train", str(data)]
-    arguments += ["--steps", "1", "--batch_size", "2"]
-    assert main(["train", *arguments, "--out", run]) == 0
+    arguments = ["--model", str(FILE), "--train", str(data), "--method", "lora"]
+    arguments += ["--steps", "1", "--batch_size", "2", "--out", run]
+    assert main(["train", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "as published: int8" in printed
-    assert f"checkpoint {tmp_path / 'model/pieces.gguf'}" in printed
-    chat = ["generate", "--run", run, "--chat", "Hi", "--new_tokens=2"]
-    assert main(chat) == 0
+    assert f"checkpoint {FILE}" in printed
+    assert main(["generate", "--run", run, "Once upon", "--new_tokens=2"]) == 0
 
 
 def test_adapters_are_not_merged_into_a_gguf_file(tmp_path):
