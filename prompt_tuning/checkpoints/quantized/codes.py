@@ -12,8 +12,8 @@ from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.quantization.nibbles import MIDDLE
 from prompt_tuning.core.quantization.stores import FLOAT8, INT4, INT8, Store
 
-SMALLEST_GROUP = 16
-"""Number of weights below which their scale would take more than a quarter of them."""
+SMALLEST_GROUP = 4
+"""Number of weights below which they and their scale take more than bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
