@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 
 from prompt_tuning.core.batch import Batch, LabelBatch
+from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status, update_status
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -28,7 +29,15 @@ AT_ONCE = 2
 """Number of batches that are computed at once on a CPU; more would take more memory."""
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _score_rows(function, graph, layout, parameters, batch):
+    update_status(f"compiling the evaluation ({batch.describe()})")
+    run = map_rows(layout, graph, functools.partial(function, graph))
+    return run(parameters, batch)
+
+
+_JIT = WeightedJit(_score_rows, static_argnums=(0, 1, 2))
+
+
 def score_rows(
     function: BatchFunction[Scores],
     graph: nnx.GraphDef,
@@ -45,9 +54,7 @@ def score_rows(
       parameters: all parameters of the model.
       batch: one batch, without an accumulation axis.
     """
-    update_status(f"compiling the evaluation ({batch.describe()})")
-    run = map_rows(layout, graph, functools.partial(function, graph))
-    return run(parameters, batch)
+    return _JIT.given(parameters)(function, graph, layout, parameters, batch)
 
 
 def compile_scores(
@@ -57,7 +64,8 @@ def compile_scores(
     batch: Batch,
 ) -> None:
     """Compiles `score_rows` for the shapes of its arguments."""
-    score_rows.lower(function, model.graph, model.layout, parameters, batch).compile()
+    jitted = _JIT.given(parameters)
+    jitted.lower(function, model.graph, model.layout, parameters, batch).compile()
 
 
 def score_batches(

@@ -37,6 +37,7 @@ from prompt_tuning.losses.output_head import (
     OutputHead,
     as_output_head,
     head_logits,
+    hidden_gradient,
 )
 from prompt_tuning.sharding import collectives
 
@@ -254,7 +255,7 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms):
         logits = _logit_shard(hidden, head, terms)
         losses, gradient = _loss_and_gradient(logits, targets, teacher, head, terms)
         d_logits = gradient().astype(hidden.dtype)  # [c, v]
-        d_hidden = jnp.einsum("...v,vd->...d", d_logits, kernel.astype(hidden.dtype))
+        d_hidden = hidden_gradient(d_logits, kernel)
         return losses, d_hidden, d_logits if trained_head else None
 
     with jax.named_scope("cross_entropy"):

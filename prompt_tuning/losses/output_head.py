@@ -35,6 +35,9 @@ MAXIMUM_PARTS = 64
 MINIMUM_PART = 256
 """Least number of tokens in a part; products with fewer are not slow."""
 
+LARGEST_WIDENED = 2**25
+"""Numbers of a kernel of 16 bits that are widened at once on CPUs: 128 MiB."""
+
 AnyHead = Float[Array, "V D"] | OutputHead
 """A head: its kernel alone, if the logits have neither a bias nor a soft cap."""
 
@@ -48,18 +51,80 @@ def head_logits(
     hidden: Float[Array, "*lead D"], head: OutputHead
 ) -> Float[Array, "*lead V"]:
     """Computes logits in float32, of the tokens in this device's shard."""
-    kernel = head.kernel.astype(hidden.dtype)
     rows = hidden.size // hidden.shape[-1]
-    parts = _parts(len(kernel))
-    if jax.default_backend() == "cpu" and rows in FEW_ROWS and parts > 1:
-        logits = _logits_in_parts(hidden, kernel, parts)
+    few, narrow = _parts(len(head.kernel)), _narrow_parts(head.kernel)
+    if jax.default_backend() == "cpu" and rows in FEW_ROWS and few > 1:
+        logits = _logits_in_parts(hidden, head.kernel.astype(hidden.dtype), few)
+    elif narrow > 1:
+        logits = _logits_part_by_part(hidden, head.kernel, narrow)
     else:
-        logits = jnp.einsum(
-            "...d,vd->...v", hidden, kernel, preferred_element_type=jnp.float32
-        )
+        logits = _product(hidden, head.kernel)
     if head.bias is not None:
         logits = logits + head.bias.astype(jnp.float32)
     return soft_capped(logits, head.soft_cap)
+
+
+def hidden_gradient(
+    d_logits: Float[Array, "*lead V"], kernel: Float[Array, "V D"]
+) -> Float[Array, "*lead D"]:
+    """Computes the gradient of hidden states from that of their logits."""
+    parts = _narrow_parts(kernel)
+    if parts == 1:
+        return jnp.einsum("...v,vd->...d", d_logits, kernel.astype(d_logits.dtype))
+    size, width = kernel.shape
+    split = d_logits.reshape(*d_logits.shape[:-1], parts, size // parts)
+
+    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        d_part, kernel = part
+        product = jnp.einsum(
+            "...v,vd->...d",
+            d_part,
+            kernel.astype(d_part.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return total + product, None
+
+    total, _ = jax.lax.scan(
+        add,
+        jnp.zeros((*d_logits.shape[:-1], width), jnp.float32),
+        (jnp.moveaxis(split, -2, 0), kernel.reshape(parts, -1, width)),
+    )
+    return total.astype(d_logits.dtype)
+
+
+def _product(
+    hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"]
+) -> Float[Array, "*lead V"]:
+    return jnp.einsum(
+        "...d,vd->...v",
+        hidden,
+        kernel.astype(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _narrow_parts(kernel: Float[Array, "V D"]) -> int:
+    """Returns the number of parts that a kernel of 16 bits is widened in, or 1.
+
+    XLA's products on CPUs convert such a kernel to float32 first: 2.1 GB of the head of
+    an 8B model, if it is done at once.
+    """
+    if jax.default_backend() != "cpu" or kernel.dtype.itemsize != 2:
+        return 1
+    least = -(-kernel.size // LARGEST_WIDENED)
+    size = len(kernel)
+    return next((n for n in range(least, 4 * least) if size % n == 0), 1)
+
+
+def _logits_part_by_part(
+    hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"], parts: int
+) -> Float[Array, "*lead V"]:
+    """Computes the logits of one part of the vocabulary after another."""
+    size, width = kernel.shape
+    logits = jax.lax.map(
+        lambda part: _product(hidden, part), kernel.reshape(parts, -1, width)
+    )
+    return jnp.moveaxis(logits, 0, -2).reshape(*hidden.shape[:-1], size)
 
 
 def _parts(size: int) -> int:

@@ -18,7 +18,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.compilation import abstract, return_freed_memory
+from prompt_tuning.core.compilation import (
+    WeightedJit,
+    abstract,
+    return_freed_memory,
+)
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.losses.objective import LossSums, Objective
@@ -266,11 +270,7 @@ def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
 
 
 class CompiledStep:
-    """A function, compiled once for each shape of batch.
-
-    Attributes:
-      jitted: the jitted function.
-    """
+    """A function, compiled once for each shape of batch."""
 
     def __init__(self, function: Callable[..., Any], shapes: int | None = None):
         """Wraps a function of (state, frozen, batch); the state is donated.
@@ -280,7 +280,8 @@ class CompiledStep:
           shapes: number of shapes of the batches, shown while one is compiled; None if
             unknown.
         """
-        self.jitted = jax.jit(function, donate_argnums=0)
+        self._jit = WeightedJit(function, donate_argnums=0)
+        self._jitted: Any = None
         self._shapes = shapes
         self._compiled: set[Shapes] = set()
         self._ahead: dict[Shapes, Future[None]] = {}
@@ -296,7 +297,7 @@ class CompiledStep:
                 else:
                     ahead.result()
             self._compiled.add(shapes)
-        return self.jitted(state, frozen, batch)
+        return self._jitted(state, frozen, batch)
 
     def compile_ahead(
         self, executor: Executor, state: Any, frozen: Any, batch: Batch
@@ -332,7 +333,8 @@ class CompiledStep:
 
     def lower(self, state: Any, frozen: Any, batch: Any) -> jax.stages.Lowered:
         """Returns the lowered program, before it is compiled."""
-        return self.jitted.lower(state, frozen, batch)
+        self._jitted = self._jit.given(frozen)
+        return self._jitted.lower(state, frozen, batch)
 
 
 def _shapes(batch: Batch) -> Shapes:

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses import output_head
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.losses.output_head import OutputHead, head_logits
 from scripts.bench import hlo
@@ -102,3 +103,23 @@ def test_a_softmax_of_logits_in_parts_is_right_in_one_program():
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     found = jax.jit(run)(jnp.array(hidden), jnp.array(kernel))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_head_of_16_bits_is_widened_in_parts(monkeypatch):
+    random = np.random.default_rng(0)
+    hidden = jnp.asarray(random.normal(size=(70, 16)), jnp.bfloat16)
+    kernel = jnp.asarray(random.normal(size=(96, 16)), jnp.bfloat16)
+    targets = jnp.asarray(random.integers(0, 96, 70))
+
+    def loss(hidden, kernel):
+        return token_loss(hidden, kernel, targets).nll.sum()
+
+    whole = jax.jit(jax.value_and_grad(loss))(hidden, kernel)
+    monkeypatch.setattr(output_head, "LARGEST_WIDENED", 24 * 16)
+    parts = jax.jit(jax.value_and_grad(lambda *x: loss(*x)))(hidden, kernel)
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        parts[1].astype(np.float32), whole[1].astype(np.float32), atol=0.02
+    )
+    traced = jax.make_jaxpr(jax.grad(lambda *x: loss(*x)))(hidden, kernel)
+    assert "length=4" in str(traced)  # four parts of 24 tokens

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.monitoring
@@ -82,3 +83,27 @@ def test_a_compilation_that_was_canceled_is_done_when_it_is_needed():
         waiting.set()
     state, _ = step(state, frozen, batch)
     assert float(state) == 6
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="CPUs alone widen weights")
+def test_a_stack_of_blocks_in_16_bits_is_never_widened_as_a_whole():
+    layers, width = 16, 64
+
+    def run(state, frozen, batch):
+        rows = jnp.broadcast_to(state, (batch.tokens.size, width))
+        last, _ = jax.lax.scan(lambda x, kernel: (x @ kernel, None), rows, frozen)
+        return last[0], {}
+
+    kernels = jax.ShapeDtypeStruct((layers, width, width), jnp.bfloat16)
+    state = jax.ShapeDtypeStruct((width,), jnp.bfloat16)
+    batch = batch_of(8, 3)
+    step, plain = CompiledStep(run), jax.jit(run)
+    stack = 4 * layers * width * width  # bytes in float32
+    inputs = (state, kernels, batch)
+    assert memory(plain.lower(*inputs)) > stack > 4 * memory(step.lower(*inputs))
+
+
+def memory(program: jax.stages.Lowered) -> int:
+    """Returns the bytes of all intermediate arrays."""
+    analysis: Any = program.compile().memory_analysis()
+    return analysis.temp_size_in_bytes
