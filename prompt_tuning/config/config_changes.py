@@ -46,6 +46,9 @@ _COMPUTATION = re.compile(
 rounding."""
 EARLIER_DEFAULTS = {"DataSource.buckets": "8"}
 """Defaults of earlier versions, which did not always write them to the config."""
+REPLACED_DEFAULTS = {"Pretrained.parameter_dtype": ("'float32'", "None")}
+"""Values that earlier versions wrote for a default, and the default that means the same
+now. Quantized folders differ, but so does their fingerprint."""
 _FROM_PYTHON = "@optimizer_from_python"
 
 
@@ -306,7 +309,13 @@ def _in_one_form(old: _Config, new: _Config) -> tuple[_Config, _Config]:
                 old, new = old.without_scopes(name), new.without_scopes(name)
     if "None" in (old.values.get(PROMPTING), new.values.get(PROMPTING)):
         old, new = old.without_default_position(), new.without_default_position()
-    return old, new
+    replaced = {
+        name: new.values[name]
+        for name, value in old.values.items()
+        if (value, new.values.get(name))
+        == REPLACED_DEFAULTS.get(name.rpartition("/")[2])
+    }
+    return _Config({**old.values, **replaced}), new
 
 
 def _differ(
