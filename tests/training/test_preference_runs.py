@@ -1,0 +1,126 @@
+"""Runs that learn from preferences, and the curve of TRL's own trainer."""
+
+# TRL, PEFT and transformers are in the `bench` extra only.
+# pyright: reportMissingImports=false
+
+import numpy as np
+import pytest
+
+import prompt_tuning as pt
+from tests.support.small_runs import logged
+from tests.support.small_tokenizer import write_tokenizer
+
+RECORDS = [
+    {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    for prompt, chosen, rejected in [
+        ("say it", "=yes", "=no way"),
+        ("ask", "=a b", "=c"),
+        ("word", "=WORD", "=ord"),
+        ("go on", "=more", "=less of"),
+    ]
+]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of TRL and transformers
+def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets
+    import peft
+    import torch
+    import transformers
+    import trl
+
+    base = write_tokenizer(tmp_path / "base")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=262,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        eos_token_id=260,
+        pad_token_id=261,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    model.save_pretrained(base)
+    targets = ["q_proj", "v_proj"]
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)
+    adapted = peft.get_peft_model(model, lora)
+    adapted.save_pretrained(tmp_path / "start")
+    # All pairs are in each batch, so their order does not matter.
+    arguments = trl.DPOConfig(
+        output_dir=str(tmp_path / "trl"),
+        per_device_train_batch_size=4,
+        max_steps=50,
+        learning_rate=1e-2,
+        beta=0.5,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        max_grad_norm=0.0,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = trl.DPOTrainer(
+        model=adapted,
+        args=arguments,
+        train_dataset=datasets.Dataset.from_list(RECORDS),
+        processing_class=transformers.AutoTokenizer.from_pretrained(base),
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    expected = [line["loss"] for line in history if "loss" in line]
+
+    pt.tune(
+        str(base),
+        pt.LoRA(rank=4, alpha=8.0, at=targets),
+        RECORDS,
+        objective=pt.DPO(beta=0.5),
+        steps=50,
+        batch_size=4,
+        optimizer=pt.adamw(1e-2),
+        start_from=str(tmp_path / "start"),
+        directory=str(tmp_path / "run"),
+        log_every=1,
+        progress=False,
+    )
+    losses = [line["loss"] for line in logged(tmp_path / "run") if "loss" in line]
+    assert (len(losses), losses[0] > 0.69, losses[-1] < 0.001) == (50, True, True)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+def test_a_prompt_learns_which_of_two_answers_is_preferred():
+    tuned = pt.tune(
+        "bundled:skills-decoder",
+        pt.SoftPrompt(length=5),
+        preferring_tails(
+            "apple bread chair dance eagle flame grape house table uncle "
+            "kettle lemon market number orange pencil queen river stone valley"
+        ),
+        objective=pt.DPO(),
+        evaluation=preferring_tails("island jungle mirror night ocean planet"),
+        steps=40,
+        batch_size=20,
+        optimizer=pt.adafactor(0.1),
+        progress=False,
+    )
+    metrics = tuned.evaluate()
+    assert metrics["preference_accuracy"] == 1.0
+    # Without the prompt they are 0 and log 2: the reference is the model itself.
+    assert metrics["preference_margin"] > 10
+    assert metrics["preference_loss"] < 0.5 * np.log(2)
+
+
+def preferring_tails(words: str) -> list[dict[str, str]]:
+    """Records that prefer a word without its first letter to the word in capitals."""
+    return [
+        {"prompt": f"{word}=", "chosen": word[1:], "rejected": word.upper()}
+        for word in words.split()
+    ]
