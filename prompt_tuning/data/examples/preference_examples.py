@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
@@ -31,7 +31,7 @@ class PreferenceExamples(ExampleGroups):
       rejected: examples of the rejected ones, of the same records.
 
     Raises:
-      InputError: if no record has two different answers.
+      InputError: if no record has two different answers, or nothing precedes one.
     """
 
     def __init__(self, chosen: Examples, rejected: Examples):
@@ -42,9 +42,8 @@ class PreferenceExamples(ExampleGroups):
         # Examples in the order of the files, which `intersect1d` keeps.
         self._sides = (chosen, rejected)
         self._numbers = np.stack(places, axis=1)  # [E, 2]
-        different = [not self._is_equal(number) for number in range(len(common))]
-        equal = len(common) - sum(different)
-        self._numbers = self._numbers[np.array(different, bool)]
+        equal = self._equal()
+        self._numbers = self._numbers[~equal]
         if not len(self._numbers):
             raise InputError(
                 f"{chosen.describe(0)}, and all other records: the two answers are "
@@ -52,7 +51,7 @@ class PreferenceExamples(ExampleGroups):
                 f"better answer, {ANSWERS[0]!r}, and a worse one, {ANSWERS[1]!r}"
             )
         every = len(np.union1d(*records))
-        self.unlearned = max(chosen.unlearned, rejected.unlearned) + equal
+        self.unlearned = max(chosen.unlearned, rejected.unlearned) + int(equal.sum())
         self.skipped = every - len(common) + min(chosen.skipped, rejected.skipped)
         self.truncated = max(chosen.truncated, rejected.truncated)
         self.without_completion = max(
@@ -62,7 +61,7 @@ class PreferenceExamples(ExampleGroups):
         self.has_prompt_ids = chosen.has_prompt_ids
         self.gold = np.zeros(len(self), np.int32)
         self.weights = np.array(
-            [example_weight(chosen[int(n)]) for n in self._numbers[:, 0]], np.float32
+            [_weight(chosen, int(number)) for number in self._numbers[:, 0]], np.float32
         )
 
     @property
@@ -108,9 +107,17 @@ class PreferenceExamples(ExampleGroups):
         numbers = self._numbers[number].tolist()
         return [side[n] for side, n in zip(self._sides, numbers, strict=True)]
 
-    def _is_equal(self, number: int) -> bool:
-        chosen, rejected = self._pair(number)
-        return np.array_equal(chosen.targets, rejected.targets)
+    def _equal(self) -> Bool[np.ndarray, "E"]:
+        """Returns which pairs have two equal answers."""
+        lengths = [
+            side.target_lengths[numbers]
+            for side, numbers in zip(self._sides, self._numbers.T, strict=True)
+        ]
+        equal = np.equal(*lengths)
+        for number in np.flatnonzero(equal).tolist():
+            chosen, rejected = self._pair(number)
+            equal[number] = np.array_equal(chosen.targets, rejected.targets)
+        return equal
 
 
 def has_preferences(source: DataSource) -> bool:
@@ -162,30 +169,23 @@ def load_preferences(source: DataSource, model: ModelInterface) -> PreferenceExa
             "compares answers alone: give "
             f"{how_to_set('DataSource.use_token_type_ids', True)}"
         )
-    edit = functools.partial(with_prompt, prompt_key=source.prompt_key)
-    chosen, rejected = (
-        load_examples(dataclasses.replace(source, completion_key=key), model, edit=edit)
-        for key in ANSWERS
-    )
-    _check_prompts(chosen)
-    return PreferenceExamples(chosen, rejected)
+    return PreferenceExamples(*(_load(source, model, answer) for answer in ANSWERS))
 
 
-def _check_prompts(examples: Examples) -> None:
-    """Refuses answers that nothing precedes: the model alone could not score them.
+def _weight(examples: Examples, number: int) -> float:
+    """Returns the weight of an example.
 
     Raises:
-      InputError: at the first of them.
+      InputError: if nothing precedes its answer, so the model alone cannot score it.
     """
-    if not examples.reader.same_tokens:
-        return
-    for number in range(len(examples)):
-        if examples[number].weights[0]:
-            raise InputError(
-                f"{examples.describe(number)}: the prompt is empty, so the model "
-                "without a prompt has nothing to predict the first token of an answer "
-                "from; give each record a prompt, or answers that begin alike"
-            )
+    example = examples[number]
+    if examples.reader.same_tokens and example.weights[0]:
+        raise InputError(
+            f"{examples.describe(number)}: the prompt is empty, so the model without "
+            "what is trained has nothing to predict the first token of an answer from; "
+            "give each record a prompt, or answers that begin alike"
+        )
+    return example_weight(example)
 
 
 def _records(examples: Examples) -> Int64[np.ndarray, "E"]:
