@@ -21,13 +21,23 @@ class WeightedJit:
     too.
 
     Args:
-      function: the function to compile.
+      function: the function to compile; if it is called by this object, its first
+        argument is the weights.
       **choices: keywords of `jax.jit`.
     """
 
     def __init__(self, function: Callable[..., Any], **choices: Any):
         jit = functools.partial(jax.jit, function, **choices)
         self._plain, self._in_loops = jit(), jit(compiler_options=IN_LOOPS)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, weights: Any, *arguments: Any, **named: Any) -> Any:
+        """Calls the function."""
+        return self.given(weights)(weights, *arguments, **named)
+
+    def lower(self, weights: Any, *arguments: Any, **named: Any) -> jax.stages.Lowered:
+        """Returns the lowered program of a call."""
+        return self.given(weights).lower(weights, *arguments, **named)
 
     def given(self, weights: Any) -> Any:
         """Returns the jitted function for weights, or for their shapes and types."""

@@ -20,6 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core import masks
+from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.status_line import update_status
 from prompt_tuning.decoding.row_adapters import row_entries
@@ -227,7 +228,7 @@ def _computed_after(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("graph", "sections"), donate_argnames="slots"
+    WeightedJit, static_argnames=("graph", "sections"), donate_argnames="slots"
 )
 def read_chunks(
     parameters: Parameters,
@@ -273,7 +274,7 @@ def read_chunks(
     return slots, hidden
 
 
-@functools.partial(jax.jit, static_argnames="graph")
+@functools.partial(WeightedJit, static_argnames="graph")
 def read_page(
     parameters: Parameters,
     tokens: Integers,

@@ -5,12 +5,12 @@ import functools
 from collections.abc import Sequence
 from typing import cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
+from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.slot_state import (
     BlockKeyValues,
@@ -23,7 +23,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context
 
 
-@functools.partial(jax.jit, static_argnames="graph", donate_argnames="slots")
+@functools.partial(WeightedJit, static_argnames="graph", donate_argnames="slots")
 def read_whole_rows(
     parameters: Parameters,
     slots: Slots,
