@@ -21,7 +21,7 @@ def test_the_table_has_the_metrics_of_an_evaluation():
     )
     evaluator: Any = object.__new__(Evaluator)
     evaluator._evaluation, evaluator._objective = evaluation, object()
-    evaluator._ranker = object()
+    evaluator._ranker = evaluator._preferences = object()
     assert sorted(evaluator.metric_names) == sorted(DIRECTIONS)
 
 
