@@ -15,10 +15,10 @@ IN_LOOPS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 class WeightedJit:
     """A jitted function of frozen weights, compiled as their type needs.
 
-    Before a product, XLA converts weights of 16 bits to float32 on CPUs. It also moves
-    the conversion of each block's slice out of the loop over blocks, so the whole stack
-    would be in memory a second time, twice as large. In the loop it takes less time,
-    too.
+    Before a product, XLA converts weights of 16 bits to float32 on CPUs. In JAX 0.10 it
+    also moves the conversion of each block's slice out of the loop over blocks, so the
+    whole stack would be in memory a second time, twice as large. In the loop it takes
+    less time, too.
 
     Args:
       function: the function to compile; if it is called by this object, its first
