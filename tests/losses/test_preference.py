@@ -37,6 +37,13 @@ DPO_LOSSES = [
 ]
 
 
+class Unread:
+    """A reference whose scores are given."""
+
+    def hidden(self, student, batch):
+        raise NotImplementedError
+
+
 def draw_scores(seed: int) -> np.ndarray:
     """Log-probabilities of each token: mean -2 nats, `[4, 2]` summed by length."""
     random = np.random.default_rng(seed)
@@ -92,7 +99,7 @@ def test_dpo_is_the_loss_of_trl(settings):
     expected = DPOTrainer._compute_loss(trainer, lambda **_: outputs, inputs, False)
     expected.backward()
 
-    objective = ReferencedDPO(settings, mock.Mock())
+    objective = ReferencedDPO(settings, Unread())
     loss, gradient = loss_and_gradient(
         objective, policy.detach().numpy(), reference.numpy()
     )
@@ -134,7 +141,7 @@ def test_orpo_and_simpo_are_the_losses_of_trl():
 
 def test_label_smoothing_averages_both_labels():
     scores = AnswerScores(jnp.array([[-3.0, -5.0]]), jnp.array([[-1.0, -1.0]]))
-    objective = ReferencedDPO(DPO(beta=0.5, label_smoothing=0.25), mock.Mock())
+    objective = ReferencedDPO(DPO(beta=0.5, label_smoothing=0.25), Unread())
     # -0.75 log sigmoid(1) - 0.25 log sigmoid(-1)
     np.testing.assert_allclose(objective.pair_losses(scores)[0], [0.563262], rtol=1e-5)
 
