@@ -35,10 +35,6 @@ class WeightedJit:
         """Calls the function."""
         return self.given(weights)(weights, *arguments, **named)
 
-    def lower(self, weights: Any, *arguments: Any, **named: Any) -> jax.stages.Lowered:
-        """Returns the lowered program of a call."""
-        return self.given(weights).lower(weights, *arguments, **named)
-
     def given(self, weights: Any) -> Any:
         """Returns the jitted function for weights, or for their shapes and types."""
         if jax.default_backend() != "cpu":

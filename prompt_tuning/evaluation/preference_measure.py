@@ -1,6 +1,5 @@
 """Measures how a model ranks a chosen and a rejected answer to each prompt."""
 
-import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -25,32 +24,42 @@ METRICS = ("preference_loss", "preference_accuracy", "preference_margin")
 """Loss of the objective, share of the pairs with a lead, and mean lead in nats."""
 
 
-@dataclasses.dataclass(frozen=True)
 class PreferenceMeasure:
     """An objective of preferences, measured on held-out pairs.
 
-    Attributes:
+    Args:
       model: the model.
       data: source of the pairs.
       examples: the pairs.
       objective: the objective.
+
+    Attributes:
+      examples: the pairs.
+
+    Raises:
+      InputError: as `plan_batches` does.
     """
 
-    model: PromptedModel
-    data: DataSource
-    examples: PreferenceExamples
-    objective: PreferenceObjective
+    def __init__(
+        self,
+        model: PromptedModel,
+        data: DataSource,
+        examples: PreferenceExamples,
+        objective: PreferenceObjective,
+    ):
+        self._model, self.examples = model, examples
+        self._plan = plan_batches(data, model.interface, examples, shuffle=False)
+        # The same object each time, so that its program is compiled once.
+        self._measure = functools.partial(pair_outcomes, objective)
 
     def __call__(self, parameters: Parameters) -> dict[str, MetricSums]:
         """Computes the metrics, `METRICS`."""
-        model, examples = self.model, self.examples
-        plan = plan_batches(self.data, model.interface, examples, shuffle=False)
+        model, examples, plan = self._model, self.examples, self._plan
         batches = stream_batches(
             examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
         )
-        measure = functools.partial(pair_outcomes, self.objective)
         values = np.zeros((len(examples), 2))
-        scored = score_batches(measure, model, parameters, batches)
+        scored = score_batches(self._measure, model, parameters, batches)
         for index, (_, outcomes) in enumerate(scored):
             numbers = plan.batch(index).rows
             real = numbers != FILLING

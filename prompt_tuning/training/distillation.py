@@ -185,7 +185,7 @@ def held_out_objective(
     objective: ObjectiveConfig | None, model: PromptedModel, examples: Examples
 ) -> HeldOutObjective | None:
     """Builds an objective for held-out examples; None if it is not measured on them."""
-    if objective is None:
+    if objective is None or objective.compares_answers:
         return None
     prepared = objective.prepare(
         lambda context: open_teacher(context, model, (), examples)
