@@ -3,7 +3,7 @@
     python -m scripts.bench.gpu --out results/gpu
     python -m scripts.bench.gpu --smoke         # tiny shapes, on any machine
 
-It needs JAX with a GPU and this library's packages, but neither gin nor grain, and no
+It needs JAX with a GPU and this library's packages, but neither Grain nor an
 installation of the library: run it in the repository. `--install FOLDER` creates a
 virtual environment there and installs what is missing; otherwise nothing is installed.
 PEFT is measured too if `--peft_python` has torch, transformers and PEFT.
@@ -49,6 +49,8 @@ NEEDED = {
     "tensorstore": "tensorstore",
     "tokenizers": "tokenizers",
     "jinja2": "jinja2",
+    "gin": "gin-config",
+    "re2": "google-re2",
     "h5py": "h5py",
 }
 """Packages that the measured modules import, and what installs them."""
@@ -72,6 +74,7 @@ PARTS = (
     Part("checks", 120),
     Part("llama_soft:flash", 75),
     Part("peft:llama_soft", 90),
+    Part("llama_soft:flash:nf4", 75),
     Part("llama_soft:reference", 60),
     Part("llama_prefix:flash", 60),
     Part("llama_lora:flash", 60),
@@ -83,6 +86,7 @@ PARTS = (
     Part("peft:llama_lora", 75),
     Part("peft:gpt2_soft", 60),
     Part("peft:t5_soft", 60),
+    Part("llama_soft:flash:int8", 75),
     Part("llama_prefix:reference", 60),
     Part("peft:llama_prefix", 60),
     Part("gpt2_soft:reference", 40),

@@ -1,6 +1,6 @@
 """Measures parts of the GPU benchmark in one process; each prints a line of JSON.
 
-    python -m scripts.bench.gpu_parts rates checks llama_soft:flash [--smoke]
+    python -m scripts.bench.gpu_parts rates checks llama_soft:flash:nf4 [--smoke]
 
 `gpu` starts it for each part, so that a part that runs out of memory ends alone.
 """
@@ -49,29 +49,34 @@ def main() -> int:
         attention_choice.KERNELS.setdefault("cpu", lambda: plain_kernel.KERNEL)
     for part in options.parts:
         begun = time.perf_counter()
-        result = find_part(part)(options.smoke)
+        result = find_part(part)(smoke=options.smoke)
         seconds = time.perf_counter() - begun
         print(json.dumps({"part": part, "took": seconds, **result}), flush=True)
     return 0
 
 
-def find_part(name: str) -> Callable[[bool], Result]:
+def find_part(name: str) -> Callable[..., Result]:
     """Returns the function of a part."""
     if name in PARTS:
         return PARTS[name]
-    case, _, attention = name.partition(":")
-    return functools.partial(measure_case, case, attention)
+    return functools.partial(measure_case, *name.split(":"))
 
 
-def measure_case(name: str, attention: str, smoke: bool) -> Result:
-    """Measures the steps of a case with one method of attention."""
+def measure_case(
+    name: str, attention: str, weights: str | None = None, *, smoke: bool
+) -> Result:
+    """Measures the steps of a case with one method of attention and type of weights."""
     case = find_cases(smoke)[name]
     chosen = "auto" if case.shape.family == "t5" else attention
     say(f"{case.title}: making weights")
-    step = GpuStep(case, chosen, **_choices(smoke))
+    choices = _choices(smoke)
+    if weights:
+        choices["parameter_dtype"] = weights
+    step = GpuStep(case, chosen, **choices)
     say("compiling, then measuring steps")
     result = step.measure(3) if smoke else step.measure()
     method = str(attention_choice.choose_attention(step.config))
+    method += f", weights in {weights}" if weights else ""
     return {"attention": method, **result}
 
 
@@ -181,7 +186,7 @@ def measure_streaming(smoke: bool) -> Result:
     return {"model_bytes": written, "by_location": results}
 
 
-PARTS: dict[str, Callable[[bool], Result]] = {
+PARTS: dict[str, Callable[..., Result]] = {
     "rates": measure_rates,
     "checks": run_checks,
     "memory": measure_memory,

@@ -26,6 +26,8 @@ from scripts.bench.gpu_shapes import GpuCase, Shape
 from scripts.bench.gpu_timing import STEPS, time_steps
 
 TRAINED = (r".*/(prompt|adapters)/.*",)
+SCALE = 1e-3
+"""Scale of random codes; their products stay finite, and the time is the same."""
 
 
 def model_config(shape: Shape, **choices: Any) -> ModelConfig:
@@ -84,6 +86,12 @@ def random_parameters(abstract: Mapping[str, Any]) -> Parameters:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _drawn(key, name: str, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, "uint8"), dtype)
+    if name == "kernel_codebook":
+        return jnp.broadcast_to(jnp.linspace(-1, 1, shape[-1], dtype=dtype), shape)
+    if name == "kernel_scale":
+        return jnp.full(shape, SCALE, dtype)
     numbers = jax.random.normal(key, shape, dtype)
     if name == "scale":
         return 1 + jnp.asarray(0.1, dtype) * numbers
