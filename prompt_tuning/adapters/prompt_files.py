@@ -2,7 +2,7 @@
 
 These are NumPy files (with `.npy` or, as google-research/prompt-tuning released them,
 without), safetensors files of one tensor, checkpoints and run directories of this
-library, and PEFT adapters of the kinds PROMPT_TUNING and P_TUNING. Nothing is
+library, and PEFT adapters of the kinds PROMPT_TUNING, P_TUNING and CPT. Nothing is
 unpickled.
 """
 
@@ -24,7 +24,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.numpy_files import read_npy
 
 SAFETENSORS = ".safetensors"
-ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING")
+ADAPTER_KINDS = ("PROMPT_TUNING", "P_TUNING", "CPT")
 
 _logger = logging.getLogger(__name__)
 
@@ -154,6 +154,6 @@ def _read_adapter(folder: Path) -> np.ndarray:
     if adapter.kind not in ADAPTER_KINDS:
         raise InputError(
             f"{folder} has peft_type {shown(adapter.kind)}; only "
-            f"{' and '.join(ADAPTER_KINDS)} save prompt vectors"
+            f"{', '.join(ADAPTER_KINDS)} save prompt vectors"
         )
     return adapter.tensors[EMBEDDINGS][: adapter.settings["num_virtual_tokens"]]

@@ -139,7 +139,7 @@ def test_a_bfloat16_adapter_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"peft_type": "LORA"}, "peft_type 'LORA'; only PROMPT_TUNING and P_TUNING"),
+        ({"peft_type": "LORA"}, "peft_type 'LORA'; only PROMPT_TUNING, P_TUNING, CPT"),
         ({"peft_type": "a" * 999}, r"'a{199}\.\.\. \(999 characters\); only"),
         ({"num_virtual_tokens": 3}, r"shape \(4, 3\), expected 3 rows"),
         ({"num_virtual_tokens": None}, "num_virtual_tokens None, expected a positive"),

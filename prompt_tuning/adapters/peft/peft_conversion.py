@@ -63,13 +63,15 @@ from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import hf_folder
 
-READ = (PROMPT, "P_TUNING", MULTITASK, PREFIX, LORA, IA3)
+READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, "CARTRIDGE", LORA, IA3)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
 _ENDINGS = {LORA: (LORA_A, LORA_B, LORA_MAGNITUDE), IA3: (IA3_ENDING,)}
 _NAMES = {
     PROMPT: {EMBEDDINGS},
     "P_TUNING": {EMBEDDINGS},
+    "CPT": {EMBEDDINGS},
     PREFIX: {EMBEDDINGS},
+    "CARTRIDGE": {EMBEDDINGS},
     MULTITASK: {EMBEDDINGS, COLUMNS, ROWS},
 }
 
@@ -104,7 +106,7 @@ def from_peft(
     _check_names(kind, tensors, source)
     if kind in (LORA, IA3):
         return _read_projections(AdapterFolder(settings, tensors), config, source)
-    if kind == PREFIX:
+    if kind in (PREFIX, "CARTRIDGE"):
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
     if width != config.width:
@@ -237,8 +239,8 @@ def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
 
 
 def _with_defaults(adapter: Adapter) -> dict[str, Any]:
-    kind = {"peft_type": adapter.kind}
-    return DEFAULTS[adapter.kind] | kind | dict(adapter.settings)
+    method = adapter.settings.get("peft_type", adapter.kind)
+    return DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
 
 
 def _task(adapter: Adapter, config: ModelConfig | None) -> str:

@@ -55,6 +55,18 @@ _PROMPT_TUNING = _PROMPT_LEARNING | {
 DEFAULTS: dict[str, dict[str, Any]] = {
     "PROMPT_TUNING": _PROMPT_TUNING,
     "P_TUNING": _PROMPT_LEARNING,
+    "CARTRIDGE": _PROMPT_LEARNING | {"num_frozen_tokens": 1},
+    "CPT": _PROMPT_LEARNING
+    | {
+        "cpt_mask": None,
+        "cpt_token_ids": None,
+        "cpt_tokens_type_mask": None,
+        "opt_loss_decay_factor": 1.0,
+        "opt_projection_epsilon": 0.1,
+        "opt_projection_format_epsilon": 0.1,
+        "opt_weighted_loss_type": "none",
+        "tokenizer_name_or_path": None,
+    },
     "PREFIX_TUNING": _PROMPT_LEARNING
     | {"encoder_hidden_size": None, "init_weights": None, "prefix_projection": False},
     "MULTITASK_PROMPT_TUNING": _PROMPT_TUNING

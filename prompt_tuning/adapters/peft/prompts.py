@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import MULTITASK, PREFIX, PROMPT, Adapter, Arrays
-from prompt_tuning.adapters.peft.peft_settings import Settings, submodules
+from prompt_tuning.adapters.peft.peft_settings import DEFAULTS, Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
@@ -18,7 +18,7 @@ STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
 def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapter:
-    """Reads a plain prompt, or one of P-tuning, which saves its encoder's output.
+    """Reads a plain prompt, or the vectors that P-tuning or CPT compute and save.
 
     For an encoder-decoder PEFT stores as many rows again, which it neither trains nor
     uses.
@@ -27,9 +27,9 @@ def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapt
     return Adapter(
         kind=PROMPT,
         parameters={f"{stack}/prompt/prompt": rows[:length]},
-        settings=settings
-        if settings["peft_type"] == PROMPT
-        else _common_settings(settings),
+        settings=_common_settings(settings)
+        if settings["peft_type"] == "P_TUNING"
+        else settings,
         unused=rows[length:] if len(rows) > length else None,
     )
 
@@ -218,8 +218,10 @@ def write_prefix(
         "num_virtual_tokens": length,
         "token_dim": cached * width,
     }
-    if adapter.settings.get("encoder_hidden_size") is None:
-        settings["encoder_hidden_size"] = cached * width
+    names = DEFAULTS[adapter.settings.get("peft_type", PREFIX)]
+    hidden = "encoder_hidden_size"
+    if hidden in names and adapter.settings.get(hidden) is None:
+        settings[hidden] = cached * width
     return {EMBEDDINGS: np.ascontiguousarray(flat)}, settings
 
 

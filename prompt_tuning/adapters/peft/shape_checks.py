@@ -152,8 +152,10 @@ def module_name(name: str) -> str:
 _CHECKS = {
     "PROMPT_TUNING": _rows,
     "P_TUNING": _rows,
+    "CPT": _rows,
     "MULTITASK_PROMPT_TUNING": _multitask,
     "PREFIX_TUNING": _prefix,
+    "CARTRIDGE": _prefix,
     "LORA": _lora,
     "IA3": _ia3,
 }

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -74,8 +76,25 @@ OURS = {
         ("IA3", ""),
         ("LORA", "decoder/layers/self_attention/value"),
         ("IA3", "decoder/layers/mlp"),
+        ("CARTRIDGE", ""),
+        ("CPT", ""),
     )
+    if not (model.startswith("t5") and kind in ("CARTRIDGE", "CPT"))
 }
+FORMS = {
+    "CARTRIDGE": ("PREFIX_TUNING", {"num_frozen_tokens": 2}),
+    "CPT": ("PROMPT_TUNING", {"cpt_token_ids": [5, 6, 7, 8, 9]}),
+}
+"""Methods of PEFT whose files are those of another one, with more settings."""
+
+
+def made(model, kind, regex):
+    """Returns a random adapter of a kind for a model."""
+    form, settings = FORMS.get(kind, (kind, {}))
+    adapter = random_adapter(config_of(model), form, regex)
+    if settings:
+        adapter = dataclasses.replace(adapter, settings={"peft_type": kind} | settings)
+    return adapter
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +121,7 @@ def theirs(tmp_path_factory):
         }
 
     for name, (model, kind, regex) in OURS.items():
-        adapter = random_adapter(config_of(model), kind, regex)
+        adapter = made(model, kind, regex)
         if model == STABILISED and kind == "LORA":
             settings = {"peft_type": "LORA", "use_rslora": True}
             adapter = dataclasses.replace(adapter, settings=settings)
@@ -125,7 +144,52 @@ def test_peft_reads_its_own_adapter_from_our_settings(case, theirs):
 @pytest.mark.parametrize("name", OURS)
 def test_our_files_change_pefts_model_as_ours(name, theirs):
     model, kind, regex = OURS[name]
-    ours = logits_of(model, random_adapter(config_of(model), kind, regex))
+    ours = logits_of(model, made(model, kind, regex))
     assert_same_logits(ours, theirs[name], tokens_of(model))
     base = reference(model)["base.logits"]
     assert np.abs(theirs[name][:, -base.shape[1] :] - base).max() > 0.1
+
+
+SAVED_BY_PEFT = """
+import sys
+from transformers import AutoModelForCausalLM
+from peft import CartridgeConfig, CPTConfig, get_peft_model
+
+base, folder = sys.argv[1:]
+settings = {"task_type": "CAUSAL_LM", "base_model_name_or_path": base}
+for name, config in {
+    "CARTRIDGE": CartridgeConfig(num_virtual_tokens=3, **settings),
+    "CPT": CPTConfig(cpt_token_ids=[5, 6, 7], **settings),
+}.items():
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    model.save_pretrained(f"{folder}/{name}")
+"""
+
+
+@pytest.mark.torch
+def test_cartridges_and_cpt_of_peft_are_read_and_written_as_they_are(tmp_path):
+    model = "llama_gqa_untied"
+    base, config = PEFT / model / "base", config_of(model)
+    command = [sys.executable, "-W", "ignore", "-c", SAVED_BY_PEFT]
+    subprocess.run([*command, str(base), str(tmp_path)], check=True)
+    np.savez(tmp_path / "tokens.npz", **tokens_of(model))
+    jobs = {
+        kind: {
+            "base": base,
+            "adapter": tmp_path / kind,
+            "tokens": tmp_path / "tokens.npz",
+        }
+        for kind in FORMS
+    }
+    expected = peft_logits(tmp_path, jobs)
+    for kind, (form, _) in FORMS.items():
+        folder = read_folder(tmp_path / kind)
+        adapter = from_peft(folder, config, kind)
+        assert adapter.kind == form
+        ours = logits_of(model, adapter)
+        assert_same_logits(ours, expected[kind], tokens_of(model))
+        again = to_peft(adapter, config)
+        assert again.settings.items() >= {"peft_type": kind}.items()
+        np.testing.assert_array_equal(
+            again.tensors["prompt_embeddings"], folder.tensors["prompt_embeddings"]
+        )

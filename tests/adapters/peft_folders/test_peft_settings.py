@@ -14,6 +14,7 @@ VERSION = DEFAULTS["LORA"]["peft_version"]
 CLASSES = {
     "PROMPT_TUNING": "PromptTuningConfig",
     "PREFIX_TUNING": "PrefixTuningConfig",
+    "CARTRIDGE": "CartridgeConfig",
     "MULTITASK_PROMPT_TUNING": "MultitaskPromptTuningConfig",
     "LORA": "LoraConfig",
     "IA3": "IA3Config",
