@@ -45,7 +45,7 @@ from prompt_tuning.prompts.factorized import (
     FactorizedMultiTaskPrompt as _FactorizedMultiTaskPrompt,
 )
 from prompt_tuning.prompts.factorized import Factors
-from prompt_tuning.prompts.initializers import Initializer
+from prompt_tuning.prompts.initializers import Initializer, TextInitializer
 from prompt_tuning.prompts.input_dependent import InstancePrompt as _InstancePrompt
 from prompt_tuning.prompts.input_dependent import PromptPool as _PromptPool
 from prompt_tuning.prompts.low_rank_adapters import LoRA as _LoRA
@@ -1672,21 +1672,31 @@ def from_template(
 
 def from_text(
     text: str, fallback: Initializer | Configured[Initializer] | None = None
-) -> Configured[Initializer]:
-    """Starts vector `i` at the embedding of the text's token `i`, e.g. of an
-    instruction.
+) -> Configured[TextInitializer]:
+    """Starts a prompt from a text, e.g. an instruction or a document.
+
+    Vector `i` of a prompt starts at the embedding of the text's token `i`. Slot `i` of
+    a `KeyValuePrefix` starts at the keys and values that the frozen model computes for
+    token `i`, so that the prefix acts as the text's beginning would; the tokens that
+    begin each text, such as BOS, are the first ones.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
-      fallback: where the vectors after the text start; uniform if None.
+      fallback: where the vectors after the text start; uniform if None. A prefix must
+        not be longer than its text.
 
     Raises:
-      InputError: when it initializes the prompt, if the text has no tokens.
+      InputError: when it initializes the prompt, if the text has no tokens, or fewer
+        than a prefix has slots.
 
     Examples:
       >>> prompt = pt.SoftPrompt(length=8, initializer=pt.from_text("reverse"))
       >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
       (8, 128)
+      >>> prefix = pt.KeyValuePrefix(length=4, initializer=pt.from_text("reverse: a=a"))
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 4, 4, 32)
     """
 
 def normal(deviation: float = 0.02) -> Configured[PrefixInitializer]:

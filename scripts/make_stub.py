@@ -35,7 +35,7 @@ from prompt_tuning.config.run import GivenObjective
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.prompts.factorized import Factors
-from prompt_tuning.prompts.initializers import Initializer
+from prompt_tuning.prompts.initializers import Initializer, TextInitializer
 from prompt_tuning.prompts.prefix import PrefixInitializer
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import (
@@ -57,6 +57,11 @@ CALLED: list[tuple[Any, Alias, bool]] = [
     (GivenObjective, (ObjectiveConfig.__module__, "ObjectiveConfig"), False),
     (Initializer, ("prompt_tuning.prompts.initializers", "Initializer"), True),
     (PrefixInitializer, ("prompt_tuning.prompts.prefix", "PrefixInitializer"), True),
+    (
+        TextInitializer,
+        ("prompt_tuning.prompts.initializers", "TextInitializer"),
+        True,
+    ),
     (Factors, ("prompt_tuning.prompts.factorized", "Factors"), True),
     (optax.Schedule, ("optax", "Schedule"), True),
     (optax.GradientTransformation, ("optax", "GradientTransformation"), True),

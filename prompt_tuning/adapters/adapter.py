@@ -14,6 +14,9 @@ IA3 = "IA3"
 PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3)
 """The kinds that PEFT has a method for, by the name of the method."""
 
+PREFIX_PATH = "decoder/prompt/prompt"
+"""Path of a decoder's key/value prefix."""
+
 Arrays = dict[str, np.ndarray]
 
 

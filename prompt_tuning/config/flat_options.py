@@ -96,7 +96,7 @@ TABLE = (
     FlatOption(
         "prompt_text",
         METHOD,
-        "text of the methods text and wayward",
+        "text of the methods text, text_prefix and wayward",
         macro="PROMPT_TEXT",
         metavar="TEXT",
     ),

@@ -48,6 +48,7 @@ from prompt_tuning.pretrained.source import (
     open_checkpoint,
     open_embeddings,
 )
+from prompt_tuning.pretrained.text_prefixes import check_text, start_from_text
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -136,7 +137,11 @@ class PromptedModel:
         Args:
           parameters: all parameters, as restored and as `initialize` returned them.
         """
-        return complete_magnitudes(parameters, self.loras, self.placement)
+        parameters = complete_magnitudes(parameters, self.loras, self.placement)
+        text = self.prompts.prefix_text
+        if text is None:
+            return parameters
+        return start_from_text(parameters, text, self.config, self.placement)
 
     def _restore(self, path: str, read: PartReader) -> Any:
         if self.placement is not None:
@@ -321,6 +326,8 @@ def open_pretrained(
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
         _check_positions(config, started)
+        if started.prefix_text is not None:
+            check_text(config, source.weights)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))

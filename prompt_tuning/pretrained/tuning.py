@@ -14,7 +14,11 @@ from prompt_tuning.prompts.adapter_kinds import (
     find_prompt_class,
     prompt_shapes,
 )
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import (
+    StackShape,
+    TextTokens,
+    Vocabulary,
+)
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -68,6 +72,8 @@ class Tuning:
             _start(self.prompt, "prompt", key, vocabulary, first),
             _start(self.decoder_prompt, "decoder_prompt", key, vocabulary, decoder),
         )
+        if vocabulary.prefix_texts:
+            pair = dataclasses.replace(pair, prefix_text=vocabulary.prefix_texts[-1])
         counts = [prompt.count for prompt in pair.prompts]
         if len({count for count in counts if count > 1}) > 1:
             raise InputError(
@@ -85,10 +91,13 @@ class PromptPair:
     Attributes:
       prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
       decoder_prompt: prompt of the decoder of an encoder-decoder.
+      prefix_text: tokens whose keys and values `prompt` starts from; None if it starts
+        as it is.
     """
 
     prompt: PromptModule | None = None
     decoder_prompt: PromptModule | None = None
+    prefix_text: TextTokens | None = None
 
     @property
     def prompts(self) -> list[PromptModule]:

@@ -20,8 +20,12 @@ from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
+
+PREFIX_DIMENSIONS = 5
+"""Dimensions of the array of a `KeyValuePrefix`, `[L, 2, P, G, K]`."""
 
 
 class StackShape(NamedTuple):
@@ -38,6 +42,10 @@ class StackShape(NamedTuple):
     head_width: int
 
 
+TextTokens = tuple[int, ...]
+"""Tokens of a text whose keys and values a prefix starts from."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """The parts of the frozen model that an initializer can use.
@@ -48,11 +56,14 @@ class Vocabulary:
       tokenizer: None if the model has no tokenizer.
       stack: shape of the stack that the prompt attaches to, for prompts that attach at
         every block; None if only the input matters.
+      prefix_texts: collects the tokens that prefixes start from, because their keys
+        and values can be computed only after the model is read.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
     tokenizer: Tokenizer | None = None
     stack: StackShape | None = None
+    prefix_texts: list[TextTokens] = dataclasses.field(default_factory=list)
 
     @property
     def width(self) -> int:
@@ -119,6 +130,12 @@ class Vocabulary:
 Initializer = Callable[
     [Key[Array, ""], tuple[int, int], Vocabulary], Float[Array, "P D"]
 ]
+
+
+TextInitializer = Callable[
+    [Key[Array, ""], tuple[int, ...], Vocabulary], Float[Array, "..."]
+]
+"""An initializer of vectors `[P, D]` and of prefixes `[L, 2, P, G, K]`."""
 
 
 def uniform(scale: NonnegativeNumber = 0.5) -> Initializer:
@@ -263,28 +280,57 @@ def from_class_labels(
     return initialize
 
 
-def from_text(text: str, fallback: Initializer | None = None) -> Initializer:
-    """Starts vector `i` at the embedding of the text's token `i`, e.g. of an
-    instruction.
+def from_text(text: str, fallback: Initializer | None = None) -> TextInitializer:
+    """Starts a prompt from a text, e.g. an instruction or a document.
+
+    Vector `i` of a prompt starts at the embedding of the text's token `i`. Slot `i` of
+    a `KeyValuePrefix` starts at the keys and values that the frozen model computes for
+    token `i`, so that the prefix acts as the text's beginning would; the tokens that
+    begin each text, such as BOS, are the first ones.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
-      fallback: where the vectors after the text start; uniform if None.
+      fallback: where the vectors after the text start; uniform if None. A prefix must
+        not be longer than its text.
 
     Raises:
-      InputError: when it initializes the prompt, if the text has no tokens.
+      InputError: when it initializes the prompt, if the text has no tokens, or fewer
+        than a prefix has slots.
 
     Examples:
       >>> prompt = pt.SoftPrompt(length=8, initializer=pt.from_text("reverse"))
       >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
       (8, 128)
+      >>> prefix = pt.KeyValuePrefix(length=4, initializer=pt.from_text("reverse: a=a"))
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 4, 4, 32)
     """
 
     def initialize(key, shape, vocabulary):
-        ids = _truncate(vocabulary.encode(text), shape[0], "tokens of the text")
+        ids = vocabulary.encode(text)
+        if len(shape) == PREFIX_DIMENSIONS:
+            return _ask_for_prefix(ids, shape, vocabulary)
+        ids = _truncate(ids, shape[0], "tokens of the text")
         return _fill(list(vocabulary.rows(ids)), key, shape, vocabulary, fallback)
 
     return initialize
+
+
+def _ask_for_prefix(
+    ids: Sequence[int], shape: tuple[int, ...], vocabulary: Vocabulary
+) -> Array:
+    """Notes the tokens of a prefix, and returns zeros in place of it."""
+    tokenizer, slots = vocabulary.tokenizer, shape[2]
+    assert tokenizer is not None  # it encoded the text
+    ids = [*tokenizer.begin_ids, *ids]
+    if len(ids) < slots:
+        raise InputError(
+            f"a prefix of {slots} slots starts from a text of {len(ids)} tokens: give "
+            f"a longer text, or {how_to_set('KeyValuePrefix.length', len(ids))} at most"
+        )
+    vocabulary.prefix_texts.append(tuple(ids[:slots]))
+    return jnp.zeros(shape)
 
 
 def _truncate(items: Sequence, count: int, name: str) -> Sequence:

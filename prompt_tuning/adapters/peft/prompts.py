@@ -6,14 +6,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.adapters.adapter import MULTITASK, PREFIX, PROMPT, Adapter, Arrays
+from prompt_tuning.adapters.adapter import (
+    MULTITASK,
+    PREFIX,
+    PREFIX_PATH,
+    PROMPT,
+    Adapter,
+    Arrays,
+)
 from prompt_tuning.adapters.peft.peft_settings import DEFAULTS, Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import hf_folder
 
-PREFIX_PATH = "decoder/prompt/prompt"
 STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
