@@ -33,6 +33,7 @@ from prompt_tuning.config.python_runs import (
     tune_request,
 )
 from prompt_tuning.config.run import Run
+from prompt_tuning.core.atomic_files import check_replaceable, write_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import PositiveNumber
@@ -42,6 +43,9 @@ from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.report.measurement import measure_run
+from prompt_tuning.report.page import ReportedRun, render_page
+from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import TrainingResult, train
 from prompt_tuning.training.opening import open_run
@@ -124,6 +128,37 @@ class TunedModel(Model):
     def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
         """Saves what was trained as a PEFT adapter; see `save`."""
         return self.save(folder, "peft", force=force)
+
+    def write_report(
+        self,
+        file: str | Path = "report.html",
+        *,
+        text_prompts: Sequence[str] = (),
+        force: bool = False,
+    ) -> Path:
+        """Writes a page that says whether the run has worked, and why.
+
+        Args:
+          file: the page, one HTML file that needs no network.
+          text_prompts: texts before the frozen model's input to compare with, too.
+          force: whether to replace an existing file.
+
+        Raises:
+          InputError: if there is no run directory, or its held-out data are gone.
+
+        Examples:
+          >>> tuned.write_report("report.html")
+          PosixPath('report.html')
+        """
+        if self.directory is None:
+            raise InputError("an adapter from a file has no log: load a run directory")
+        check_replaceable(Path(file), force=force)
+        recorded = RecordedRun.read(self.directory)
+        loaded = self.prompted, self.parameters
+        measured = measure_run(self.run, text_prompts=text_prompts, loaded=loaded)
+        run = ReportedRun(str(self.directory), recorded, measured)
+        write_file(Path(file), render_page([run]), force=force)
+        return Path(file)
 
     def _details(self) -> str:
         trained = self.trained

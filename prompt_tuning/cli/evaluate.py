@@ -133,8 +133,9 @@ def _compare(
 ) -> None:
     """Prints the metrics of one prompt, and of the frozen model if asked to."""
     from prompt_tuning.cli.console import print_lines, print_table
-    from prompt_tuning.cli.evaluation_table import comparison_table, describe_examples
+    from prompt_tuning.cli.evaluation_table import comparison_table
     from prompt_tuning.cli.selected_run import report_idle_devices
+    from prompt_tuning.evaluation.example_description import describe_examples
     from prompt_tuning.processes.group import is_first
     from prompt_tuning.tuned.comparison import measure_each, open_comparison
 

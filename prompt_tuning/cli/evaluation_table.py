@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.tuned.ensembles import EnsembleResult
@@ -83,31 +82,6 @@ def _format(value: float) -> str:
     if math.isnan(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def describe_examples(evaluator: Evaluator, resamples: int) -> str:
-    """Describes the examples and the intervals of a table in one line."""
-    parts = [f"{len(evaluator):,} examples", f"95 % of {resamples:,} bootstrap draws"]
-    if evaluator.loss_meaning is not None:
-        parts.append(f"loss is the {evaluator.loss_meaning}")
-    examples = evaluator.examples
-    if examples.skipped:
-        parts.append(f"{examples.skipped:,} left out because they are too long")
-    if examples.unlearned:
-        parts.append(f"{examples.unlearned:,} left out: nothing is learned")
-    if examples.without_completion:
-        count = examples.without_completion
-        parts.append(f"{count:,} left out: they have no completion")
-    if examples.repetition.conversations:
-        parts.append(str(examples.repetition))
-    if examples.truncated:
-        parts.append(f"{examples.truncated:,} truncated because they are too long")
-    if examples.uncounted:
-        parts.append(
-            f"{examples.uncounted:,} first tokens not counted in any column, because "
-            "the model without a prompt has nothing to predict them from"
-        )
-    return "; ".join(parts)
 
 
 def vote_table(

@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import check_options
@@ -13,9 +13,6 @@ from prompt_tuning.cli.shared_options import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.number_ranges import PositiveInteger
-
-if TYPE_CHECKING:
-    from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 HELP = "print the nearest tokens and the norm of each prompt vector"
 USES_JAX = True
@@ -51,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.core.parameters import merge
     from prompt_tuning.models.language_model import LanguageModel
     from prompt_tuning.prompts.tools.inspection import input_vectors, nearest_tokens
+    from prompt_tuning.report.measurement import token_text
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     # One process can examine a prompt without the mesh and its devices.
@@ -68,14 +66,7 @@ def run(options: argparse.Namespace) -> int:
         rows = nearest_tokens(prompt, embeddings, options.nearest)
         for index, row in enumerate(rows):
             pairs = zip(row.tokens, row.similarities, strict=True)
-            tokens = "  ".join(f"{_token(model, t)} {s:.2f}" for t, s in pairs)
+            tokens = "  ".join(f"{token_text(model, t)} {s:.2f}" for t, s in pairs)
             table.add_row(str(index), f"{row.norm:.3f}", tokens)
         Console().print(table)
     return 0
-
-
-def _token(model: "PromptedModel", token: int) -> str:
-    """A token as text, or as its id where the tokenizer does not have it."""
-    if model.tokenizer is None or token >= model.tokenizer.vocabulary_size:
-        return f"#{token}"
-    return repr(model.tokenizer.token(token))

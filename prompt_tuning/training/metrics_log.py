@@ -2,8 +2,9 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prompt_tuning.core.atomic_files import (
     replace_file,
@@ -103,11 +104,21 @@ def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
     return MetricsLog(directory, after_step) if is_first() else NoLog()
 
 
-def read_log(file: Path) -> list[dict[str, int | float]]:
+OnDamage = Callable[[str], None]
+
+
+def read_log(
+    file: Path, on_damage: OnDamage | None = None
+) -> list[dict[str, int | float]]:
     """Reads a log, without a line that a kill truncated.
 
     A run that is continued with another metric or evaluation measures its checkpoints
     again, so a step may have several lines.
+
+    Args:
+      file: the log.
+      on_damage: called with a message for each line that is left out; lines that are
+        JSON are then left out, too, instead of refused.
 
     Returns:
       one mapping for each step, in their order, with the newest value of each metric.
@@ -119,7 +130,7 @@ def read_log(file: Path) -> list[dict[str, int | float]]:
     """
     check_links(file.parent, file.name)
     by_step: dict[int | float, dict[str, int | float]] = {}
-    for _, values in _parsed_lines(file):
+    for _, values in _parsed_lines(file, on_damage):
         if CHANGED in values:
             by_step = {step: _without_evaluation(x) for step, x in by_step.items()}
         else:
@@ -131,20 +142,36 @@ def _without_evaluation(values: Mapping[str, int | float]) -> dict[str, int | fl
     return {k: value for k, value in values.items() if not k.startswith(EVALUATION)}
 
 
-def _parsed_lines(file: Path) -> Iterator[tuple[bytes, dict[str, int | float]]]:
-    """Yields each line of JSON with its content."""
+def _parsed_lines(
+    file: Path, on_damage: OnDamage | None = None
+) -> Iterator[tuple[bytes, dict[str, int | float]]]:
+    """Yields each line of JSON with its content; see `read_log`."""
     for number, line in enumerate(read_limited(file, MAXIMUM_LOG).splitlines(), 1):
         source = f"line {number} of {file}"
         try:
             content = parse_json(line, source)
-        except InputError:
+        except InputError as problem:
+            if on_damage is not None:
+                on_damage(str(problem))
             continue
-        values = as_object(content, source)
-        values.integer("step")
-        for name, value in values.values.items():
-            if type(value) not in (int, float) or not _is_float(value):
-                values.refuse(name, "a number")
-        yield line, dict(values.values)
+        try:
+            values = _checked_values(content, source)
+        except InputError as problem:
+            if on_damage is None:
+                raise
+            on_damage(str(problem))
+            continue
+        yield line, values
+
+
+def _checked_values(content: Any, source: str) -> dict[str, int | float]:
+    """Returns the content of a line, which is an object of numbers with a step."""
+    values = as_object(content, source)
+    values.integer("step")
+    for name, value in values.values.items():
+        if type(value) not in (int, float) or not _is_float(value):
+            values.refuse(name, "a number")
+    return dict(values.values)
 
 
 def _is_float(value: float | int) -> bool:

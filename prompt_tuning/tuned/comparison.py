@@ -85,7 +85,7 @@ class PlannedModel:
             if self.context_ids
             else held_out_preferences(self.objective, self.model, self.evaluation),
         )
-        return ComparedModel(self.name, evaluator, self.read)
+        return ComparedModel(self.name, self.model, evaluator, self.read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +94,13 @@ class ComparedModel:
 
     Attributes:
       name: heading of its column.
+      model: the model.
       evaluator: evaluator opened for the model.
       read: returns all of its parameters.
     """
 
     name: str
+    model: PromptedModel
     evaluator: Evaluator
     read: Callable[[], Parameters]
 
@@ -110,6 +112,7 @@ def open_comparison(
     prompt_file: Path | None = None,
     baseline: bool = False,
     text_prompts: Sequence[str] = (),
+    loaded: tuple[PromptedModel, Parameters] | None = None,
 ) -> list[ComparedModel]:
     """Opens and checks all models to compare, the run's model first.
 
@@ -123,12 +126,13 @@ def open_comparison(
       prompt_file: replaces what the run trained; see `load_tuned`.
       baseline: whether the frozen model without a prompt is measured too.
       text_prompts: texts before the frozen model's input, each measured separately.
+      loaded: the run's model and its parameters, if they were loaded before.
 
     Raises:
       InputError: if a file cannot be used, or the models would be measured on different
         examples or tokens.
     """
-    model, parameters = load_tuned(run, prompt_file)
+    model, parameters = load_tuned(run, prompt_file) if loaded is None else loaded
     bare = run.tuning.is_empty and prompt_file is None
     name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
     planned = [PlannedModel(name, model, evaluation, lambda: parameters)]

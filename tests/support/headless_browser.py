@@ -18,7 +18,11 @@ def find_browser() -> str | None:
 
 
 class HeadlessBrowser:
-    """One page of a headless Chromium that can reach this machine only."""
+    """One page of a headless Chromium that can reach this machine only.
+
+    Attributes:
+      events: events that it has sent, of the domains that were enabled.
+    """
 
     def __init__(self, program: str, profile: Path):
         read, self._write = os.pipe()
@@ -38,6 +42,7 @@ class HeadlessBrowser:
         os.close(read)
         os.close(write)
         self._buffer, self._number = b"", 0
+        self.events: list[dict[str, Any]] = []
         self._session: str | None = None
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -55,6 +60,7 @@ class HeadlessBrowser:
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer
                 return answer["result"]
+            self.events.append(answer)
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -1,0 +1,190 @@
+"""Draws curves and similarities as SVG, in colors that the page's style sheet sets."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from markupsafe import Markup
+
+from prompt_tuning.report.curves import HELD_OUT, Panel, Series
+
+WIDTH, HEIGHT = 440, 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 10, 28, 26
+COLORS = 8
+"""Number of colors of the style sheet; more runs repeat them with dashes."""
+LARGEST_MATRIX = 64
+CELLS = 384
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Maps steps and values to points of a picture.
+
+    Attributes:
+      last: the last step; the first is 0.
+      low: value at the bottom.
+      high: value at the top.
+      logarithmic: whether equal ratios have equal heights.
+    """
+
+    last: int
+    low: float
+    high: float
+    logarithmic: bool
+
+    @classmethod
+    def around(cls, panel: Panel) -> "Axes":
+        """Returns axes that contain every point of a panel."""
+        values = [value for series in panel.series for value in series.values]
+        last = max(step for series in panel.series for step in series.steps)
+        low, high = min(values), max(values)
+        if panel.logarithmic:
+            return cls(max(last, 1), low / 1.15, high * 1.15, True)
+        margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+        floor = 0.0 if low >= 0 and low - margin < 0 else low - margin
+        return cls(max(last, 1), floor, high + margin, False)
+
+    def x(self, step: int | float) -> float:
+        """Returns the horizontal place of a step."""
+        return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last
+
+    def y(self, value: float) -> float:
+        """Returns the vertical place of a value."""
+        scale = math.log if self.logarithmic else float
+        share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+
+    def value_ticks(self) -> list[float]:
+        """Returns values to label: round ones, or powers of ten."""
+        if not self.logarithmic:
+            return _round_numbers(self.low, self.high, 4)
+        first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+        every = max(1, math.ceil((last - first + 1) / 5))
+        powers = [10.0**n for n in range(first, last + 1, every)]
+        return powers or [self.low * 1.15, self.high / 1.15]
+
+    def step_ticks(self) -> list[float]:
+        """Returns steps to label."""
+        return _round_numbers(0.0, float(self.last), 4)
+
+
+def _round_numbers(low: float, high: float, count: int) -> list[float]:
+    """Returns about `count` multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    unit = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
+    first, last = math.ceil(low / unit - 1e-9), math.floor(high / unit + 1e-9)
+    return [n * unit for n in range(first, last + 1)]
+
+
+def draw_panel(panel: Panel, marks: Sequence[tuple[int, str]]) -> Markup:
+    """Draws a panel's curves.
+
+    Args:
+      panel: the curves.
+      marks: steps with a vertical line and its label.
+    """
+    axes = Axes.around(panel)
+    parts = [*_grid(axes), *_marks(axes, marks)]
+    # Training curves are below held-out ones, which have fewer points.
+    for series in sorted(panel.series, key=lambda x: x.kind == HELD_OUT):
+        parts.append(_curve(axes, series))
+    bottom = HEIGHT - BOTTOM
+    parts.append(Markup('<line class="cursor" y1="{}" y2="{}"/>').format(TOP, bottom))
+    return Markup("").join(parts)
+
+
+def _grid(axes: Axes) -> list[Markup]:
+    parts = []
+    for value in axes.value_ticks():
+        y = axes.y(value)
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>'
+                '<text x="{}" y="{:.1f}" text-anchor="end">{}</text>'
+            ).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 4, short_number(value))
+        )
+    for step in axes.step_ticks():
+        x = axes.x(step)
+        anchor = "end" if x > WIDTH - 30 else "middle"
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
+                '<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
+            ).format(
+                *(x, x, HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4),
+                *(x, HEIGHT - 8, anchor, short_number(step)),
+            )
+        )
+    return parts
+
+
+def _marks(axes: Axes, marks: Sequence[tuple[int, str]]) -> list[Markup]:
+    parts = []
+    for number, (step, label) in enumerate(marks):
+        x = axes.x(min(step, axes.last))
+        anchor, shift = ("end", 3) if x > WIDTH / 2 else ("start", -3)
+        parts.append(
+            Markup(
+                '<line class="mark" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
+                '<text class="mark" x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
+            ).format(
+                *(x, x, TOP, HEIGHT - BOTTOM),
+                *(x + shift, TOP - 4 - 13 * number, anchor, label),
+            )
+        )
+    return parts
+
+
+def _curve(axes: Axes, series: Series) -> Markup:
+    points = " ".join(
+        f"{axes.x(step):.1f},{axes.y(value):.1f}"
+        for step, value in zip(series.steps, series.values, strict=True)
+    )
+    kind = "held" if series.kind == HELD_OUT else "train"
+    style = f"{kind} c{series.run % COLORS} d{series.run // COLORS % 3}"
+    curve = Markup('<polyline class="curve {}" points="{}"/>').format(style, points)
+    if len(series.steps) > 40 or (kind == "train" and len(series.steps) > 1):
+        return curve
+    dots = [
+        Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="2.5"/>').format(
+            style, axes.x(step), axes.y(value)
+        )
+        for step, value in zip(series.steps, series.values, strict=True)
+    ]
+    return Markup("").join([curve, *dots])
+
+
+def short_number(value: int | float) -> str:
+    """Returns a number of few characters, such as "30k"."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{unit}"
+    if value and abs(value) < 1e-3:
+        return f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:.3g}"
+
+
+def draw_matrix(matrix: Float[np.ndarray, "P P"]) -> Markup:
+    """Draws cosines of vectors with each other, of at most `LARGEST_MATRIX` vectors.
+
+    Full color is a cosine of 1 or -1; negative cosines have another color.
+    """
+    count = min(len(matrix), LARGEST_MATRIX)
+    side = CELLS / count
+    cells = [
+        Markup(
+            '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.2f}" height="{:.2f}" '
+            'fill-opacity="{:.2f}"><title>{} and {}: {:.2f}</title></rect>'
+        ).format(
+            "negative" if matrix[row, column] < 0 else "positive",
+            *(column * side, row * side, side, side),
+            min(abs(float(matrix[row, column])), 1.0),
+            *(row, column, float(matrix[row, column])),
+        )
+        for row in range(count)
+        for column in range(count)
+    ]
+    return Markup("").join(cells)

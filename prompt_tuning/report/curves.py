@@ -1,0 +1,121 @@
+"""The curves of runs, grouped into panels, and thinned so that no peak is lost."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from prompt_tuning.report.recorded_run import Curve, RecordedRun
+from prompt_tuning.report.schedule import learning_rate_curve
+from prompt_tuning.training.metrics_log import EVALUATION
+
+POINTS = 9600
+"""Number of points that all curves of a page have at most, about 0.5 MB."""
+MOST_BINS, FEWEST_BINS = 400, 12
+TRAINING, HELD_OUT = "training", "held out"
+FIRST = ("loss", "label_accuracy", "exact_match", "accuracy")
+LAST = (
+    *("gradient_norm", "prompt_norm", "learning_rate"),
+    *("tokens_per_second", "padding_share", "data_wait_share"),
+)
+LOG_RATIO = 50.0
+"""Ratio of values from which an axis is logarithmic."""
+
+
+class Series(NamedTuple):
+    """One curve.
+
+    Attributes:
+      run: number of the run.
+      kind: `TRAINING` or `HELD_OUT`.
+      steps: steps of the points that are drawn.
+      values: their values.
+      count: number of points in the log.
+    """
+
+    run: int
+    kind: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """Curves of one metric on one axis.
+
+    Attributes:
+      metric: name of the metric.
+      series: the curves.
+    """
+
+    metric: str
+    series: Sequence[Series]
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the values span so much that their axis is logarithmic."""
+        values = [value for series in self.series for value in series.values]
+        return min(values) > 0 and max(values) > LOG_RATIO * min(values)
+
+
+def thinned(curve: Curve, bins: int) -> Curve:
+    """Keeps the least and the greatest value of each of several equal bins.
+
+    The first and the last point are kept as well, so that no peak is lost, and no
+    value appears that was not there.
+
+    Args:
+      curve: steps in ascending order, and their values.
+      bins: number of bins.
+    """
+    steps, values = curve
+    if len(steps) <= 2 * bins:
+        return curve
+    edges = np.linspace(0, len(steps), bins + 1).astype(int)
+    kept = {0, len(steps) - 1}
+    for start, stop in itertools.pairwise(edges):
+        part = np.asarray(values[start:stop])
+        kept |= {int(start + part.argmin()), int(start + part.argmax())}
+    order = sorted(kept)
+    return [steps[i] for i in order], [values[i] for i in order]
+
+
+def panels_of(runs: Sequence[RecordedRun]) -> list[Panel]:
+    """Groups all curves of runs by metric, the most important metrics first."""
+    curves: dict[str, list[tuple[int, str, Curve]]] = {}
+    for number, run in enumerate(runs):
+        for name, curve in _curves_of(run).items():
+            if curve[0]:
+                kind = HELD_OUT if name.startswith(EVALUATION) else TRAINING
+                metric = name.removeprefix(EVALUATION)
+                curves.setdefault(metric, []).append((number, kind, curve))
+    count = sum(map(len, curves.values()))
+    bins = max(FEWEST_BINS, min(MOST_BINS, POINTS // (2 * max(count, 1))))
+    return [
+        Panel(
+            metric,
+            [
+                Series(number, kind, *thinned(curve, bins), len(curve[0]))
+                for number, kind, curve in curves[metric]
+            ],
+        )
+        for metric in sorted(curves, key=_rank)
+    ]
+
+
+def _curves_of(run: RecordedRun) -> Mapping[str, Curve]:
+    curves = {name: run.curve(name) for name in run.metrics}
+    curves["learning_rate"] = learning_rate_curve(run.values, run.curve("loss")[0])
+    return curves
+
+
+def _rank(metric: str) -> tuple[int, str]:
+    """Sorts the best-known metrics first, and what costs or explains last."""
+    if metric in FIRST:
+        return FIRST.index(metric), ""
+    if metric in LAST:
+        return 2 * len(FIRST) + LAST.index(metric), ""
+    return len(FIRST), metric

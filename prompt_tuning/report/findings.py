@@ -1,0 +1,267 @@
+"""A checklist: what in a run's log and measurement explains its result."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from prompt_tuning.report.measurement import Measurement
+from prompt_tuning.report.recorded_run import RecordedRun
+from prompt_tuning.report.schedule import learning_rate_curve
+
+FEW_EXAMPLES = 30
+"""Number of examples below which an interval of the bootstrap says little."""
+DEAD_GRADIENT = 1e-7
+GROWN, UNMOVED = 30.0, 0.02
+"""Ratios of the prompt's last norm to its first, minus 1 for the second."""
+STILL_FALLING = 0.02
+"""Relative fall of the loss over the last tenths of a run that more steps continue."""
+OVERFITTED = 0.1
+POOR_FIT = 0.5
+SAME_ANSWER = 0.9
+
+
+class Finding(NamedTuple):
+    """One item of the checklist.
+
+    Attributes:
+      title: what is looked at.
+      suspicious: whether it may explain a bad result; None where it is not known.
+      text: the numbers.
+      advice: what to try; empty if it is not suspicious.
+    """
+
+    title: str
+    suspicious: bool | None
+    text: str
+    advice: str = ""
+
+
+def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Finding]:
+    """Works out the checklist of a run, suspicious items first."""
+    findings = [
+        _loss_at_start(recorded, measured),
+        _gradient_at_start(recorded),
+        _end_of_training(recorded),
+        _fit_of_training(recorded),
+        _training_against_held_out(recorded),
+        _norm_of_prompt(recorded),
+        _left_out(measured),
+        _answers(measured),
+        _labels(measured),
+        _number_of_examples(measured),
+    ]
+    return sorted(findings, key=lambda x: not x.suspicious)
+
+
+def _loss_at_start(recorded: RecordedRun, measured: Measurement | None) -> Finding:
+    title = "Loss at the start"
+    steps, losses = recorded.curve("loss")
+    if not losses:
+        return Finding(title, None, "the log has no loss")
+    text = f"{losses[0]:.4g} at step {steps[0]:,}"
+    if measured is None:
+        return Finding(title, None, text)
+    uniform = math.log(measured.vocabulary_size)
+    text += (
+        f"; guessing among all {measured.vocabulary_size:,} tokens costs {uniform:.4g}"
+    )
+    if measured.bare is not None and "loss" in measured.bare.metrics:
+        text += f", no prompt {measured.bare.metrics['loss'].value:.4g} held out"
+    last = losses[-1]
+    if last > uniform:
+        advice = (
+            "the loss never fell below guessing: check that the tokenizer, the "
+            "template and the targets are the model's, and lower the learning rate"
+        )
+        return Finding(title, True, f"{text}; {last:.4g} at the end", advice)
+    return Finding(title, False, text)
+
+
+def _gradient_at_start(recorded: RecordedRun) -> Finding:
+    title = "Gradient at the start"
+    steps, norms = recorded.curve("gradient_norm")
+    if not norms:
+        return Finding(title, None, "the log has no gradient norm")
+    text = f"norm {norms[0]:.3g} at step {steps[0]:,}"
+    if norms[0] < DEAD_GRADIENT:
+        return Finding(
+            title,
+            True,
+            text,
+            "nothing reaches what is trained: check the loss weights and placement",
+        )
+    return Finding(title, False, text)
+
+
+def _end_of_training(recorded: RecordedRun) -> Finding:
+    """Compares the loss of the last tenth with the tenth before."""
+    title = "Still falling at the end"
+    _, losses = recorded.curve("loss")
+    part = max(len(losses) // 10, 2)
+    if len(losses) < 2 * part:
+        return Finding(title, None, "the log is too short to tell")
+    before, last = _tenths(losses, part)
+    fall = before.mean() - last.mean()
+    noise = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / part)
+    text = (
+        f"mean loss of the last tenth {last.mean():.4g}, before it {before.mean():.4g}"
+    )
+    advice = "train for more steps: the loss was still falling"
+    falling = fall > STILL_FALLING * before.mean() and fall > 2 * noise
+    done, planned = recorded.steps
+    if done < planned:
+        text += f"; stopped after {done:,} of {planned:,} steps"
+    return Finding(title, bool(falling), text, advice if falling else "")
+
+
+def _tenths(
+    losses: Sequence[float], part: int
+) -> tuple[Float[np.ndarray, "part"], Float[np.ndarray, "part"]]:
+    return np.array(losses[-2 * part : -part]), np.array(losses[-part:])
+
+
+def _fit_of_training(recorded: RecordedRun) -> Finding:
+    title = "Fits its training data"
+    _, shares = recorded.curve("accuracy")
+    if not shares:
+        return Finding(title, None, "the log has no accuracy")
+    mean = float(np.mean(shares[-max(len(shares) // 10, 1) :]))
+    text = f"{100 * mean:.1f} % of the training tokens right at the end"
+    if mean < POOR_FIT:
+        advice = (
+            "it does not fit even what it was trained on: perhaps the frozen model "
+            "cannot do this; try more vectors, another method, rate or model"
+        )
+        return Finding(title, True, text, advice)
+    return Finding(title, False, text)
+
+
+def _training_against_held_out(recorded: RecordedRun) -> Finding:
+    title = "Training against held-out"
+    steps, held_out = recorded.curve("evaluation/loss")
+    _, training = recorded.curve("loss")
+    if not held_out or not training:
+        return Finding(title, None, "the log has no held-out loss")
+    mean = float(np.mean(training[-max(len(training) // 10, 1) :]))
+    best = int(np.argmin(held_out))
+    text = f"training {mean:.4g}, held out {held_out[-1]:.4g} at the end"
+    text += f" and {held_out[best]:.4g} at best, at step {steps[best]:,}"
+    rise = held_out[-1] - held_out[best]
+    if rise > OVERFITTED * held_out[best] and held_out[-1] > 1.5 * mean:
+        advice = (
+            "it overfits: use more data, fewer steps or vectors, or a lower rate; the "
+            "best checkpoint is kept all the same"
+        )
+        return Finding(title, True, text, advice)
+    return Finding(title, False, text)
+
+
+def _norm_of_prompt(recorded: RecordedRun) -> Finding:
+    title = "Learning rate and the prompt's norm"
+    steps, norms = recorded.curve("prompt_norm")
+    if not norms:
+        return Finding(title, None, "the log has no prompt norm")
+    _, rates = learning_rate_curve(recorded.values, recorded.curve("loss")[0])
+    text = f"norm {norms[0]:.4g} at step {steps[0]:,}, {norms[-1]:.4g} at the end"
+    if rates:
+        text = f"highest rate {max(rates):.3g}; {text}"
+    ratio = norms[-1] / max(norms[0], 1e-12)
+    if ratio > GROWN:
+        return Finding(
+            title, True, text, f"the norm grew {ratio:.0f}-fold: lower the rate"
+        )
+    if len(norms) > 1 and abs(ratio - 1) < UNMOVED:
+        return Finding(title, True, text, "the prompt has hardly moved: raise the rate")
+    return Finding(title, False, text)
+
+
+def _left_out(measured: Measurement | None) -> Finding:
+    title = "Truncated or skipped"
+    if measured is None:
+        return Finding(title, None, "not measured for this page")
+    if not measured.left_out:
+        return Finding(title, False, "every example is as in the files")
+    advice = "raise the maximum lengths, or shorten the texts"
+    return Finding(title, True, "; ".join(measured.left_out), advice)
+
+
+def _answers(measured: Measurement | None) -> Finding:
+    """Looks whether the same text answers nearly every input."""
+    title = "Variety of answers"
+    rows = [] if measured is None else tuned_predictions(measured)
+    made = [row["output"] for row in rows if row["output"] is not None]
+    if len(made) < 2:
+        return Finding(title, None, "no answers were made")
+    (answer, count), *_ = Counter(made).most_common(1)
+    share = count / len(made)
+    wanted = Counter(row["target"] for row in rows).most_common(1)[0][1] / len(rows)
+    text = f"{len(set(made)):,} different ones; {answer[:60]!r} is {100 * share:.0f} %"
+    if share > SAME_ANSWER and share > wanted + 0.1:
+        advice = (
+            "it answers nearly every input alike: it has learned at most which answer "
+            "is frequent; balance the classes, or train longer"
+        )
+        return Finding(title, True, text, advice)
+    return Finding(title, False, text)
+
+
+def tuned_predictions(measured: Measurement) -> list[dict]:
+    """Returns the prediction of what was tuned for each example."""
+    name = next(iter(measured.results))
+    return [dict(row) for row in measured.predictions if row["system"] == name]
+
+
+def _labels(measured: Measurement | None) -> Finding:
+    """Compares the accuracy of labels with chance and with the largest class."""
+    title = "Labels"
+    matrix = None if measured is None else confusion(measured, 0)
+    if matrix is None:
+        return Finding(title, None, "no labels were ranked")
+    total = matrix.sum()
+    accuracy, largest = np.trace(matrix) / total, matrix.sum(axis=1).max() / total
+    chance = 1 / len(matrix)
+    text = (
+        f"accuracy {100 * accuracy:.1f} %, chance {100 * chance:.1f} %, always the "
+        f"most frequent label {100 * largest:.1f} %"
+    )
+    error = math.sqrt(chance * (1 - chance) / total)
+    if accuracy < chance - 3 * error:
+        return Finding(
+            title, True, text, "worse than chance: are labels swapped somewhere?"
+        )
+    if accuracy <= largest:
+        advice = "no better than always answering the most frequent label"
+        return Finding(title, True, text, advice)
+    return Finding(title, False, text)
+
+
+def confusion(measured: Measurement, system: int) -> Float[np.ndarray, "C C"] | None:
+    """Counts examples by their label (rows) and answer (columns); None without labels.
+
+    Args:
+      measured: the measurement.
+      system: number of the system among the results.
+    """
+    result = list(measured.results.values())[system]
+    calibrated = result.metrics.get("calibrated_macro_f1")
+    sums = calibrated or result.metrics.get("label_macro_f1")
+    if sums is None:
+        return None
+    _, answered, gold = np.split(sums.rows, 3, axis=1)
+    return gold.T @ answered
+
+
+def _number_of_examples(measured: Measurement | None) -> Finding:
+    title = "Number of examples"
+    if measured is None:
+        return Finding(title, None, "not measured for this page")
+    count = len(next(iter(measured.tuned.metrics.values())).rows)
+    if count < FEW_EXAMPLES:
+        return Finding(
+            title, True, f"{count:,}", "hold more out: so few say little about others"
+        )
+    return Finding(title, False, f"{count:,}")

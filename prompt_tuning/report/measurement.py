@@ -1,0 +1,280 @@
+"""What a page measures of a run's model: comparison, samples, the prompt itself."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.example_description import describe_examples
+from prompt_tuning.evaluation.results import EvaluationResult
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.tools.inspection import input_vectors, nearest_tokens
+from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
+from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
+
+NEAREST = 5
+"""Number of nearest tokens of each prompt vector."""
+MAXIMUM_COUNTED = 2**28
+"""Size in bytes of training files above which their examples are not counted."""
+
+Prediction = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredVectors:
+    """Prompt vectors among the input, and how they lie among the tokens' embeddings.
+
+    Attributes:
+      norms: norm of each vector, `[P]`.
+      nearest: text and cosine of the nearest tokens of each vector.
+      similarities: cosines of the vectors with each other, `[P, P]`.
+    """
+
+    norms: Float[np.ndarray, "P"]
+    nearest: Sequence[Sequence[tuple[str, float]]]
+    similarities: Float[np.ndarray, "P P"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptCard:
+    """What was trained.
+
+    Attributes:
+      leaves: shape and norm of each trained array, by path.
+      vectors: vectors among the input, by stack and task.
+      no_vectors: why there are none; empty if there are.
+      token_norms: norms of the tokens' embeddings: 5th percentile, median, 95th.
+      peft_bytes: size of PEFT's file of it, or why there is none.
+    """
+
+    leaves: Mapping[str, tuple[tuple[int, ...], float]]
+    vectors: Mapping[str, MeasuredVectors]
+    no_vectors: str
+    token_norms: tuple[float, float, float]
+    peft_bytes: int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What was measured of a run for its page.
+
+    Attributes:
+      results: results of each system on the same examples; the tuned one first.
+      seconds: time that each took.
+      predictions: a line for each system and example; see `prediction_lines`.
+      no_predictions: why there are none; empty if there are.
+      examples: description of the examples and of the intervals.
+      left_out: numbers of held-out and training examples that are truncated, skipped,
+        or have nothing to learn, in words.
+      evaluation: settings of the evaluation.
+      vocabulary_size: number of tokens.
+      parameters: number of parameters of the frozen model.
+      card: what was trained.
+      restored: which parameters were restored, fresh and ignored.
+    """
+
+    results: Mapping[str, EvaluationResult]
+    seconds: Mapping[str, float]
+    predictions: Sequence[Prediction]
+    no_predictions: str
+    examples: str
+    left_out: Sequence[str]
+    evaluation: Evaluation
+    vocabulary_size: int
+    parameters: int
+    card: PromptCard
+    restored: str
+
+    @property
+    def tuned(self) -> EvaluationResult:
+        """Result of what the run trained."""
+        return next(iter(self.results.values()))
+
+    @property
+    def bare(self) -> EvaluationResult | None:
+        """Result of the frozen model alone; None if the run trained nothing."""
+        return self.results.get(NO_PROMPT) if len(self.results) > 1 else None
+
+
+def measure_run(
+    run: Run,
+    *,
+    text_prompts: Sequence[str] = (),
+    loaded: tuple[PromptedModel, Parameters] | None = None,
+) -> Measurement | None:
+    """Measures a run's best checkpoint and the frozen model on its held-out data.
+
+    The numbers are those of `prompt-tuning evaluate --baseline`.
+
+    Args:
+      run: the run.
+      text_prompts: texts before the frozen model's input, each measured separately.
+      loaded: the run's model and its parameters, if they were loaded before.
+
+    Returns:
+      the measurement; None if the run has no held-out data.
+
+    Raises:
+      InputError: if the run has no checkpoint, or cannot be opened.
+    """
+    evaluation = run.evaluation
+    if evaluation is None:
+        return None
+    systems = open_comparison(
+        run, evaluation, baseline=True, text_prompts=text_prompts, loaded=loaded
+    )
+    model, first = systems[0].model, systems[0].evaluator
+    card = _describe_prompt(run, model, systems[0].read())
+    left_out = _left_out("held-out", first.examples)
+    left_out += _training_left_out(run, model)
+    results, seconds, lines = {}, {}, []
+    no_predictions = ""
+    started = time.monotonic()
+    texts = model.tokenizer is not None
+    for name, evaluator, result in measure_each(systems, with_texts=texts):
+        results[name], seconds[name] = result, time.monotonic() - started
+        if texts:
+            lines += _predictions(evaluator, name, result)
+        else:
+            no_predictions = "The model has no tokenizer to show texts with."
+        started = time.monotonic()
+    return Measurement(
+        results,
+        seconds,
+        lines,
+        no_predictions,
+        describe_examples(first, evaluation.resamples),
+        left_out,
+        evaluation,
+        model.config.vocabulary_size,
+        _count_frozen(model),
+        card,
+        model.plan.report(),
+    )
+
+
+def _predictions(
+    evaluator: Evaluator, name: str, result: EvaluationResult
+) -> list[Prediction]:
+    return [json.loads(line) for line in evaluator.predictions(name, result)]
+
+
+def _count_frozen(model: PromptedModel) -> int:
+    """Returns the number of parameters that come from the checkpoint."""
+    plan = model.plan
+    return sum(
+        int(np.prod(leaf.shape))
+        for path, leaf in plan.abstract.items()
+        if path not in plan.fresh
+    )
+
+
+def _training_left_out(run: Run, model: PromptedModel) -> list[str]:
+    """Counts the training examples that were left out or cut; not of large files."""
+    if run.data is None:
+        return []
+    size = sum(path.stat().st_size for path in run.data.paths if path.is_file())
+    if size > MAXIMUM_COUNTED:
+        return []
+    return _left_out("training", load_examples(run.data, model.interface))
+
+
+def _left_out(kind: str, examples: Examples) -> list[str]:
+    """Describes the examples that are not as in the files, or not there at all."""
+    counts = {
+        "are truncated because they are too long": examples.truncated,
+        "are left out because they are too long": examples.skipped,
+        "are left out because nothing in them is learned": examples.unlearned,
+        "are left out because they have no completion": examples.without_completion,
+    }
+    total = len(examples) + examples.skipped + examples.unlearned
+    total += examples.without_completion
+    return [
+        f"{count:,} of {total:,} {kind} examples {what}"
+        for what, count in counts.items()
+        if count
+    ]
+
+
+def _describe_prompt(
+    run: Run, model: PromptedModel, parameters: Parameters
+) -> PromptCard:
+    """Describes what was trained, and compares prompt vectors with tokens."""
+    leaves: Any = model.weight_storage.abstract_streamed() | parameters
+    tuned = merge(model.graph, leaves)
+    assert isinstance(tuned, LanguageModel)
+    trained = {p: x for p, x in parameters.items() if p in model.plan.fresh}
+    try:
+        prompts, problem = input_vectors(tuned.prompts()), ""
+    except InputError as error:
+        prompts, problem = {}, str(error)
+    if not prompts and not problem:
+        problem = "no vectors among the input were trained"
+    table = parameters.get("token_embedder/embedding")
+    embeddings = np.zeros((0, 1)) if table is None else np.asarray(table, np.float32)
+    norms = np.linalg.norm(embeddings, axis=1)
+    quantiles = np.quantile(norms, (0.05, 0.5, 0.95)) if len(norms) else np.zeros(3)
+    return PromptCard(
+        {
+            path: (tuple(leaf.shape), float(np.linalg.norm(np.asarray(leaf))))
+            for path, leaf in trained.items()
+        },
+        {name: _measure_vectors(model, x, embeddings) for name, x in prompts.items()}
+        if len(norms)
+        else {},
+        problem,
+        (float(quantiles[0]), float(quantiles[1]), float(quantiles[2])),
+        _peft_bytes(run, model, parameters),
+    )
+
+
+def _measure_vectors(
+    model: PromptedModel,
+    vectors: Float[np.ndarray, "P D"],
+    embeddings: Float[np.ndarray, "V D"],
+) -> MeasuredVectors:
+    vectors = np.asarray(vectors, np.float32)
+    norms = np.linalg.norm(vectors, axis=1)
+    directions = vectors / np.maximum(norms, 1e-12)[:, None]
+    count = min(NEAREST, len(embeddings))
+    nearest = [
+        [
+            (token_text(model, token), cosine)
+            for token, cosine in zip(each.tokens, each.similarities, strict=True)
+        ]
+        for each in nearest_tokens(vectors, embeddings, count)
+    ]
+    return MeasuredVectors(norms, nearest, directions @ directions.T)
+
+
+def token_text(model: PromptedModel, token: int) -> str:
+    """Returns a token as text, or as its id where the tokenizer does not have it."""
+    if model.tokenizer is None or token >= model.tokenizer.vocabulary_size:
+        return f"#{token}"
+    return repr(model.tokenizer.token(token))
+
+
+def _peft_bytes(run: Run, model: PromptedModel, parameters: Parameters) -> int | str:
+    """Returns the size of the trained parameters as PEFT stores them."""
+    try:
+        source = source_of_model("the run", model, parameters, run.model.checkpoint)
+        with TemporaryDirectory() as folder:
+            target = Path(folder) / "adapter"
+            write_adapters(source, target, "peft")
+            return sum(x.stat().st_size for x in target.glob("*.safetensors"))
+    except InputError as problem:
+        return str(problem)

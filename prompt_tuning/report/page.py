@@ -1,0 +1,340 @@
+"""Renders the page: one file with its style, its script and all its numbers."""
+
+import base64
+import dataclasses
+import hashlib
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.report.charts import (
+    CELLS,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    draw_matrix,
+    draw_panel,
+)
+from prompt_tuning.report.comparability import differences_of_data
+from prompt_tuning.report.curves import Panel, panels_of
+from prompt_tuning.report.findings import Finding, check_run, confusion
+from prompt_tuning.report.measurement import Measurement
+from prompt_tuning.report.recorded_run import RecordedRun
+from prompt_tuning.report.samples import Samples, samples_of
+from prompt_tuning.report.verdict import (
+    Verdict,
+    bounds_of,
+    compare,
+    deciding_metric,
+    judge,
+    shown_gain,
+    shown_value,
+    unit_of,
+)
+from prompt_tuning.report.visible_text import visible
+from prompt_tuning.version import __version__
+
+FOLDER = Path(__file__).parent
+ROWS = 12
+"""Rows of the table beside a curve."""
+
+
+class ReportedRun(NamedTuple):
+    """A run for a page.
+
+    Attributes:
+      name: short name among the runs.
+      recorded: what its directory holds.
+      measured: what was measured of its model; None for a page of the record alone.
+    """
+
+    name: str
+    recorded: RecordedRun
+    measured: Measurement | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunView:
+    """One run, prepared for the template.
+
+    Attributes:
+      run: the run.
+      verdict: whether it has worked.
+      findings: the checklist.
+      metric: the deciding metric; empty without a measurement.
+      samples: its samples; None without a measurement.
+    """
+
+    run: ReportedRun
+    verdict: Verdict
+    findings: Sequence[Finding]
+    metric: str
+    samples: Samples | None
+
+    @classmethod
+    def of(cls, run: ReportedRun, runs: int) -> "RunView":
+        """Prepares one of several runs."""
+        recorded, measured = run.recorded, run.measured
+        metric, samples = "", None
+        if measured is not None:
+            keep_best = recorded.setting("Run", "keep_best")
+            metrics = measured.tuned.metrics
+            metric = deciding_metric(metrics, keep_best, measured.evaluation)
+            samples = samples_of(measured, metric, runs)
+        verdict, findings = judge(recorded, measured), check_run(recorded, measured)
+        return cls(run, verdict, findings, metric, samples)
+
+    @property
+    def reasons(self) -> str:
+        """What may explain that it is no better, in one sentence."""
+        if self.verdict.outcome not in ("same", "worse"):
+            return ""
+        found = [f"{x.title.lower()}: {x.advice}" for x in self.findings if x.advice]
+        if not found:
+            return "The checklist found no reason: the checks below have the numbers."
+        return f"Why, perhaps: {'; '.join(found)}."
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Metrics on held-out data: measured, or else the last in the log."""
+        measured = self.run.measured
+        if measured is None:
+            return self.run.recorded.last_evaluation()
+        return {name: x.value for name, x in measured.tuned.metrics.items()}
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Metrics with intervals over all examples and by category, of each system."""
+        measured = self.run.measured
+        return [] if measured is None else _groups(measured)
+
+    @property
+    def matrices(self) -> list[tuple[str, Sequence[str], Any]]:
+        """Name, labels and counts of the confusion of each system."""
+        measured = self.run.measured
+        if measured is None or measured.tuned.ranking is None:
+            return []
+        labels = measured.tuned.ranking.labels
+        return [
+            (name, labels, confusion(measured, number))
+            for number, name in enumerate(measured.results)
+        ]
+
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """The best step and the last one."""
+        recorded = self.run.recorded
+        done, planned = recorded.steps
+        marks = []
+        if recorded.best_step is not None:
+            marks.append((recorded.best_step, f"best {recorded.best_step:,}"))
+        if 0 < done < planned:
+            marks.append((done, f"stopped {done:,} of {planned:,}"))
+        return marks
+
+    @property
+    def cost(self) -> list[tuple[str, str]]:
+        """What the run costs, by name."""
+        return _cost(self.run)
+
+    @property
+    def provenance(self) -> list[tuple[str, str]]:
+        """What the run was made of, by name."""
+        return _provenance(self.run.recorded)
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands that make the run and its numbers again."""
+        folder = self.run.recorded.directory
+        config = shlex.quote(f"{folder}/config.gin")
+        lines = [f"prompt-tuning train --gin_file {config} --out NEW_DIRECTORY"]
+        if self.run.recorded.has_evaluation:
+            quoted = shlex.quote(str(folder))
+            lines.append(f"prompt-tuning evaluate --run {quoted} --baseline")
+        return lines
+
+
+def _groups(measured: Measurement) -> list[dict[str, Any]]:
+    groups = []
+    for part, metrics in measured.tuned.groups.items():
+        systems = {n: x.groups[part] for n, x in measured.results.items()}
+        bounds = {n: bounds_of(x, measured.evaluation) for n, x in systems.items()}
+        rows = [
+            {
+                "metric": metric,
+                "cells": [
+                    (systems[name][metric].value, *bounds[name][metric])
+                    for name in systems
+                ],
+                "gain": _gain(measured, metric) if not part else None,
+            }
+            for metric in metrics
+        ]
+        count = len(next(iter(metrics.values())).rows)
+        groups.append({"name": part, "count": count, "rows": rows})
+    return groups
+
+
+def _gain(measured: Measurement, metric: str) -> str | None:
+    """Returns the gain over no prompt with its interval, if both were measured."""
+    names = list(measured.results)
+    if measured.bare is None or metric not in measured.bare.metrics:
+        return None
+    found = compare(measured, metric, names[1])
+    if any(map(np.isnan, (found.gain, found.low, found.high))):
+        return None
+    low, high = shown_gain(metric, found.low), shown_gain(metric, found.high)
+    return f"{shown_gain(metric, found.gain)}{unit_of(metric)} ({low} to {high})"
+
+
+def _cost(run: ReportedRun) -> list[tuple[str, str]]:
+    recorded, measured = run.recorded, run.measured
+    done, planned = recorded.steps
+    rows = [("steps", f"{done:,} of {planned:,}")]
+    if recorded.checkpoint is not None:
+        examples = recorded.checkpoint.get("extra", {}).get("examples")
+        if isinstance(examples, int):
+            rows.append(("training examples until the best step", f"{examples:,}"))
+        files = recorded.checkpoint.get("files", {})
+        sizes = {name: x["bytes"] for name, x in files.items()}
+        for name, size in sizes.items():
+            rows.append((f"bytes of {name}", f"{size:,}"))
+    if measured is not None:
+        size = measured.card.peft_bytes
+        text = f"{size:,}" if isinstance(size, int) else f"none: {size}"
+        rows.append(("bytes as PEFT stores it", text))
+        rows.append(("parameters of the frozen model", f"{measured.parameters:,}"))
+        for name, seconds in measured.seconds.items():
+            rows.append((f"seconds to evaluate: {name}", f"{seconds:.1f}"))
+    for metric, title in (
+        ("tokens_per_second", "tokens per second, median"),
+        ("padding_share", "share of padding, median"),
+        ("data_wait_share", "share of time waiting for data, median"),
+    ):
+        values = recorded.curve(metric)[1]
+        if values:
+            middle = float(np.median(values))
+            shown = f"{middle:,.0f}" if metric == "tokens_per_second" else None
+            rows.append((title, shown or f"{100 * middle:.1f} %"))
+    return rows
+
+
+def _provenance(recorded: RecordedRun) -> list[tuple[str, str]]:
+    rows = [
+        ("run directory", str(recorded.directory)),
+        ("model", str(recorded.setting("Pretrained", "checkpoint", ""))),
+        *((name.replace("_", " "), str(x)) for name, x in recorded.record.items()),
+    ]
+    rows += [
+        (f"{scope or 'data'}: {path}", checksum)
+        for scope, files in recorded.data.items()
+        for path, checksum in files.items()
+    ]
+    if recorded.checkpoint is not None:
+        files = recorded.checkpoint.get("files", {})
+        rows += [
+            (f"checkpoint {recorded.best_step}: {name}", str(file["sha256"]))
+            for name, file in files.items()
+        ]
+    config = hashlib.sha256(recorded.config.encode(errors="surrogatepass")).hexdigest()
+    return [
+        *rows,
+        ("config", config),
+        (
+            "page written by",
+            f"prompt_tuning {__version__}, jax {jax.__version__}, "
+            f"numpy {np.__version__}, Python {platform.python_version()}",
+        ),
+    ]
+
+
+def render_page(runs: Sequence[ReportedRun]) -> str:
+    """Renders the page of runs, the same bytes for the same input.
+
+    Raises:
+      InputError: without a run.
+    """
+    if not runs:
+        raise InputError("there is no run to report")
+    views = [RunView.of(run, len(runs)) for run in runs]
+    recorded = [run.recorded for run in runs]
+    panels = panels_of(recorded)
+    marks = views[0].marks if len(views) == 1 else []
+    script = (FOLDER / "page.js").read_text("utf-8")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "value": shown_value}
+    return environment.get_template("page.html.jinja").render(
+        views=views,
+        metrics=list(dict.fromkeys(name for view in views for name in view.values)),
+        warnings=differences_of_data([(x.name, x.recorded) for x in runs]),
+        panels=[_panel(panel, runs, marks) for panel in panels],
+        draw_matrix=draw_matrix,
+        size=(WIDTH, HEIGHT, LEFT, RIGHT),
+        cells=CELLS,
+        style=Markup((FOLDER / "page.css").read_text("utf-8")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _finalize(value: Any) -> Any:
+    """Shows hidden characters of every text that is not the page's own markup."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value)
+    return value
+
+
+def _panel(
+    panel: Panel, runs: Sequence[ReportedRun], marks: Sequence[tuple[int, str]]
+) -> Mapping[str, Any]:
+    """Prepares a panel: its picture, the data of its cursor, and its table."""
+    several = len(runs) > 1
+    names = []
+    for series in panel.series:
+        name = runs[series.run].name
+        names.append(visible(f"{name}, {series.kind}" if several else series.kind))
+    return {
+        "metric": panel.metric,
+        "logarithmic": panel.logarithmic,
+        "picture": draw_panel(panel, marks),
+        "data": {
+            "last": max(s.steps[-1] for s in panel.series),
+            "series": [
+                {"name": name, "run": s.run, "steps": s.steps, "values": s.values}
+                for name, s in zip(names, panel.series, strict=True)
+            ],
+        },
+        "series": list(zip(names, panel.series, strict=True)),
+        "table": [_rows(s.steps, s.values) for s in panel.series],
+    }
+
+
+def _rows(steps: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
+    """Chooses evenly spaced points, with the least and the greatest value."""
+    last = len(steps) - 1
+    chosen = {round(i * last / (ROWS - 1)) for i in range(ROWS)}
+    chosen |= {int(np.argmin(values)), int(np.argmax(values))}
+    return [(steps[i], values[i]) for i in sorted(chosen)]
+
+
+def _number(value: float) -> str:
+    """Returns a number with four decimals, as `evaluate` prints it."""
+    if np.isnan(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,179 @@
+"""What a run directory holds, read without its model."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prompt_tuning.checkpoints.run_store.checkpoint_files import read_state
+from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
+from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_latest
+from prompt_tuning.config.config_values import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    config_values,
+    literal,
+    resolved,
+)
+from prompt_tuning.config.early_checks import read_values
+from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
+from prompt_tuning.config.recorded_paths import FILES, RecordedPaths
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import read_limited, read_object
+from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
+
+Values = Mapping[str, Mapping[str, Any]]
+Curve = tuple[list[int], list[float]]
+LARGEST_HASHED = 2**30
+"""Size in bytes of data files above which no checksum is computed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+    """What a run directory holds.
+
+    Attributes:
+      directory: the run directory.
+      config: text of the config.
+      values: values of the config by factory and parameter.
+      log: lines of the log, in the order of their steps.
+      damage: what could not be read, in sentences.
+      record: content of `run.json`.
+      checkpoint: content of the best checkpoint's `state.json`; None without one.
+      data: of each scope of the config, such as "train", the SHA-256 of its data files
+        by path, or why there is none.
+    """
+
+    directory: Path
+    config: str
+    values: Values
+    log: Sequence[Mapping[str, int | float]]
+    damage: Sequence[str]
+    record: Mapping[str, Any]
+    checkpoint: Mapping[str, Any] | None
+    data: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def read(cls, directory: Path) -> "RecordedRun":
+        """Reads a run directory; a damaged log is read as far as it goes.
+
+        Raises:
+          InputError: if it has no config, or one that cannot be read.
+        """
+        file = directory / CONFIG_FILE
+        if not file.is_file():
+            raise InputError(f"{directory} is not a run: it has no {CONFIG_FILE}")
+        config = read_limited(file, MAXIMUM_BYTES).decode(errors="replace")
+        damage: list[str] = []
+        identity = directory / IDENTITY_FILE
+        return cls(
+            directory,
+            config,
+            read_values([str(file)]),
+            _read_log(directory / METRICS_FILE, damage),
+            damage,
+            read_object(identity).values if identity.is_file() else {},
+            _read_checkpoint(directory / FOLDER, damage),
+            _checksums(directory, config),
+        )
+
+    def setting(self, factory: str, name: str, default: Any = None) -> Any:
+        """Returns a value of the config, or the default where it has none."""
+        value = self.values.get(factory, {}).get(name)
+        return default if value is None else value
+
+    def curve(self, metric: str) -> Curve:
+        """Returns steps and values of a metric, without values that are not finite."""
+        points = [
+            (int(line["step"]), float(line[metric]))
+            for line in self.log
+            if metric in line and math.isfinite(line[metric])
+        ]
+        return [step for step, _ in points], [value for _, value in points]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of all metrics in the log, in the order of their first lines."""
+        names = dict.fromkeys(name for line in self.log for name in line)
+        return [name for name in names if name not in ("step", "epoch")]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Number of steps taken, according to the log, and to be taken."""
+        done = max((int(line["step"]) for line in self.log), default=0)
+        return done, int(self.setting("Run", "steps", done))
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the checkpoint that evaluation uses."""
+        return None if self.checkpoint is None else int(self.checkpoint["step"])
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the config names held-out data."""
+        return self.setting("Run", "evaluation") is not None
+
+    def last_evaluation(self) -> dict[str, float]:
+        """Returns the newest value of each metric on held-out data, by name."""
+        found: dict[str, float] = {}
+        for line in self.log:
+            found |= {
+                name.removeprefix(EVALUATION): float(value)
+                for name, value in line.items()
+                if name.startswith(EVALUATION)
+            }
+        return found
+
+
+def _read_log(file: Path, damage: list[str]) -> list[dict[str, int | float]]:
+    """Reads the log and describes what is damaged in it."""
+    if not file.is_file():
+        damage.append(f"There is no {METRICS_FILE}, so there are no curves.")
+        return []
+    found: list[str] = []
+    log = read_log(file, found.append)
+    if found:
+        damage.append(
+            f"{len(found):,} damaged line{'s' * (len(found) > 1)} of {METRICS_FILE} "
+            f"left out, {len(log):,} steps were read; the first: {found[0]}."
+        )
+    odd = sum(not math.isfinite(x) for line in log for x in line.values())
+    if odd:
+        damage.append(
+            f"{odd:,} numbers of the log are not finite and are missing in the curves."
+        )
+    return log
+
+
+def _read_checkpoint(folder: Path, damage: list[str]) -> Mapping[str, Any] | None:
+    try:
+        return read_state(best_or_latest(folder, lambda _: None))
+    except InputError as problem:
+        damage.append(f"{problem}.")
+        return None
+
+
+def _checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
+    """Returns the SHA-256 of the data files in a config; see `RecordedRun.data`."""
+    paths, values = RecordedPaths.read(directory, config), config_values(config)
+    result = {}
+    for name in values:
+        scope, _, setting = name.rpartition("/")
+        if setting == FILES:
+            given = literal(resolved(values, name), [])
+            names = [given] if isinstance(given, str) else given
+            result[scope] = {n: _checksum(Path(paths.locate(n))) for n in names}
+    return result
+
+
+def _checksum(file: Path) -> str:
+    """Returns the SHA-256 of a file, or why there is none."""
+    if not file.is_file():
+        return "a folder" if file.is_dir() else "not found"
+    size = file.stat().st_size
+    if size > LARGEST_HASHED:
+        return f"too large for a checksum: {size:,} bytes"
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

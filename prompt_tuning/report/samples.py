@@ -1,0 +1,132 @@
+"""The samples of a page: what was wanted and made, with and without the prompt."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from prompt_tuning.core.metric_directions import DIRECTIONS
+from prompt_tuning.report.measurement import Measurement
+from prompt_tuning.tuned.comparison import NO_PROMPT
+
+LARGEST_TEXT = 400
+"""Characters of a text that are shown."""
+LARGEST_ALL = 700_000
+"""Bytes of all samples of a page."""
+MARGIN = 400
+"""Bytes of the page for each sample besides its texts."""
+
+
+class Sample(NamedTuple):
+    """One held-out example.
+
+    Attributes:
+      number: its number.
+      category: its category; empty without one.
+      given: the input.
+      wanted: the completion.
+      made: answer of what was tuned; None if none was made.
+      made_bare: answer without a prompt; None if there is none.
+      loss: its loss, tuned; None if it was not measured.
+      loss_bare: its loss without a prompt.
+      outcome: "win", "loss" or "tie" against no prompt; empty without a comparison.
+    """
+
+    number: int
+    category: str
+    given: str
+    wanted: str
+    made: str | None
+    made_bare: str | None
+    loss: float | None
+    loss_bare: float | None
+    outcome: str
+
+    @property
+    def gain(self) -> float | None:
+        """By how much the prompt lowers the loss."""
+        if self.loss is None or self.loss_bare is None:
+            return None
+        return self.loss_bare - self.loss
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is the completion."""
+        return self.made == self.wanted
+
+
+class Samples(NamedTuple):
+    """The samples that a page shows, and how many there are."""
+
+    shown: Sequence[Sample]
+    total: int
+
+
+def samples_of(measured: Measurement, metric: str, runs: int = 1) -> Samples:
+    """Pairs the predictions of what was tuned and of no prompt.
+
+    If they are too many for a page, evenly spaced ones are chosen after sorting by
+    loss, so that the best, the worst and what lies between are shown.
+
+    Args:
+      measured: the measurement.
+      metric: metric that tells wins from losses.
+      runs: number of runs that share the page.
+    """
+    tuned, bare = next(iter(measured.results)), NO_PROMPT
+    by_system: dict[str, dict[int, Any]] = {}
+    for line in measured.predictions:
+        by_system.setdefault(line["system"], {})[line["example"]] = line
+    others = by_system.get(bare, {}) if bare != tuned else {}
+    samples = [
+        _sample(line, others.get(number), metric)
+        for number, line in by_system.get(tuned, {}).items()
+    ]
+    kept = _fitting(samples, LARGEST_ALL // runs)
+    return Samples(kept, len(samples))
+
+
+def _sample(line: dict[str, Any], bare: dict[str, Any] | None, metric: str) -> Sample:
+    outcome = ""
+    if bare is not None:
+        one, other = line["scores"].get(metric), bare["scores"].get(metric)
+        if one is not None and other is not None:
+            sign = -1 if DIRECTIONS.get(metric) == "min" else 1
+            gain = sign * (one - other)
+            outcome = "win" if gain > 0 else "loss" if gain < 0 else "tie"
+    return Sample(
+        line["example"],
+        line.get("category") or "",
+        _cut(line["input"]),
+        _cut(line["target"]),
+        _cut(line["output"]),
+        None if bare is None else _cut(bare["output"]),
+        line["scores"].get("loss"),
+        None if bare is None else bare["scores"].get("loss"),
+        outcome,
+    )
+
+
+def _cut(text: Any) -> Any:
+    """Shortens a long text, with its length; anything else does not change."""
+    if not isinstance(text, str) or len(text) <= LARGEST_TEXT:
+        return text
+    return f"{text[:LARGEST_TEXT]}... ({len(text):,} characters)"
+
+
+def _fitting(samples: list[Sample], budget: int) -> list[Sample]:
+    """Chooses samples whose texts have at most `budget` bytes."""
+    sizes = [_size(sample) for sample in samples]
+    if sum(sizes) <= budget:
+        return samples
+    count = max(1, int(len(samples) * budget / sum(sizes)))
+    ranked = sorted(samples, key=lambda x: (x.loss is None, x.loss or 0.0))
+    last = len(ranked) - 1
+    numbers = {round(i * last / max(count - 1, 1)) for i in range(count)}
+    return sorted(ranked[i] for i in numbers)
+
+
+def _size(sample: Sample) -> int:
+    """Returns about how many bytes of a page a sample takes."""
+    texts = (sample.given, sample.wanted, sample.made or "", sample.made_bare or "")
+    # Escapes of JSON are about as long as those of HTML.
+    return MARGIN + sum(len(json.dumps(text, ensure_ascii=False)) for text in texts) * 2
