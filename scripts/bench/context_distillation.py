@@ -1,11 +1,14 @@
 """Measures how much of a text's effect a prompt of 8 vectors retains.
 
     python -m scripts.bench.context_distillation --model DIR [--gin.STEPS=600 ...]
+    python -m scripts.bench.context_distillation --model DIR --context_file story.txt \
+        --slots 32
 
 Samples texts from the frozen model after a context of about 32 tokens, and tunes a
 prompt on some of them with the shipped config `runs/context_distillation`. On the other
 texts it measures nats per token after BOS alone, after the context, and after the
-prompt, and the fraction of the gap between the first two that the prompt closes.
+prompt, and the fraction of the gap between the first two that the prompt closes. With
+`--slots` it tunes a key/value prefix that starts from the first tokens of the context.
 """
 
 import argparse
@@ -57,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--model", required=True, help="the stories260k folder")
     parser.add_argument("--context", default=CONTEXT)
+    parser.add_argument("--context_file", type=Path, help="file of the context")
+    parser.add_argument("--slots", type=int, help="length of a key/value prefix")
     parser.add_argument(
         "--texts", type=int, default=2048, help="number of training texts"
     )
@@ -76,6 +81,8 @@ def distil(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
     """
     set_up_process()
     started = time.monotonic()
+    if arguments.context_file is not None:
+        arguments.context = arguments.context_file.read_text()
     directory = new_directory(arguments.runs, "context-distillation")
     model = open_pretrained(
         Pretrained(checkpoint=arguments.model), key=jax.random.key(0)
@@ -106,7 +113,10 @@ def context_ids(model: PromptedModel, context: str) -> list[int]:
 def sample(
     model: PromptedModel, frozen: Parameters, arguments: argparse.Namespace
 ) -> list[list[int]]:
-    """Samples continuations of the context from the model, and drops empty ones."""
+    """Samples continuations of the context from the model.
+
+    Empty ones are dropped, and those that begin another text by BOS.
+    """
     given = context_ids(model, arguments.context)
     continuations = continue_rows(
         model,
@@ -115,7 +125,7 @@ def sample(
         Sampling(new_tokens=NEW_TOKENS, temperature=1.0, seed=arguments.seed),
         batch_size=256,
     )
-    return [row for row in continuations if row]
+    return [row for row in continuations if row and row[0] != model.config.bos_id]
 
 
 def write_rows(path: Path, rows: Sequence[list[int]], model: PromptedModel) -> str:
@@ -149,8 +159,13 @@ def tune(
         "RUN_DIRECTORY": str(directory),
         "Run.seed": arguments.seed,
     }
+    files_of_run = ["runs/context_distillation.gin"]
+    if arguments.slots is not None:
+        files_of_run.append("prompts/text_prefix.gin")
+        prefix = {"PROMPT_LENGTH": arguments.slots, "PROMPT_TEXT": arguments.context}
+        values |= prefix | {"LEARNING_RATE": 0.02}
     bindings = [f"{name} = {value!r}" for name, value in values.items()]
-    run = gin_files.read_run(["runs/context_distillation.gin"], [*bindings, *overrides])
+    run = gin_files.read_run(files_of_run, [*bindings, *overrides])
     train(
         open_run(run),
         config=operative_config.operative_config(),

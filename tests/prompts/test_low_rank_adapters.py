@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.core.branch_dropout import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.families.hf_folder import read_config
@@ -211,6 +212,22 @@ def test_dropout_zeroes_the_branch_in_training_alone():
     expected = loss(plain, one)
     assert loss(graph, None) == expected == loss(plain, None)
     assert len({expected, loss(graph, one), loss(graph, other)}) == 3
+
+
+def test_the_effect_of_dropout_has_the_mean_and_variance_of_its_theory():
+    """Elements are 0 or `x / (1 - p)`, so a sum `x @ w` keeps its mean, with the
+    variance `p / (1 - p) * sum((x w)^2)`; both within 3 standard errors of 1e4 draws.
+    """
+    draws, size, rate = 10_000, 24, 0.3
+    random = np.random.default_rng(0)
+    x, w = random.standard_normal((2, size))
+    rows = jnp.broadcast_to(jnp.asarray(x, jnp.float32), (draws, size))
+    with branch_draws(KEY, jnp.arange(draws)):
+        effects = np.asarray(branch_dropout(rows, rate, "lora", 0), np.float64) @ w
+    variance = rate / (1 - rate) * np.sum((x * w) ** 2)
+    assert abs(effects.mean() - x @ w) < 3 * (variance / draws) ** 0.5
+    # The sum is nearly normal, so its variance has the relative error sqrt(2 / n).
+    assert abs(effects.var() / variance - 1) < 3 * (2 / draws) ** 0.5
 
 
 def test_masks_and_norms_are_the_same_on_a_mesh():
