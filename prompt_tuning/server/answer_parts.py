@@ -7,9 +7,11 @@ certain. The whole text gives the same parts as its pieces.
 import abc
 import re
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from prompt_tuning.server.call_syntax import CallSyntax, json_calls
+from prompt_tuning.server.call_forms import Schemas, json_calls
+from prompt_tuning.server.call_syntax import CallSyntax
 
 Kind = Literal["content", "reasoning", "call"]
 
@@ -103,6 +105,7 @@ class TaggedReader(AnswerReader):
       thinking: tags before and after the reasoning; None for none.
       opened: whether the text before the answer opened the reasoning.
       syntax: syntax of calls; None if calls are not read.
+      schemas: schemas of the arguments of the functions that may be called.
     """
 
     def __init__(
@@ -111,9 +114,10 @@ class TaggedReader(AnswerReader):
         *,
         opened: bool = False,
         syntax: CallSyntax | None = None,
+        schemas: Schemas = MappingProxyType({}),
     ):
         self._thinking: tuple[str, ...] = thinking or ()
-        self._syntax = syntax
+        self._syntax, self._schemas = syntax, schemas
         tags = () if syntax is None else (syntax.opening, syntax.closing)
         super().__init__([*self._thinking, *filter(None, tags)])
         self._kind: Kind = "reasoning" if opened else "content"
@@ -169,7 +173,7 @@ class TaggedReader(AnswerReader):
     def _end_call(self, closing: str = "") -> None:
         """Adds the calls that were read; text that is none becomes content."""
         assert self._syntax is not None
-        calls = self._syntax.read(self._call)
+        calls = self._syntax.read(self._call, self._schemas)
         text = self._opening + self._call + closing
         self._parts += [Part("call", each.arguments, each.name) for each in calls or ()]
         if not calls:

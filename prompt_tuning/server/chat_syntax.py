@@ -11,6 +11,7 @@ from prompt_tuning.server.answer_parts import (
     HarmonyReader,
     TaggedReader,
 )
+from prompt_tuning.server.call_forms import Schemas
 from prompt_tuning.server.call_syntax import (
     HARMONY_CALLS,
     KNOWN,
@@ -34,12 +35,14 @@ class ChatSyntax:
       thinking: tags around its reasoning; None if it has none.
       opened: whether the conversation ends with the tag that opens the reasoning.
       calls: syntax of its calls; None if it may call nothing.
+      schemas: schemas of the arguments of the functions that it may call.
       harmony: whether it consists of gpt-oss's messages.
     """
 
     thinking: tuple[str, str] | None = None
     opened: bool = False
     calls: CallSyntax | None = None
+    schemas: Schemas = dataclasses.field(default_factory=dict)
     harmony: bool = False
 
     @property
@@ -51,7 +54,9 @@ class ChatSyntax:
         """Returns a reader of one answer."""
         if self.harmony:
             return HarmonyReader(calls=self.calls is not None)
-        return TaggedReader(self.thinking, opened=self.opened, syntax=self.calls)
+        return TaggedReader(
+            self.thinking, opened=self.opened, syntax=self.calls, schemas=self.schemas
+        )
 
     def written(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Returns the special tokens that structure the answer, with their texts."""
@@ -93,7 +98,7 @@ def find_syntax(
     harmony = "<|channel|>" in template and "<|message|>" in template
     if choice is not None and choice.required:
         # Calls that a grammar enforces need no special token.
-        if calls is None or (calls.tags is None and not calls.bare):
+        if calls is None or not calls.is_json or (not calls.tags and not calls.bare):
             calls = PLAIN
         harmony = False
     elif choice is not None and calls is None:
@@ -103,10 +108,11 @@ def find_syntax(
             f"({names}), and this one does not: require a call by tool_choice, which "
             "is then written as JSON, or leave out tools"
         )
+    schemas = {} if choice is None else choice.functions
     thinking = next((x for x in THINKING if x[0] in template), None)
     if thinking is None or harmony or calls is HARMONY_CALLS:
-        return ChatSyntax(calls=calls, harmony=harmony)
-    return ChatSyntax(thinking, _opens(tokenizer, ids, thinking[0]), calls)
+        return ChatSyntax(calls=calls, schemas=schemas, harmony=harmony)
+    return ChatSyntax(thinking, _opens(tokenizer, ids, thinking[0]), calls, schemas)
 
 
 def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:

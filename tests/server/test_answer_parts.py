@@ -6,15 +6,28 @@ import pytest
 
 from prompt_tuning.server.answer_parts import HarmonyReader, Part, TaggedReader
 from prompt_tuning.server.call_syntax import (
+    GEMMA,
+    GLM,
     HARMONY_CALLS,
     HERMES,
+    LFM,
     LLAMA,
     MISTRAL,
     PLAIN,
+    QWEN_CODER,
     syntax_of,
 )
 
 THINK = ("<think>", "</think>")
+SCHEMAS = {
+    "f": {
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"type": ["string", "null"]},
+            "c": {"type": "boolean"},
+        }
+    }
+}
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
@@ -105,6 +118,33 @@ CASES = [
         [reasoning("so"), content("yes, 1 < 2")],
     ),
     (lambda: HarmonyReader(calls=True), "no header", [content("no header")]),
+    (
+        lambda: TaggedReader(syntax=QWEN_CODER, schemas=SCHEMAS),
+        "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=b>\n5\n"
+        "</parameter>\n<parameter=c>\nTrue\n</parameter>\n</function>\n</tool_call>",
+        [call(a=5, b="5", c=True)],
+    ),
+    (
+        lambda: TaggedReader(syntax=GLM, schemas=SCHEMAS),
+        "Yes\n<tool_call>f\n<arg_key>b</arg_key>\n<arg_value>1 < 2</arg_value>\n"
+        "<arg_key>a</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",
+        [content("Yes"), call(b="1 < 2", a=[1])],
+    ),
+    (
+        lambda: TaggedReader(syntax=LFM),
+        "<|tool_call_start|>[f(a='x, y', b=[1, True]), g()]<|tool_call_end|>",
+        [call(a="x, y", b=[1, True]), Part("call", "{}", "g")],
+    ),
+    (
+        lambda: TaggedReader(syntax=LFM),
+        "<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>",
+        [content("<|tool_call_start|>[f(a=open('x'))]<|tool_call_end|>")],
+    ),
+    (
+        lambda: TaggedReader(syntax=GEMMA),
+        '<|tool_call>call:f{a:<|"|>x, y:{z<|"|>,b:{c:[1,true]}}<tool_call|>',
+        [call(a="x, y:{z", b={"c": [1, True]})],
+    ),
 ]
 
 
@@ -138,9 +178,11 @@ def test_content_is_not_held_back_until_the_end():
         ("<|channel|> functions", HARMONY_CALLS),
         ('{% if tools %}{"name": x, "arguments": y}{% endif %}', PLAIN),
         ("{{ message.content }}", None),
-        ("tools <tool_call><function=f>", None),
-        ("tools <tool_call>f<arg_key>", None),
-        ('tools "parameters" <|tool_call>call:f{}', None),
+        ("tools <tool_call><function=f>", QWEN_CODER),
+        ("tools <tool_call>f<arg_key>", GLM),
+        ("tools <|tool_call>call:f{}", GEMMA),
+        ("tools <|tool_call_start|>[", LFM),
+        ('tools "parameters" <function_call>', None),
     ],
 )
 def test_the_template_tells_the_syntax(template, syntax):

@@ -19,7 +19,7 @@ TEMPLATES = {
     "{% endif %}{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<think>\n{% endif %}",
     "llama": TOOLS + MESSAGES + '{# ipython "parameters" #}',
-    "unknown": TOOLS + MESSAGES + "{# <tool_call><function=f> #}",
+    "unknown": TOOLS + MESSAGES + "{# <function_call>f #}",
 }
 LEAF = {"type": "object", "properties": {"leaf": {"enum": ["x", "y"]}}}
 LEAF |= {"required": ["leaf"], "additionalProperties": False}
@@ -126,7 +126,7 @@ def test_tools_are_read_by_the_template_and_their_tokens_from_the_answer(server)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tools": BOTH}, "a known syntax (Hermes, Mistral, Llama 3, gpt-oss, plain"),
+        ({"tools": BOTH}, "a known syntax (Hermes, Qwen3-Coder, GLM, Gemma 4, LFM2"),
         ({"tools": [{"type": "web_search"}]}, "type = 'web_search', expected function"),
         ({"tools": [function("a b", {})]}, "expected 1 to 64 letters"),
         ({"tools": BOTH * 65}, "tools has 130 entries"),
