@@ -172,9 +172,10 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         generation, form = self._generation, self._form
-        rows = sum(each.request.sampling.n for each in generation.handles)
+        requests = [each.request for each in generation.handles]
         try:
-            for event in form.opening(rows):
+            # The tokens of long texts take time to decode.
+            for event in await asyncio.to_thread(form.opening, requests):
                 yield json_bytes(event)
             async for piece in generation:
                 event = form.event(generation.row(piece), piece)

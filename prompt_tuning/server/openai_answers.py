@@ -61,10 +61,18 @@ class AnswerFormat(abc.ABC):
             "usage": usage(handles),
         }
 
-    def opening(self, rows: int) -> list[dict[str, Any]]:
-        """Returns the events that precede the first piece."""
-        del rows
-        return []
+    def opening(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """Returns events that precede the first piece: one for each row, or none."""
+        choices = [
+            {"logprobs": None, "finish_reason": None, **first}
+            for request in requests
+            for first in [self._first(request)] * request.sampling.n
+            if first
+        ]
+        return [
+            {**self._head(self.part), "choices": [{"index": row, **choice}]}
+            for row, choice in enumerate(choices)
+        ]
 
     def event(self, row: int, piece: Piece) -> dict[str, Any] | None:
         """Returns the event of a piece; None if it has nothing to show."""
@@ -112,6 +120,10 @@ class AnswerFormat(abc.ABC):
         return {"prompt_logprobs": given}
 
     @abc.abstractmethod
+    def _first(self, request: Request) -> dict[str, Any]:
+        """Returns the fields of each row's first event; none if there is no event."""
+
+    @abc.abstractmethod
     def _content(self, completion: Completion) -> dict[str, Any]:
         """Returns the fields of a choice that have its text."""
 
@@ -130,6 +142,11 @@ class CompletionFormat(AnswerFormat):
     """Answers of `/v1/completions`."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def _first(self, request: Request) -> dict[str, Any]:
+        if not self.given.echo:
+            return {}
+        return {"text": GivenText.decode(self._tokenizer, request.ids or ()).text}
 
     def _content(self, completion: Completion) -> dict[str, Any]:
         return {"text": completion.text}
@@ -199,12 +216,9 @@ class ChatFormat(AnswerFormat):
         (handle,) = handles
         return super().answer(handles) | self._prompt_logprobs(handle.completions[0])
 
-    def opening(self, rows: int) -> list[dict[str, Any]]:
-        """Returns an event with the role of each row."""
-        delta = {"role": "assistant", "content": ""}
-        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
-        head = self._head(self.part)
-        return [{**head, "choices": [{"index": row, **choice}]} for row in range(rows)]
+    def _first(self, request: Request) -> dict[str, Any]:
+        del request
+        return {"delta": {"role": "assistant", "content": ""}}
 
     def _content(self, completion: Completion) -> dict[str, Any]:
         message = ChatMessage(self._syntax)

@@ -269,8 +269,11 @@ def _common(
         logprobs if echo else None,
         body.integer("prompt_logprobs", None, maximum=MAXIMUM_LOGPROBS),
     )
-    if stream and given != NOTHING_GIVEN:
-        raise InputError("echo and prompt_logprobs are not streamed: leave out stream")
+    if stream and given != GivenParts(echo):
+        raise InputError(
+            "log-probabilities of the prompt are not streamed: leave out stream, or "
+            "echo's logprobs and prompt_logprobs"
+        )
     options = body.nested("stream_options", {})
     check_known(options, STREAM_OPTIONS, STREAM_CHANGING)
     sampling = _sampling(body, tokens, logprobs, given)

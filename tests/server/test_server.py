@@ -292,6 +292,20 @@ def test_echo_alone_repeats_the_text(server):
     assert server.ask(body)[1]["choices"][0]["text"] == TEXT
 
 
+def test_echo_is_streamed_before_each_answer(server):
+    body = {"prompt": [TEXT, "b"], "n": 2, "max_tokens": 4, "seed": 1, "echo": True}
+    expected = [each["text"] for each in server.ask(body)[1]["choices"]]
+    status, content = server.ask({**body, "stream": True})
+    assert status == 200
+    texts = [""] * 4
+    for line in content.decode().split("\n\n")[:-2]:
+        (choice,) = json.loads(line[6:])["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == expected
+    status, answer = server.ask({**body, "stream": True, "logprobs": 1})
+    assert status == 400 and "are not streamed" in answer["error"]["message"]
+
+
 def test_prompt_logprobs_have_the_form_of_vllm(server, model):
     ids = encode_given(model.prompted, TEXT)
     body = {"prompt": TEXT, "prompt_logprobs": 2, "max_tokens": 0}
@@ -358,7 +372,6 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": "a", "return_token_ids": 0}, 400, "is not supported"),
         ({"prompt": "a", **BEAMS, "echo": True}, 400, "echo has no effect"),
         ({"prompt": "a", "echo": 1}, 400, "expected true or false"),
-        ({"prompt": "a", "echo": True, "stream": True}, 400, "leave out stream"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0"),
         ({"prompt": "a", "echo": True, "max_tokens": 0, "n": 2}, 400, "or n = 1"),
         ({"prompt": "a", "prompt_logprobs": 21}, 400, "from 0 to 20"),
