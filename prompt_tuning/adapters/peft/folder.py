@@ -4,7 +4,8 @@
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
 The files equal those of PEFT 0.21 (`save_pretrained`) byte for byte; older releases
-omit some settings. `peft_conversion` interprets the arrays.
+omit some settings. `peft_conversion` interprets the arrays. Folders of MLX are read,
+too; see `mlx_folder`.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from prompt_tuning.adapters.peft.mlx_folder import MLX_TENSORS, read_mlx
 from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
 from prompt_tuning.adapters.peft.tensor_names import without_adapter_name
@@ -23,7 +25,7 @@ from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.file_names import check_links
-from prompt_tuning.core.typed_json import JsonObject, read_json
+from prompt_tuning.core.typed_json import JsonObject, read_json, read_object
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
@@ -65,7 +67,7 @@ def find_folder(path: Path | str) -> Path | None:
     """
     path = Path(path)
     if _is_adapter(path):
-        check_links(path, CONFIG, TENSORS)
+        check_links(path, CONFIG, TENSORS, MLX_TENSORS)
         return path
     if not path.is_dir():
         return None
@@ -77,7 +79,7 @@ def find_folder(path: Path | str) -> Path | None:
         )
     for adapter in adapters:
         check_links(path, adapter.name)
-        check_links(adapter, CONFIG, TENSORS)
+        check_links(adapter, CONFIG, TENSORS, MLX_TENSORS)
     return adapters[0] if adapters else None
 
 
@@ -94,13 +96,27 @@ def read_folder(path: Path | str) -> AdapterFolder:
     folder = find_folder(path)
     if folder is None:
         raise InputError(f"{path} has no {CONFIG}, so it is not a PEFT adapter")
+    file, mlx = folder / TENSORS, folder / MLX_TENSORS
+    if mlx.is_file() and not file.is_file():
+        config = read_object(folder / CONFIG)
+        return AdapterFolder(*read_mlx(config, _read_tensors(mlx), mlx))
     settings = _read_settings(folder / CONFIG)
-    file = folder / TENSORS
     if not file.is_file():
         raise InputError(
             f"{file} is missing; {PICKLE}, if present, is a pickle, which could run "
             f"arbitrary code: convert it with torch, {CONVERSION.format(folder=folder)}"
         )
+    tensors = without_adapter_name(_read_tensors(file), str(file))
+    check_shapes(settings, tensors, str(file))
+    return AdapterFolder(settings, tensors)
+
+
+def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a safetensors file as float32.
+
+    Raises:
+      InputError: if it is damaged, or an array has no finite floating numbers.
+    """
     tensors = {}
     for name, stored in read_header(file).items():
         if stored.dtype.kind != "f" and stored.dtype.name != "bfloat16":
@@ -110,9 +126,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
         tensors[name] = stored.read().astype(np.float32)
         if not np.isfinite(tensors[name]).all():
             raise InputError(f"{file}: {name} has numbers that are not finite")
-    tensors = without_adapter_name(tensors, str(file))
-    check_shapes(settings, tensors, str(file))
-    return AdapterFolder(settings, tensors)
+    return tensors
 
 
 def write_folder(
