@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
+from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
@@ -75,6 +76,6 @@ def start_from_text(
         return both.swapaxes(2, 3).astype(jnp.float32)
 
     sharding = None if placement is None else placement.shardings[PREFIX_PATH]
-    run = jax.jit(compute, out_shardings=sharding)
+    run = WeightedJit(compute, out_shardings=sharding)
     frozen = {path: parameters[path] for path in abstract}
     return parameters | {PREFIX_PATH: run(frozen, jnp.array(tokens))}

@@ -64,6 +64,7 @@ class Tuning:
           InputError: if a prompt cannot be built, or the prompts of encoder and decoder
             do not go together.
         """
+        vocabulary = dataclasses.replace(vocabulary, prefix_texts=[])
         decoder = _stack_shape(config, config.layers)
         first = decoder
         if config.architecture == "encoder_decoder":
