@@ -228,13 +228,12 @@ def _labels(measured: Measurement | None) -> Finding:
         f"accuracy {100 * accuracy:.1f} %, chance {100 * chance:.1f} %, always the "
         f"most frequent label {100 * largest:.1f} %"
     )
-    error = math.sqrt(chance * (1 - chance) / total)
-    if accuracy < chance - 3 * error:
+    if accuracy < chance - 3 * math.sqrt(chance * (1 - chance) / total):
         return Finding(
             title, True, text, "worse than chance: are labels swapped somewhere?"
         )
-    if accuracy <= largest:
-        advice = "no better than always answering the most frequent label"
+    if accuracy <= largest + 2 * math.sqrt(largest * (1 - largest) / total):
+        advice = "hardly better than always answering the most frequent label"
         return Finding(title, True, text, advice)
     return Finding(title, False, text)
 

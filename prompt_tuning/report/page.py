@@ -99,6 +99,12 @@ class RunView:
         if self.verdict.outcome not in ("same", "worse"):
             return ""
         found = [f"{x.title.lower()}: {x.advice}" for x in self.findings if x.advice]
+        first = self.verdict.differences[0]
+        if self.verdict.outcome == "same" and first.gain > 0:
+            gain = f"{shown_gain(first.metric, first.gain)}{unit_of(first.metric)}"
+            found.insert(
+                0, f"{first.count:,} examples are too few to tell a gain of {gain}"
+            )
         if not found:
             return "The checklist found no reason: the checks below have the numbers."
         return f"Why, perhaps: {'; '.join(found)}."
@@ -175,7 +181,7 @@ def _groups(measured: Measurement) -> list[dict[str, Any]]:
                     (systems[name][metric].value, *bounds[name][metric])
                     for name in systems
                 ],
-                "gain": _gain(measured, metric) if not part else None,
+                "gain": _gain(measured, metric, part),
             }
             for metric in metrics
         ]
@@ -184,12 +190,12 @@ def _groups(measured: Measurement) -> list[dict[str, Any]]:
     return groups
 
 
-def _gain(measured: Measurement, metric: str) -> str | None:
+def _gain(measured: Measurement, metric: str, category: str) -> str | None:
     """Returns the gain over no prompt with its interval, if both were measured."""
     names = list(measured.results)
-    if measured.bare is None or metric not in measured.bare.metrics:
+    if measured.bare is None or metric not in measured.bare.groups[category]:
         return None
-    found = compare(measured, metric, names[1])
+    found = compare(measured, metric, names[1], category)
     if any(map(np.isnan, (found.gain, found.low, found.high))):
         return None
     low, high = shown_gain(metric, found.low), shown_gain(metric, found.high)

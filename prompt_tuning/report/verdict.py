@@ -120,10 +120,19 @@ def deciding_metric(
     return next((name for name in PREFERRED if name in metrics), next(iter(metrics)))
 
 
-def compare(measured: Measurement, metric: str, other: str) -> Difference:
-    """Compares what was tuned with another system on the same examples."""
-    first = measured.tuned.metrics[metric]
-    second = measured.results[other].metrics[metric]
+def compare(
+    measured: Measurement, metric: str, other: str, category: str = ""
+) -> Difference:
+    """Compares what was tuned with another system on the same examples.
+
+    Args:
+      measured: the measurement.
+      metric: name of the metric.
+      other: name of the other system.
+      category: category of the examples; all of them if empty.
+    """
+    first = measured.tuned.groups[category][metric]
+    second = measured.results[other].groups[category][metric]
     evaluation = measured.evaluation
     low, high = difference_interval(
         first,

@@ -5,9 +5,16 @@ import pytest
 import scipy.stats
 
 from prompt_tuning.evaluation.metric_sums import difference_interval, mean_metric
-from prompt_tuning.report.findings import check_run
+from prompt_tuning.report.findings import check_run, confusion
+from prompt_tuning.report.page import render_page
 from prompt_tuning.report.verdict import judge
-from tests.support.staged_reports import log_of, measurement, recorded, result
+from tests.support.staged_reports import (
+    log_of,
+    measurement,
+    recorded,
+    reported,
+    result,
+)
 
 COUNT = 500
 FALLING = np.geomspace(5, 0.1, 100)
@@ -108,6 +115,22 @@ def test_a_staged_log_has_its_reason(name):
     assert expected <= found
     if name == "works":
         assert found <= {"Still falling at the end"}
+
+
+def test_confusion_counts_labels_by_answer():
+    answers = np.array([0, 0, 0, 0, 1])
+    right = np.array([True, True, False, False, True])
+    measured = measurement(result(right, answers=answers), result(right))
+    # Both of label 0 were answered right; of label 1, two were answered as 0.
+    np.testing.assert_array_equal(confusion(measured, 0), [[2, 0], [2, 1]])
+    assert confusion(measured, 1) is None
+
+
+def test_too_few_examples_are_named_as_the_reason():
+    right = np.arange(20)
+    measured = measurement(result(right[::-1] < 11), result(right < 9))
+    html = render_page([reported(recorded(), measured)])
+    assert "20 examples are too few to tell a gain of 10.0 points" in html
 
 
 def test_swapped_labels_are_worse_than_chance():
