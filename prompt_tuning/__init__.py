@@ -22,6 +22,7 @@ from prompt_tuning.version import __version__ as __version__
 MODULES = {
     "load": "api",
     "tune": "api",
+    "reinforce": "reinforcement",
     "load_tuned": "api",
     "Model": "model",
     "TunedModel": "api",
@@ -50,6 +51,7 @@ CONFIGURABLE = (
     "Pipeline",
     "Pretrained",
     "Rematerialization",
+    "Rollouts",
     "adafactor",
     "adamw",
     "optax_chain",

@@ -3,7 +3,7 @@
 Written by `python -m scripts.make_stub`; change the sources.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from prompt_tuning.losses.context_distillation import (
 )
 from prompt_tuning.losses.dpo import DPO as _DPO
 from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradients
+from prompt_tuning.losses.grpo import GRPO as _GRPO
 from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.simpo import SimPO as _SimPO
@@ -72,6 +73,8 @@ from prompt_tuning.prompts.reparameterized import ResidualPrompt as _ResidualPro
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyPrompt
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
+from prompt_tuning.reinforcement import reinforce as reinforce
+from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.sharding.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 from prompt_tuning.training.gradients import gradients as gradients
@@ -672,6 +675,56 @@ def FactorizedMultiTaskPrompt(
       decoder/prompt/columns (2, 5, 1)
       decoder/prompt/rows (2, 1, 128)
       decoder/prompt/shared (5, 128)
+    """
+
+def GRPO(
+    clip: float = 0.2,
+    clip_above: float | None = None,
+    beta: float = 0.0,
+    ratio: Literal["token", "sequence"] = "token",
+    average: Literal["token", "sequence", "constant"] = "token",
+) -> Configured[_GRPO]:
+    """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
+
+    Use it with `Run.rollouts`, which samples answers, has them judged and computes
+    their advantages `A`. With `r` the ratio of a token's probability to that which it
+    was drawn with, the loss of a token is
+
+        -min(r A, clip(r, 1 - clip, 1 + clip_above) A) + beta (exp(d) - d - 1)
+
+    where `d` is the log-probability under the frozen model minus that of the trained
+    one, so the second term estimates the divergence from the frozen model (Schulman
+    2020, "Approximating KL divergence", k3). The frozen model runs only if `beta` is
+    not 0.
+
+    Attributes:
+      clip: how far a ratio may fall below 1 where that lowers the loss.
+      clip_above: how far it may rise above 1; None for the same as `clip`.
+      beta: strength of the pull towards the frozen model.
+      ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
+        tokens (GSPO, Zheng et al. 2025, equation 7).
+      average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
+        2025, equation 8); "sequence" averages the means of the answers (GRPO);
+        "constant" divides by the number of answers times the maximum length
+        (Dr. GRPO, Liu et al. 2025, section 3.2).
+
+    Raises:
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> def shout(prompt: str, completion: str, row: dict) -> float:
+      ...     return float(completion.isupper())
+      >>> tuned = pt.reinforce(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     ["apple=", "bread="],
+      ...     rewards=[shout],
+      ...     objective=pt.GRPO(beta=0.01),
+      ...     new_tokens=8,
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
     """
 
 def IA3(*, regexes: Sequence[str] = ...) -> Configured[_IA3]:
@@ -1351,6 +1404,63 @@ def ResidualPrompt(
       ... )
       >>> model.attach(prompt).prompt_vectors()["decoder/prompt"].shape
       (5, 128)
+    """
+
+def Rollouts(
+    *,
+    rewards: Sequence[str | Callable[..., Any]],
+    weights: Sequence[float] | None = None,
+    group: int = 8,
+    new_tokens: int = 64,
+    temperature: float = 1.0,
+    stop: Sequence[str] = (),
+    advantage: Literal["deviation", "mean", "leave_one_out"] = "deviation",
+    mask_truncated: bool = False,
+    updates: int = 1,
+    slots: int = 64,
+    reward_seconds: float = 10.0,
+    equal_steps: int = 20,
+) -> Configured[_Rollouts]:
+    """How answers are sampled in training, and what judges them.
+
+    In each step the model that is trained answers each prompt of a batch several times.
+    Rewards judge the answers, and the step learns from how they differ.
+
+    Attributes:
+      rewards: what judges an answer; the sum counts. Each is "exact_match" or
+        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
+        (1 if it matches the whole answer), "length=CHARACTERS" (1 up to that length,
+        falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
+        or the name of one, "module:function".
+      weights: factor of each reward; None for 1.
+      group: number of answers to each prompt.
+      new_tokens: maximum number of tokens of an answer, with its end.
+      temperature: temperature of the distribution that tokens are drawn from.
+      stop: texts that end an answer.
+      advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
+        "mean" Dr. GRPO's, "leave_one_out" RLOO's; see `group_advantages`.
+      mask_truncated: whether nothing is learned from answers without an end.
+      updates: steps that learn from each answer.
+      slots: maximum number of answers that are sampled together.
+      reward_seconds: maximum time of a call of a reward.
+      equal_steps: the run stops if in so many rollouts in a row all answers to each
+        prompt have the same reward, so nothing is learned; 0 to continue.
+
+    Raises:
+      InputError: if a value is out of range.
+
+    Examples:
+      >>> rollouts = pt.Rollouts(rewards=["regex=[A-Z]+"], group=4, new_tokens=8)
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     objective=pt.GRPO(),
+      ...     rollouts=rollouts,
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
     """
 
 def SimPO(

@@ -47,8 +47,8 @@ API = {
     ),
     "objectives": (
         "Objectives",
-        "TokenObjective ClassObjective DPO ORPO SimPO ContextDistillation "
-        "PolicyGradient OutputGradients",
+        "TokenObjective ClassObjective DPO ORPO SimPO GRPO Rollouts "
+        "ContextDistillation PolicyGradient OutputGradients",
     ),
     "optimizers": (
         "Optimizers",

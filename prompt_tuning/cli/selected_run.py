@@ -17,7 +17,8 @@ from prompt_tuning.cli.run_options import (
 from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.rollouts.rewards import runs_module
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
 from prompt_tuning.tuned.prediction import label_settings
@@ -96,10 +97,27 @@ def _read_run(
 
     config = given_config(options, bindings, directory, trains=trains)
     run = read(config)
+    if trains and not imports:
+        _check_rewards(run, getattr(options, "reward", None) or [])
     if config.epochs is None:
         return run
     steps = steps_of_epochs(run, config.epochs)
     return read(given_config(options, bindings, directory, trains=trains, steps=steps))
+
+
+def _check_rewards(run: Run, typed: Sequence[str]) -> None:
+    """Refuses to import a module for a reward that the config alone names.
+
+    Raises:
+      InputError: with what to give.
+    """
+    for reward in [] if run.rollouts is None else run.rollouts.rewards:
+        if runs_module(reward) and reward not in typed:
+            raise InputError(
+                f"the config names the reward {shown(reward)}, which runs code of a "
+                "module. If you trust it as you trust a program, give "
+                "--allow_gin_imports"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

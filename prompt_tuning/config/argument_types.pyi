@@ -20,6 +20,7 @@ from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
+from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 
 Method = (
@@ -59,6 +60,7 @@ class TuneFields(TypedDict, total=False):
     groups: Sequence[Configured[_ParameterGroup]]
     start_from: str | None
     keep_optimizer_state: bool
+    rollouts: Configured[_Rollouts] | None
     accumulate: int
     evaluate_every: int
     save_every: int

@@ -14,6 +14,7 @@ FACTORIES = {
     "BlockRange": "prompt_tuning.core.rematerialization",
     "DataSource": "prompt_tuning.data.data_source",
     "Evaluation": "prompt_tuning.evaluation.evaluation_settings",
+    "Rollouts": "prompt_tuning.rollouts.rollout_settings",
     **losses.FACTORIES,
     "ObjectiveFromPython": "prompt_tuning.config.python_objects",
     "optimizer_from_python": "prompt_tuning.config.python_objects",

@@ -15,6 +15,7 @@ from prompt_tuning.config.flat_option import (
     FlatOption,
 )
 from prompt_tuning.config.lora_options import LORA_OPTIONS
+from prompt_tuning.config.rollout_options import ROLLOUT_OPTIONS
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
 from prompt_tuning.core.number_ranges import (
     AxisLength,
@@ -23,7 +24,16 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
-OF_LOSSES = ("context", "beta", "margin")
+OF_LOSSES = (
+    "context",
+    "beta",
+    "margin",
+    "reward",
+    "group",
+    "new_tokens",
+    "temperature",
+    "updates",
+)
 """Options that only some losses have."""
 
 TABLE = (
@@ -194,11 +204,12 @@ TABLE = (
     FlatOption(
         "beta",
         TRAINING,
-        "strength of a preference: dpo's pull towards the frozen model, the weight of "
-        "orpo's odds ratio, simpo's factor",
-        kind=PositiveNumber,
+        "strength of a preference: the pull towards the frozen model of dpo and of "
+        "losses that learn from rewards, the weight of orpo's odds ratio, simpo's "
+        "factor",
+        kind=NonnegativeNumber,
         macro="BETA",
-        default="0.1; 2 for simpo",
+        default="0.1; 2 for simpo; 0 with rewards",
     ),
     FlatOption(
         "margin",
@@ -208,6 +219,7 @@ TABLE = (
         macro="MARGIN",
         default="1",
     ),
+    *ROLLOUT_OPTIONS,
     FlatOption(
         "start_from",
         TRAINING,

@@ -13,6 +13,7 @@ from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import kind_of
 from prompt_tuning.prompts.prompt_module import PromptModule
+from prompt_tuning.rollouts.rollout_settings import Rollouts
 
 CHANGED_DEFAULTS = ("buckets",)
 """Fields that are always written, because an earlier version had another default."""
@@ -67,6 +68,8 @@ def _is_optimizer(value: Any) -> bool:
 def _described(value: Any) -> Any:
     if isinstance(value, Configured):
         return value
+    if isinstance(value, Rollouts):
+        value = value.described()
     if dataclasses.is_dataclass(value) and type(value).__name__ in FACTORIES:
         return Configured(
             type(value).__name__,

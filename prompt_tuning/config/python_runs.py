@@ -131,6 +131,7 @@ def tune_request(
         raise InputError("give learning_rate and optimizer, or groups, not both")
     if objective is not None:
         fields["objective"] = _objective(objective, replacements)
+    fields |= _rollouts(fields.get("rollouts"), replacements)
     if evaluation is None and has_held_out(data):
         evaluation = data
     if evaluation is None:
@@ -319,6 +320,15 @@ def _objective(objective: Any, replacements: dict[str, Any]) -> Configured:
         function=cast(LossFunction, objective)
     )
     return stand_in(objective)
+
+
+def _rollouts(settings: Any, replacements: dict[str, Any]) -> dict[str, Any]:
+    """Returns the field of rollouts; functions are put into the run afterwards."""
+    if not isinstance(settings, Configured):
+        return {}
+    replacements["rollouts"] = settings.build()
+    rewards = replacements["rollouts"].described().rewards
+    return {"rollouts": settings.replace(rewards=rewards)}
 
 
 class _DataFiles:

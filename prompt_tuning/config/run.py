@@ -24,6 +24,7 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.rollouts.rollout_settings import Rollouts
 from prompt_tuning.sharding.mesh import MeshShape
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Run:
       data: training files; None for a run that is only evaluated.
       objective: training objective, or any object with the methods `sums` and `divisor`
         of one; the mean cross-entropy of the tokens if None.
+      rollouts: how answers are sampled and judged, with an objective that learns from
+        them; None to learn the answers of the data.
       evaluation: measurements during and after training; None for no evaluation.
       steps: optimizer steps of the whole run.
       accumulate: micro-batches of `data.batch_size` rows per step.
@@ -120,6 +123,7 @@ class Run:
     keep_optimizer_state: bool = True
     data: DataSource | None = None
     objective: GivenObjective | None = None
+    rollouts: Rollouts | None = None
     evaluation: Evaluation | None = None
     steps: PositiveInteger = 1000
     accumulate: RowCount = 1
@@ -191,6 +195,7 @@ class Run:
             for adapter in self.adapters:
                 adapter.check_trained()
         self._check_objective()
+        self._check_rollouts()
         self._check_pipeline()
         metric_and_direction(self.keep_best)
         metric_and_direction(
@@ -213,6 +218,43 @@ class Run:
             object.__setattr__(self, "objective", objective)
         if self.data is not None and self.data.packing:
             objective.check_packing()
+
+    def _check_rollouts(self) -> None:
+        """Checks that answers are sampled exactly if the objective learns from them.
+
+        Raises:
+          InputError: with what to set.
+        """
+        samples = isinstance(self.objective, ObjectiveConfig) and (
+            self.objective.samples_answers
+        )
+        if self.rollouts is None:
+            if samples and self.data is not None:
+                raise InputError(
+                    f"Run.objective is a {type(self.objective).__name__}, which learns "
+                    "from sampled answers, and Run.rollouts is None: set it to "
+                    "@Rollouts() with Rollouts.rewards (--reward NAME; in Python "
+                    "reinforce(..., rewards=[...]))"
+                )
+            return
+        if not samples:
+            raise InputError(
+                "Run.rollouts is set, but Run.objective does not learn from sampled "
+                "answers: set it to @GRPO() (--loss grpo), or Run.rollouts to None"
+            )
+        if self.mesh is not None or self.model.weights != "device":
+            raise InputError(
+                "Run.rollouts samples on one device that holds all weights: leave out "
+                "Run.mesh, and set Pretrained.weights to 'device'"
+            )
+        updates = self.rollouts.updates
+        for name in ("steps", "save_every", "evaluate_every"):
+            if getattr(self, name) % updates:
+                raise InputError(
+                    f"Run.{name} is {getattr(self, name)}, expected a multiple of "
+                    f"Rollouts.updates, which is {updates}: checkpoints are between "
+                    "rollouts"
+                )
 
     @property
     def stages(self) -> int:

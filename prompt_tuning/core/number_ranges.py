@@ -109,6 +109,8 @@ Penalty = Annotated[float | int, NumberRange(-LARGEST, LARGEST)]
 LengthPenalty = Annotated[float | int, NumberRange(-50, 50)]
 """Exponent of lengths, whose powers fit into a float."""
 SampleCount = Annotated[int, NumberRange(1, 128)]
+GroupSize = Annotated[int, NumberRange(2, 128)]
+SamplingTemperature = Annotated[float | int, NumberRange(SMALLEST, LARGEST)]
 BeamCount = Annotated[int, NumberRange(2, 1000)]
 LogprobCount = Annotated[int, NumberRange(0, MAXIMUM_LOGPROBS)]
 Silence = Annotated[float | int, NumberRange(1, 86_400)]

@@ -52,6 +52,8 @@ class DecodingEngine:
         text, which saves steps where the text repeats itself; 0 for none.
       kept: number of slots that only short rows take; see `RowQueue`.
       process: changes the logits of all rows before any other option; None for none.
+      tempered: whether the log-probabilities of new tokens are those that they are
+        drawn with, of logits over the temperature, instead of the model's own.
 
     Raises:
       InputError: if the model is on a mesh or its weights are streamed.
@@ -71,6 +73,7 @@ class DecodingEngine:
         guesses: int = 0,
         kept: int = 0,
         process: token_choice.LogitsProcessor | None = None,
+        tempered: bool = False,
     ):
         check_engine(model, slots, length, chunk, page, together)
         self.model, self.count = model, slots
@@ -79,7 +82,7 @@ class DecodingEngine:
                 "guesses are checked without the function that changes logits: leave "
                 "out guesses or process"
             )
-        self.guesses, self._process = guesses, process
+        self.guesses, self._process, self._tempered = guesses, process, tempered
         self._resident = ResidentAdapters(model, parameters, page, adapted=adapted)
         # The model's own vectors are added to the length.
         own = self._resident.find(None)
@@ -363,6 +366,7 @@ class DecodingEngine:
             graph=self._resident.graph,
             needs=needs,
             process=self._process,
+            tempered=self._tempered,
         )
         if counted:
             self._vocabulary = vocabulary

@@ -282,6 +282,8 @@ def choose_tokens(
     vocabulary: TokenNumbers | None,
     needs: Needs,
     process: LogitsProcessor | None = None,
+    *,
+    tempered: bool = False,
 ) -> Chosen:
     """Chooses a token for each row, in the order of transformers' processors.
 
@@ -291,6 +293,7 @@ def choose_tokens(
       vocabulary: numbers of each token; None if no row needs them.
       needs: options that some row uses.
       process: the user's own change of the logits, made first; None for none.
+      tempered: whether log-probabilities are those of logits over the temperature.
     """
     changed = logits if process is None else process(logits, choices)
     if needs.penalized:
@@ -322,6 +325,8 @@ def choose_tokens(
         tokens = jnp.where(forced >= 0, forced, tokens).astype(jnp.int32)
     if not needs.logprobs:
         return Chosen(tokens)
+    if tempered:
+        logits = scale_by_temperature(logits, choices.temperature)
     logprobs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     top, ids = jax.lax.top_k(logprobs, min(MAXIMUM_LOGPROBS, logprobs.shape[-1]))
     chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
@@ -330,7 +335,7 @@ def choose_tokens(
 
 @functools.partial(
     jax.jit,
-    static_argnames=("graph", "needs", "process"),
+    static_argnames=("graph", "needs", "process", "tempered"),
     donate_argnames="vocabulary",
 )
 def choose(
@@ -342,6 +347,7 @@ def choose(
     graph: nnx.GraphDef,
     needs: Needs,
     process: LogitsProcessor | None = None,
+    tempered: bool = False,
 ) -> tuple[Chosen, TokenNumbers | None]:
     """Chooses tokens from the states that predict them, and counts them.
 
@@ -353,10 +359,13 @@ def choose(
       graph: structure of the model.
       needs: options that some row uses.
       process: see `choose_tokens`.
+      tempered: see `choose_tokens`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     logits = model.token_logits(hidden)
-    chosen = choose_tokens(logits, choices, vocabulary, needs, process)
+    chosen = choose_tokens(
+        logits, choices, vocabulary, needs, process, tempered=tempered
+    )
     if vocabulary is not None and needs.penalized:
         rows = jnp.arange(len(chosen.tokens))
         counts = vocabulary.counts.at[rows, chosen.tokens].add(1)

@@ -8,7 +8,7 @@ its loss depends on padding.
 
 import abc
 from collections.abc import Callable, Collection, Mapping
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -22,6 +22,8 @@ from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import weight_sum
 from prompt_tuning.losses.output_head import AnyHead
 
+NOTHING_MEASURED: dict[str, Any] = {}
+
 
 class LossSums(NamedTuple):
     """Sums over a batch, so that batches of any total weight can be added.
@@ -30,16 +32,22 @@ class LossSums(NamedTuple):
       loss: weighted loss that training minimizes, in nats.
       weight: sum of the weights of tokens, or of examples with classes.
       correct: total weight of the tokens, or examples, whose target scored highest.
+      measured: weighted sums of what else it measures, see `Objective.measured`.
     """
 
     loss: Float[Array, ""]
     weight: Float[Array, ""]
     correct: Float[Array, ""]
+    measured: dict[str, Any] = NOTHING_MEASURED
 
     @property
     def accuracy(self) -> Float[Array, ""]:
         """Share of the weight with the highest score on the target."""
-        return self.correct / self.weight
+        return self.mean(self.correct)
+
+    def mean(self, total: Float[Array, ""]) -> Float[Array, ""]:
+        """Divides a weighted sum by the weight; 0 if nothing has a weight."""
+        return total / jnp.where(self.weight == 0, 1, self.weight)
 
 
 def sum_losses(
@@ -104,6 +112,11 @@ class ObjectiveConfig(abc.ABC):
         """Whether the loss depends on the length that rows are padded to."""
         return False
 
+    @property
+    def samples_answers(self) -> bool:
+        """Whether rows are answers that the trained model samples (`Run.rollouts`)."""
+        return False
+
     def check_packing(self) -> None:
         """Refuses packed rows where the rows of an example are compared.
 
@@ -155,6 +168,11 @@ class Objective(ObjectiveConfig):
         """Returns the objective itself, which needs no teacher."""
         del open_teacher
         return self
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of `LossSums.measured`, whose weighted means training logs."""
+        return ()
 
     @abc.abstractmethod
     def sums(

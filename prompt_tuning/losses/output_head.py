@@ -47,6 +47,17 @@ def as_output_head(head: AnyHead) -> OutputHead:
     return head if isinstance(head, OutputHead) else OutputHead(head)
 
 
+def tempered(head: AnyHead, temperature: float) -> OutputHead:
+    """Returns the head whose logits, of hidden states over a temperature, are over it.
+
+    A cap divided by the temperature bounds the divided logits as it bounds the others.
+    """
+    head = as_output_head(head)
+    bias = None if head.bias is None else head.bias / temperature
+    cap = None if head.soft_cap is None else head.soft_cap / temperature
+    return OutputHead(head.kernel, bias, cap)
+
+
 def head_logits(
     hidden: Float[Array, "*lead D"], head: OutputHead
 ) -> Float[Array, "*lead V"]:

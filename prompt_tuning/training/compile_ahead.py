@@ -21,13 +21,14 @@ from prompt_tuning.training.trainer import Trainer
 def compiling_ahead(trainer: Trainer, state: TrainState, stop: int) -> Iterator[None]:
     """Compiles what the steps up to `stop` and the evaluation need.
 
-    Several processes, meshes and streamed weights compile each program when it is
-    needed. At the end, waits for a program that is being compiled.
+    Several processes, meshes, streamed weights and rollouts compile each program when
+    it is needed. At the end, waits for a program that is being compiled.
     """
     step, done = trainer.step, int(state.step)
     if (
         done >= stop
         or not isinstance(step, CompiledStep)
+        or trainer.run.rollouts is not None
         or trainer.model.placement is not None
         or processes.count() > 1
     ):

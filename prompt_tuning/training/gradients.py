@@ -82,7 +82,9 @@ def objective_gradient(
     # micro-batch's loss sum. Nothing is propagated from the other sums.
     micro_batches = batch.tokens.shape[:-2]  # () or (A,)
     share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
-    sum_gradients = LossSums(share, jnp.zeros_like(share), jnp.zeros_like(share))
+    zero = jnp.zeros_like(share)
+    measured = dict.fromkeys(objective.measured, zero)
+    sum_gradients = LossSums(share, zero, zero, measured)
 
     def run(trained, frozen, batch, key, sum_gradients):
         return value_and_gradient(
@@ -94,7 +96,7 @@ def objective_gradient(
         gradient, sums = run(*arguments)
     else:
         gradient, sums = gradient_and_sums(layout, graph, run, *arguments)
-    return gradient, LossSums(*map(jnp.sum, sums))
+    return gradient, jax.tree.map(jnp.sum, sums)
 
 
 def add_penalty(

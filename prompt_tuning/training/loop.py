@@ -21,6 +21,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import show_status
+from prompt_tuning.training.batch_sources import BatchSource, open_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
 from prompt_tuning.training.continuation import Member, adopt_changes, resume
 from prompt_tuning.training.early_stopping import (
@@ -28,7 +29,7 @@ from prompt_tuning.training.early_stopping import (
     open_patience,
     record_stop,
 )
-from prompt_tuning.training.member_batches import MemberBatches, stream_members
+from prompt_tuning.training.member_batches import MemberBatches
 from prompt_tuning.training.metrics_log import open_log
 from prompt_tuning.training.progress import (
     Callback,
@@ -229,7 +230,14 @@ def loop(
         for member, recorder in zip(members, recorders, strict=True):
             recorder.keep_frozen()
             adopt_changes(member, recorder, watching)
-        running = _Loop(members, recorders, watching, stopping, step_profile, drop)
+        batches = open_batches(
+            [member.trainer for member in members],
+            [recorder.meter for recorder in recorders],
+            done,
+        )
+        running = _Loop(
+            members, recorders, watching, stopping, step_profile, drop, batches
+        )
         return running.run_from(states, done)
 
 
@@ -244,6 +252,7 @@ class _Loop:
         stopping: StopSignals,
         profile: StepProfile,
         drop: Drop | None,
+        batches: BatchSource,
     ):
         self._members, self._recorders = members, recorders
         self._reporter, self._stopping = reporter, stopping
@@ -252,6 +261,7 @@ class _Loop:
         self._first = members[0].trainer
         self._run = self._first.run
         self._live = [k for k, member in enumerate(members) if not member.dropped]
+        self._batches = batches
 
     def run_from(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
         """Steps until the last step, a stop signal, or early stopping."""
@@ -260,15 +270,12 @@ class _Loop:
             for member in self._members:
                 # It had stopped early, and continues with other settings.
                 (member.directory / STOPPED_FILE).unlink(missing_ok=True)
-        trainers = [member.trainer for member in self._members]
-        with contextlib.closing(stream_members(trainers, done)) as stream:
-            batches: Iterator[MemberBatches] = stream
-            for recorder in self._recorders:
-                batches = recorder.meter.waiting(batches)
+        with contextlib.closing(self._batches):
             while done < last and self._live and not stop and self._reason is None:
-                batch = next(batches)
+                batch, sampled = self._batches.next(states, done)
                 with self._profile.step(done):
                     states, metrics = self._advance(states, batch.whole)
+                metrics = [values | sampled for values in metrics]
                 done += 1
                 self._profile.finish_step(done, metrics)
                 # The device runs this step while the host handles the metrics before.
@@ -276,6 +283,7 @@ class _Loop:
                     self._record(*pending)
                 pending = (done, metrics, batch)
                 stop = self._stopping.due(done) or self._reporter.stopped
+                stop = self._batches.between(done) and (stop or bool(self._reason))
                 if save_due(self._run, done) or stop:
                     self._record(*pending)
                     pending = None
@@ -287,7 +295,7 @@ class _Loop:
     @property
     def _reason(self) -> str | None:
         """Why early stopping ends the loop now; None while it continues."""
-        return self._recorders[0].reason
+        return self._recorders[0].reason or self._batches.reason
 
     def _advance(
         self, states: Sequence[TrainState], batch: Batch
@@ -345,6 +353,7 @@ class _Loop:
             jax.profiler.TraceAnnotation("measure and save"),
             contextlib.ExitStack() as pauses,
         ):
+            self._batches.sync()
             for recorder in self._recorders:
                 pauses.enter_context(recorder.meter.stopped())
                 # All saves must end before any member deletes an old checkpoint.

@@ -25,6 +25,11 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
       InputError: with the first setting that differs.
     """
     (first_name, first), *others = runs.items()
+    if first.rollouts is not None:
+        raise InputError(
+            "Run.rollouts is set, but members of a sweep step together on given "
+            "answers: train each run alone"
+        )
     if first.early_stopping:
         raise InputError(
             f"Run.early_stopping is {first.early_stopping}, but members of a sweep "

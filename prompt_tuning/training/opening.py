@@ -190,7 +190,9 @@ def _open_single_step(
         "placement": model.placement,
     }
     if not storage.by_layer:
-        shapes = len(batch_plan.shapes())
+        # The lengths of answers that are sampled are not known before.
+        sampled = plan.run.rollouts is not None
+        shapes = None if sampled else len(batch_plan.shapes())
         return compile_step(model.graph, plan.optimizer, shapes=shapes, **common)
     on_device = [path for path in plan.labels if path not in storage.trained]
     return streamed_step(

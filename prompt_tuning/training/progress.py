@@ -232,13 +232,26 @@ def _values(metrics: Mapping[str, float]) -> str:
 
 def brief(metrics: Mapping[str, float]) -> str:
     """Formats the metrics that fit next to a bar."""
-    shown = (
-        ("loss", "loss {:.4f}"),
-        ("best_loss", "best loss {:.4f}"),
-        ("median_loss", "median {:.4f}"),
-        ("accuracy", "accuracy {:.3f}"),
-        ("tokens_per_second", "{:,.0f} tokens/s"),
-    )
+    shown = SHOWN_OF_REWARDS if "reward" in metrics else SHOWN
     return "  ".join(
         form.format(metrics[name]) for name, form in shown if name in metrics
     )
+
+
+SHOWN = (
+    ("loss", "loss {:.4f}"),
+    ("best_loss", "best loss {:.4f}"),
+    ("median_loss", "median {:.4f}"),
+    ("accuracy", "accuracy {:.3f}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+)
+SHOWN_OF_REWARDS = (
+    ("reward", "reward {:.3f}"),
+    ("answer_tokens", "{:.1f} tokens"),
+    ("kl", "KL {:.4f}"),
+    ("entropy", "entropy {:.2f}"),
+    ("equal_share", "equal groups {:.0%}"),
+    ("sampled_per_second", "{:,.0f} sampled/s"),
+    ("tokens_per_second", "{:,.0f} trained/s"),
+)
+"""What `brief` shows, in order, and how."""

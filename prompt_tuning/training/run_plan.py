@@ -22,10 +22,12 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
+from prompt_tuning.losses.grpo import GroupPolicy
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.pipeline_setup import (
@@ -160,6 +162,8 @@ class RunPlan:
           InputError: if a file or a row cannot be used.
         """
         objective = self.run.objective or NATS_PER_WEIGHT
+        if self.run.rollouts is not None:
+            return load_prompts(self.data, self.model, self.run.rollouts)
         if objective.compares_answers:
             return load_preferences(self.data, self.model.interface)
         examples = load_examples(self.data, self.model.interface)
@@ -181,9 +185,14 @@ class RunPlan:
         config = self.run.objective or NATS_PER_WEIGHT
         config.check_columns(examples.columns)
         config.check_model(self.model.config)
-        return config.prepare(
+        prepared = config.prepare(
             lambda context: open_teacher(context, self.model, self.labels, examples)
         )
+        if isinstance(prepared, GroupPolicy) and self.run.rollouts is not None:
+            return prepared.drawn(
+                self.run.rollouts.temperature, self.run.rollouts.new_tokens
+            )
+        return prepared
 
     def batch_plan(self, examples: Examples | ExampleGroups) -> BatchPlan:
         """Plans the order of the run's examples."""

@@ -63,11 +63,13 @@ def batch_metrics(
 ) -> Metrics:
     """Computes the loss, the value that `gradients` differentiates, and accuracy."""
     loss = sums.loss / objective.divisor(batch)
+    measured = {name: sums.mean(total) for name, total in sums.measured.items()}
+    metrics = {"loss": loss, "accuracy": sums.accuracy, **measured}
     model = merge_model(graph, parameters)
     if not model.has_penalty:
-        return {"loss": loss, "accuracy": sums.accuracy}
+        return metrics
     penalty = model.penalty()
-    return {"loss": loss + penalty, "accuracy": sums.accuracy, "penalty": penalty}
+    return metrics | {"loss": loss + penalty, "penalty": penalty}
 
 
 def update(

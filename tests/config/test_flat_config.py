@@ -29,6 +29,7 @@ NEEDED = {
     "tasks": 3,
     "shared_features": 4,
     "task_features": 12,
+    "reward": ["exact_match"],
 }
 NEEDED_MACROS = {OPTIONS[name].macro: name for name in (*NEEDED, "context")}
 

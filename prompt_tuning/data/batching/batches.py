@@ -168,7 +168,7 @@ def read_batch(
     )
     if plan.accumulate == 1:
         return batch
-    return _split_micro_batches(batch, plan.accumulate)
+    return split_micro_batches(batch, plan.accumulate)
 
 
 def read_first_batches(
@@ -195,7 +195,7 @@ def read_first_batches(
             yield read_batch(examples, plan, index, pad_id=pad_id)
 
 
-def _split_micro_batches(batch: Batch, accumulate: int) -> Batch:
+def split_micro_batches(batch: Batch, accumulate: int) -> Batch:
     """Reshapes the arrays of a batch from `[A * B, ...]` to `[A, B, ...]`."""
 
     def split(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,45 @@
+"""The options of the command line that set how answers are sampled and judged."""
+
+from prompt_tuning.config.flat_option import TRAINING, FlatOption
+
+ROLLOUT_OPTIONS = (
+    FlatOption(
+        "reward",
+        TRAINING,
+        "what judges the model's answers: exact_match, numeric_answer, "
+        "regex=EXPRESSION, length=CHARACTERS, or a function module:function of "
+        "(prompt, completion, row); the sum of several counts",
+        "Rollouts.rewards",
+        kind=list,
+        macro="REWARDS",
+        metavar="REWARD",
+    ),
+    FlatOption(
+        "group",
+        TRAINING,
+        "answers to each prompt, which are compared",
+        "Rollouts.group",
+        macro="GROUP",
+    ),
+    FlatOption(
+        "new_tokens",
+        TRAINING,
+        "maximum number of tokens of an answer",
+        "Rollouts.new_tokens",
+        macro="NEW_TOKENS",
+    ),
+    FlatOption(
+        "temperature",
+        TRAINING,
+        "temperature that answers are sampled with",
+        "Rollouts.temperature",
+        macro="TEMPERATURE",
+    ),
+    FlatOption(
+        "updates",
+        TRAINING,
+        "steps that learn from each answer",
+        "Rollouts.updates",
+        macro="UPDATES",
+    ),
+)

@@ -1,0 +1,222 @@
+"""Group relative policy optimization: learns from rewards of the model's answers."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    NonnegativeNumber,
+    PositiveInteger,
+    PositiveNumber,
+    ShareBelowOne,
+)
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.rows.token_columns import ADVANTAGES
+from prompt_tuning.losses.cross_entropy import TokenLoss
+from prompt_tuning.losses.normalizers import sequence_weights
+from prompt_tuning.losses.objective import (
+    LossSums,
+    Objective,
+    ObjectiveConfig,
+    OpenTeacher,
+    TeacherModel,
+    target_losses,
+)
+from prompt_tuning.losses.output_head import AnyHead, tempered
+
+SAMPLER_LOGPROBS = "sampler_logprobs"
+"""The column of each token's log-probability under the model that drew it, in nats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GRPO(ObjectiveConfig):
+    """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
+
+    Use it with `Run.rollouts`, which samples answers, has them judged and computes
+    their advantages `A`. With `r` the ratio of a token's probability to that which it
+    was drawn with, the loss of a token is
+
+        -min(r A, clip(r, 1 - clip, 1 + clip_above) A) + beta (exp(d) - d - 1)
+
+    where `d` is the log-probability under the frozen model minus that of the trained
+    one, so the second term estimates the divergence from the frozen model (Schulman
+    2020, "Approximating KL divergence", k3). The frozen model runs only if `beta` is
+    not 0.
+
+    Attributes:
+      clip: how far a ratio may fall below 1 where that lowers the loss.
+      clip_above: how far it may rise above 1; None for the same as `clip`.
+      beta: strength of the pull towards the frozen model.
+      ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
+        tokens (GSPO, Zheng et al. 2025, equation 7).
+      average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
+        2025, equation 8); "sequence" averages the means of the answers (GRPO);
+        "constant" divides by the number of answers times the maximum length
+        (Dr. GRPO, Liu et al. 2025, section 3.2).
+
+    Raises:
+      InputError: if a number is out of range.
+
+    Examples:
+      >>> def shout(prompt: str, completion: str, row: dict) -> float:
+      ...     return float(completion.isupper())
+      >>> tuned = pt.reinforce(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     ["apple=", "bread="],
+      ...     rewards=[shout],
+      ...     objective=pt.GRPO(beta=0.01),
+      ...     new_tokens=8,
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (ADVANTAGES, SAMPLER_LOGPROBS)
+
+    clip: ShareBelowOne = 0.2
+    clip_above: NonnegativeNumber | None = None
+    beta: NonnegativeNumber = 0.0
+    ratio: Literal["token", "sequence"] = "token"
+    average: Literal["token", "sequence", "constant"] = "token"
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @property
+    def samples_answers(self) -> bool:
+        """True: rows are answers that the trained model samples."""
+        return True
+
+    def prepare(self, open_teacher: OpenTeacher) -> "GroupPolicy":
+        """Opens the frozen model as the reference, if the loss reads it."""
+        return GroupPolicy(self, open_teacher(None) if self.beta else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPolicy(Objective):
+    """`GRPO` with its reference, for samples that were drawn in some way.
+
+    Attributes:
+      settings: the settings.
+      reference: the frozen model without what is trained; None if `beta` is 0.
+      temperature: temperature that answers are drawn with. Probabilities are those of
+        logits divided by it.
+      longest: maximum number of tokens of an answer.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = GRPO.columns
+
+    settings: GRPO
+    reference: TeacherModel | None = None
+    temperature: PositiveNumber = 1.0
+    longest: PositiveInteger = 1
+
+    def drawn(
+        self, temperature: PositiveNumber, longest: PositiveInteger
+    ) -> "GroupPolicy":
+        """Returns the objective of answers that are drawn in another way."""
+        return dataclasses.replace(self, temperature=temperature, longest=longest)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Share of the tokens that are clipped, and the divergence if it is a loss."""
+        return ("clipped_share", *(["kl"] if self.reference is not None else []))
+
+    def sums(
+        self,
+        hidden: Float[Array, "B m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch; see `Objective`.
+
+        Raises:
+          ValueError: if there is a reference and the parameters are not given.
+        """
+        losses = self._token_losses(hidden, head, batch)
+        reference = None
+        if self.reference is not None:
+            if parameters is None:
+                raise ValueError("a reference runs on the model's parameters")
+            with jax.named_scope("reference"):
+                states = self.reference.hidden(parameters, batch)
+                reference = -self._token_losses(states, head, batch).nll
+        mask = jnp.asarray(batch.loss_weights)
+        values, measured = self.policy_losses(
+            -losses.nll,
+            jnp.asarray(batch.columns[SAMPLER_LOGPROBS]),
+            jnp.asarray(batch.columns[ADVANTAGES]),
+            mask,
+            reference,
+        )
+        factors = mask
+        if self.settings.average == "sequence":
+            factors = sequence_weights(batch)
+        return LossSums(
+            jnp.sum(factors * values),
+            jnp.sum(mask),
+            jnp.sum(mask * losses.correct),
+            {name: jnp.sum(mask * value) for name, value in measured.items()},
+        )
+
+    def _token_losses(self, hidden: Array, head: AnyHead, batch: Batch) -> TokenLoss:
+        """Computes the loss of each token at the temperature of sampling."""
+        if self.temperature == 1:
+            return target_losses(hidden, head, batch)
+        scale = float(self.temperature)
+        return target_losses(hidden / scale, tempered(head, scale), batch)
+
+    def policy_losses(
+        self,
+        logprobs: Float[Array, "B m"],
+        sampler: Float[Array, "B m"],
+        advantages: Float[Array, "B m"],
+        mask: Float[Array, "B m"],
+        reference: Float[Array, "B m"] | None = None,
+    ) -> tuple[Float[Array, "B m"], dict[str, Float[Array, "B m"]]]:
+        """Computes the loss of each token.
+
+        Args:
+          logprobs: log-probabilities under the trained model, in nats.
+          sampler: those under the model that drew the tokens.
+          advantages: advantage of each token's answer.
+          mask: 1 where a token is learned, else 0.
+          reference: log-probabilities under the frozen model; None if `beta` is 0.
+
+        Returns:
+          the losses, and the values of `measured`.
+        """
+        settings = self.settings
+        log_ratios = jnp.where(mask > 0, logprobs - sampler, 0)
+        if settings.ratio == "sequence":
+            count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+            mean = jnp.sum(log_ratios * mask, axis=-1, keepdims=True) / count
+            log_ratios = jnp.broadcast_to(mean, mask.shape)
+        ratios = jnp.exp(log_ratios)
+        above = settings.clip if settings.clip_above is None else settings.clip_above
+        clipped = jnp.clip(ratios, 1 - settings.clip, 1 + above)
+        gains = jnp.minimum(ratios * advantages, clipped * advantages)
+        losses = -gains
+        measured = {"clipped_share": (gains < ratios * advantages).astype(jnp.float32)}
+        if reference is not None:
+            # In padding the difference of unread log-probabilities may be large.
+            lead = jnp.where(mask > 0, jax.lax.stop_gradient(reference) - logprobs, 0)
+            measured["kl"] = jnp.exp(lead) - lead - 1
+            losses = losses + float(settings.beta) * measured["kl"]
+        return losses, measured
+
+    def divisor(self, batch: Batch) -> Float[Array, ""] | float:
+        """Computes the divisor of a whole batch; see `GRPO.average`."""
+        if self.settings.average == "token":
+            return jnp.maximum(jnp.sum(batch.loss_weights), 1)
+        answers = jnp.maximum(jnp.sum(batch.real_rows), 1)
+        constant = self.settings.average == "constant"
+        return answers * float(self.longest if constant else 1)

@@ -1,0 +1,116 @@
+"""Training on rewards from Python: `reinforce`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from prompt_tuning.api import TunedModel, tune
+from prompt_tuning.config.argument_types import (
+    LearningRates,
+    Methods,
+    Objectives,
+    Optimizer,
+    TuneFields,
+)
+from prompt_tuning.config.deferred_factories import Configurable
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.model import Model
+from prompt_tuning.rollouts.rewards import RewardFunction
+from prompt_tuning.training.progress import Callback
+
+
+def reinforce(
+    model: Model | str | Path,
+    method: Methods,
+    prompts: Any,
+    *,
+    rewards: Sequence[str | RewardFunction],
+    group: int = 8,
+    new_tokens: int = 64,
+    temperature: float | int = 1.0,
+    steps: int | None = None,
+    epochs: int | float | None = None,
+    learning_rate: LearningRates | None = None,
+    optimizer: Optimizer | None = None,
+    objective: Objectives | None = None,
+    evaluation: Any = None,
+    directory: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    **settings: Unpack[TuneFields],
+) -> TunedModel:
+    """Trains prompts or adapters on rewards of the model's own answers.
+
+    In each step the model answers each prompt of a batch `group` times, with what was
+    trained so far. Answers with a higher reward than others of their group become more
+    likely. The run directory has all answers in `rollouts.jsonl`.
+
+    Args:
+      model: result of `load`, or what `load` takes.
+      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
+      prompts: texts, or data in the forms of `tune`; a reward gets all fields of a row.
+      rewards: functions `(prompt, completion, row) -> number`, or names; see
+        `Rollouts`.
+      group: number of answers to each prompt.
+      new_tokens: maximum number of tokens of an answer.
+      temperature: temperature of sampling.
+      steps: number of optimizer steps; see `tune`, also for the arguments that are not
+        described here. For other settings of `Rollouts`, call `tune` with
+        `rollouts=Rollouts(...)` and `objective=GRPO(...)`.
+      epochs: how often each prompt is answered, instead of `steps`.
+      learning_rate: number or schedule.
+      optimizer: settings or an optax transformation.
+      objective: settings of `GRPO`; None for its defaults.
+      evaluation: held-out data, with completions.
+      directory: run directory; None for a temporary one.
+      callbacks: functions called with the step and its logged metrics.
+      progress: whether to show a progress bar.
+      settings: further fields of `Run` and `DataSource`; `batch_size` counts prompts.
+
+    Returns:
+      the model with what was trained; `result` has the metrics.
+
+    Raises:
+      InputError: if an argument, the data or a reward cannot be used.
+
+    Examples:
+      >>> def shout(prompt: str, completion: str, row: dict) -> float:
+      ...     return float(completion.isupper())
+      >>> tuned = pt.reinforce(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     ["apple=", "bread="],
+      ...     rewards=[shout],
+      ...     new_tokens=8,
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.result.step
+      2
+    """
+    if "rollouts" in settings:
+        raise InputError(
+            "reinforce makes Rollouts of its arguments: for more settings call "
+            "tune(..., objective=GRPO(), rollouts=Rollouts(...))"
+        )
+    settings["rollouts"] = Configurable("Rollouts")(
+        rewards=rewards, group=group, new_tokens=new_tokens, temperature=temperature
+    )
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
+        prompts = [{"prompt": x} if isinstance(x, str) else x for x in prompts]
+    return tune(
+        model,
+        method,
+        prompts,
+        steps=steps,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        objective=Configurable("GRPO")() if objective is None else objective,
+        evaluation=evaluation,
+        directory=directory,
+        callbacks=callbacks,
+        progress=progress,
+        **settings,
+    )

@@ -1,0 +1,268 @@
+"""The prompts that are answered in training."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_groups import ExampleGroups
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.row_sources import Repetition
+from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.text.conversations import (
+    MESSAGES_KEY,
+    has_prompt_messages,
+    read_chat_messages,
+    without_answer,
+)
+from prompt_tuning.data.text.record_fields import WEIGHTS
+from prompt_tuning.losses.grpo import GRPO
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.rollouts.rewards import Reward, open_rewards
+from prompt_tuning.rollouts.rollout_settings import Rollouts
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutPrompt:
+    """A prompt.
+
+    Attributes:
+      ids: its token ids.
+      text: its text; of a conversation that of the last message.
+      row: its record, for rewards.
+      location: where the record comes from.
+      ends: ids that end an answer, in addition to the model's own.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    row: Mapping[str, Any]
+    location: str
+    ends: tuple[int, ...] = ()
+
+
+class RolloutPrompts(ExampleGroups):
+    """`E` prompts, each with a group of answers that are sampled in training.
+
+    Args:
+      prompts: the prompts.
+      rollouts: how they are answered.
+      rewards: what judges the answers.
+      skipped: number of prompts that are too long.
+      same_tokens: whether answers follow the prompt in one row (decoder-only).
+    """
+
+    columns = GRPO.columns
+
+    def __init__(
+        self,
+        prompts: Sequence[RolloutPrompt],
+        rollouts: Rollouts,
+        rewards: Sequence[Reward],
+        skipped: int = 0,
+        *,
+        same_tokens: bool,
+    ):
+        self.prompts, self.rollouts, self.rewards = prompts, rollouts, rewards
+        self.same_tokens = same_tokens
+        self.gold = np.zeros(len(prompts), np.int32)
+        self.weights = np.ones(len(prompts), np.float32)
+        self.skipped, self.truncated, self.unlearned = skipped, 0, 0
+        self.without_completion, self.repetition = 0, Repetition()
+        self.has_prompt_ids = False
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns a prompt without an answer."""
+        return [self.answered(self.prompts[number], [], [], 0.0)]
+
+    def answered(
+        self,
+        prompt: RolloutPrompt,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        advantage: float,
+        *,
+        learned: bool = True,
+    ) -> Example:
+        """Returns the row of a prompt with an answer.
+
+        Args:
+          prompt: the prompt.
+          ids: token ids of the answer.
+          logprobs: their log-probabilities when they were drawn.
+          advantage: the answer's advantage.
+          learned: whether it is learned.
+        """
+        given, new = np.array(prompt.ids, np.int32), np.array(ids, np.int32)
+        before = len(given) if self.same_tokens else 0
+        tokens = np.concatenate([given, new])
+
+        def of_answer(values: Any) -> np.ndarray:
+            numbers = np.zeros(before + len(new), np.float32)
+            numbers[before:] = values
+            return numbers
+
+        return Example(
+            inputs=tokens if self.same_tokens else given,
+            targets=tokens if self.same_tokens else new,
+            weights=of_answer(float(learned)),
+            prefix_length=before,
+            columns=dict(
+                zip(
+                    self.columns,
+                    (of_answer(advantage), of_answer(logprobs)),
+                    strict=True,
+                )
+            ),
+        )
+
+    @property
+    def rows_per_example(self) -> int:
+        """Number of rows of a batch that a prompt takes: its group."""
+        return self.rollouts.group
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each prompt with its longest possible answer."""
+        given = np.array([len(prompt.ids) for prompt in self.prompts], np.int64)
+        return given + (self.rollouts.new_tokens if self.same_tokens else 0)
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each prompt with its longest possible answer."""
+        return self.input_lengths if self.same_tokens else self.weight_counts
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Maximum number of tokens of an answer."""
+        return np.full(len(self.prompts), self.rollouts.new_tokens, np.int64)
+
+
+def load_prompts(
+    source: DataSource, model: PromptedModel, rollouts: Rollouts
+) -> RolloutPrompts:
+    """Reads the prompts of a data source; completions only serve rewards.
+
+    Raises:
+      InputError: if a setting, a record or a reward cannot be used.
+    """
+    _check(source, model)
+    rewards = open_rewards(rollouts.rewards, source.completion_key)
+    encoding = TextEncoding(model, source)
+    decoder_only = model.config.architecture == "decoder_only"
+    room = model.maximum_length
+    if room is not None and decoder_only:
+        room -= rollouts.new_tokens
+    prompts, skipped = [], 0
+    for line in _lines(source):
+        with line.locating_errors():
+            prompt = _prompt(line, source, encoding)
+            _check_answers(line, rewards)
+            if room is None or len(prompt.ids) <= room:
+                prompts.append(prompt)
+            elif source.on_too_long == "skip":
+                skipped += 1
+            else:
+                raise InputError(
+                    f"the prompt has {len(prompt.ids)} tokens, expected at most "
+                    f"{room}, so that {rollouts.new_tokens} new ones fit the model; "
+                    "to leave such prompts out, give "
+                    f"{how_to_set('DataSource.on_too_long', 'skip')}"
+                )
+    if not prompts:
+        raise InputError(f"{source.files} has no prompt, expected at least one")
+    return RolloutPrompts(prompts, rollouts, rewards, skipped, same_tokens=decoder_only)
+
+
+def _check(source: DataSource, model: PromptedModel) -> None:
+    """Refuses what rollouts do not support.
+
+    Raises:
+      InputError: with what to leave out.
+    """
+    unread = {
+        "packing": False,
+        "template": None,
+        "prompt_id_key": None,
+        "task_token": None,
+        "chat": False,
+    }
+    for name, default in unread.items():
+        if getattr(source, name) != default:
+            raise InputError(
+                f"DataSource.{name} is {shown(getattr(source, name))}, which Rollouts "
+                "do not support: leave it out"
+            )
+    if source.on_too_long not in ("error", "skip"):
+        raise InputError(
+            f"DataSource.on_too_long is {shown(source.on_too_long)}, but a prompt that "
+            "is answered is never cut: expected 'error' or 'skip'"
+        )
+    if not source.is_text:
+        raise InputError(
+            f"{source.paths[0]} contains token ids, but rewards judge texts: give "
+            "records with a prompt, such as jsonl"
+        )
+    if model.drops:
+        raise InputError(
+            "the model or what is trained has dropout, with which the probabilities of "
+            "training are not those of sampling: set it to 0 for Rollouts"
+        )
+
+
+def _lines(source: DataSource) -> Iterator[JsonLine]:
+    count = 0
+    for path in source.paths:
+        for line in read_records(path):
+            if count == source.maximum_examples:
+                return
+            count += 1
+            yield line
+
+
+def _prompt(
+    line: JsonLine, source: DataSource, encoding: TextEncoding
+) -> RolloutPrompt:
+    """Encodes the prompt of a record as it is encoded for generation."""
+    content, key = line.content, source.prompt_key
+    if MESSAGES_KEY in content or has_prompt_messages(content, key):
+        named = MESSAGES_KEY if MESSAGES_KEY in content else str(key)
+        elsewhere = [*WEIGHTS, *(name for name in content if name != named)]
+        record = without_answer(
+            read_chat_messages(content, named, line.location, elsewhere)
+        )
+        if not record.messages:
+            raise InputError("the only message is an answer, expected one to answer")
+        ids = encoding.chat(record, line.location)
+        text, ends = str(record.messages[-1]["content"]), encoding.chat.turn_ends()
+    else:
+        if key is None:
+            raise InputError("DataSource.prompt_key is None, but prompts are answered")
+        text, ends = line.text(key, "DataSource.prompt_key"), []
+        ids = encoding.encode(text)
+    if not text or not ids:
+        raise InputError("the prompt is empty, expected a text to answer")
+    return RolloutPrompt(tuple(ids), text, content, line.location, tuple(ends))
+
+
+def _check_answers(line: JsonLine, rewards: Sequence[Reward]) -> None:
+    """Checks that a record has the answer that rewards compare with."""
+    for reward in rewards:
+        key = reward.answer_key
+        if key is not None and not isinstance(line.content.get(key), str | int | float):
+            raise InputError(
+                f"the reward {reward.name} compares with the field {key!r}, expected a "
+                f"text or a number there and found {shown(line.content.get(key))}; to "
+                "name another field, give "
+                f"{how_to_set('DataSource.completion_key', 'KEY')}"
+            )

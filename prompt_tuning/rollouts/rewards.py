@@ -1,0 +1,189 @@
+"""Rewards of answers: functions of Python, and built-in ones by name."""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from prompt_tuning.core.errors import InputError, shown
+
+RewardFunction = Callable[..., Any]
+"""`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
+
+FROM_PYTHON = "python:"
+"""Beginning of the name that stands for a function in the config of a run."""
+
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+_FINAL_ANSWER = "####"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """A reward with its name.
+
+    Attributes:
+      name: name, for messages and metrics.
+      function: see `RewardFunction`.
+      answer_key: key of a record that the reward reads; None if it reads none.
+    """
+
+    name: str
+    function: RewardFunction
+    answer_key: str | None = None
+
+
+def reward_name(reward: str | RewardFunction) -> str:
+    """Returns how a config names a reward."""
+    if isinstance(reward, str):
+        return reward
+    name = getattr(reward, "__name__", type(reward).__name__)
+    return f"{FROM_PYTHON}{name}"
+
+
+def runs_module(reward: str | RewardFunction) -> bool:
+    """Returns whether a reward imports a module that its name gives."""
+    return isinstance(reward, str) and not (
+        reward.partition("=")[0] in BUILT_IN or reward.startswith(FROM_PYTHON)
+    )
+
+
+def open_rewards(
+    rewards: Sequence[str | RewardFunction], answer_key: str
+) -> list[Reward]:
+    """Finds rewards by their names.
+
+    Args:
+      rewards: names and functions.
+      answer_key: key of the right answer in the records.
+
+    Raises:
+      InputError: for an unknown name, or a function that cannot be imported.
+    """
+    return [_open(reward, answer_key) for reward in rewards]
+
+
+def _open(reward: str | RewardFunction, answer_key: str) -> Reward:
+    name = reward_name(reward)
+    if not isinstance(reward, str):
+        return Reward(name.removeprefix(FROM_PYTHON), reward)
+    if name.startswith(FROM_PYTHON):
+        raise InputError(
+            f"this run was configured from Python with the reward "
+            f"{name.removeprefix(FROM_PYTHON)}, which its config cannot hold: continue "
+            "it by prompt_tuning.reinforce with the same arguments and directory"
+        )
+    kind, given, value = name.partition("=")
+    if kind in BUILT_IN:
+        return BUILT_IN[kind](kind, value if given else None, answer_key)
+    return Reward(name, _import(name))
+
+
+def _import(name: str) -> RewardFunction:
+    """Imports a function that is named as `module:function`."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise InputError(
+            f"the reward {shown(name)} is unknown, expected {', '.join(FORMS)}, or a "
+            "function of a module such as rewards:judge"
+        )
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as problem:
+        raise InputError(
+            f"the reward {shown(name)} cannot be imported: {problem}. Write "
+            "module:function, and set PYTHONPATH to the module's folder"
+        ) from problem
+    if not callable(found):
+        raise InputError(f"the reward {shown(name)} is {shown(found)}, not a function")
+    return found
+
+
+def exact_match(completion: str, answer: str) -> float:
+    """1 if an answer is the right one but for spaces around it, else 0."""
+    return float(completion.strip() == answer.strip())
+
+
+def numeric_answer(completion: str, answer: str) -> float:
+    """1 if two texts give the same number, else 0.
+
+    The number of a text is the one after its last "####", as GSM8K writes it (Cobbe et
+    al. 2021), or else its last number. Commas in it and a dollar sign are ignored.
+    """
+    found, right = _final_number(completion), _final_number(answer)
+    return float(found is not None and found == right)
+
+
+def _final_number(text: str) -> Decimal | None:
+    """Returns the number that a text ends in; None without one."""
+    *_, end = text.rpartition(_FINAL_ANSWER)
+    numbers = _NUMBER.findall(end)
+    if not numbers:
+        return None
+    number = numbers[0] if _FINAL_ANSWER in text else numbers[-1]
+    try:
+        return Decimal(number.replace(",", "").replace("$", ""))
+    except InvalidOperation:
+        return None
+
+
+def _compares(compare: Callable[[str, str], float]) -> Callable[..., Reward]:
+    """Makes a built-in reward that compares an answer with the record's."""
+
+    def build(name: str, value: str | None, answer_key: str) -> Reward:
+        if value is not None:
+            raise InputError(f"the reward {name} has no value: leave out ={value}")
+
+        def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+            del prompt
+            return compare(completion, str(row[answer_key]))
+
+        return Reward(name, judge, answer_key)
+
+    return build
+
+
+def _regex(name: str, value: str | None, answer_key: str) -> Reward:
+    """1 if a regular expression matches the whole completion, else 0."""
+    del answer_key
+    try:
+        pattern = re.compile(value or "")
+    except re.error as problem:
+        raise InputError(f"the reward {name}={value}: {problem}") from problem
+    if not value:
+        raise InputError(f"the reward {name} needs an expression: {name}=[0-9]+")
+
+    def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+        del prompt, row
+        return float(pattern.fullmatch(completion) is not None)
+
+    return Reward(f"{name}={value}", judge)
+
+
+def _length(name: str, value: str | None, answer_key: str) -> Reward:
+    """1 up to a number of characters, falling to 0 at twice as many."""
+    del answer_key
+    if value is None or not value.isdecimal() or int(value) < 1:
+        raise InputError(
+            f"the reward {name} has the value {shown(value)}, expected a number of "
+            f"characters of 1 or more: {name}=20"
+        )
+    limit = int(value)
+
+    def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+        del prompt, row
+        return min(1.0, max(0.0, 2 - len(completion) / limit))
+
+    return Reward(f"{name}={value}", judge)
+
+
+BUILT_IN: Mapping[str, Callable[[str, str | None, str], Reward]] = {
+    "exact_match": _compares(exact_match),
+    "numeric_answer": _compares(numeric_answer),
+    "regex": _regex,
+    "length": _length,
+}
+"""Makes each built-in reward from its name, its value and the key of answers."""
+FORMS = ("exact_match", "numeric_answer", "regex=EXPRESSION", "length=CHARACTERS")
+"""The built-in rewards as users write them."""

@@ -1,0 +1,93 @@
+"""Settings of rollouts: how answers are sampled, and which rewards judge them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import (
+    AnyNumber,
+    AxisLength,
+    GroupSize,
+    NonnegativeInteger,
+    PositiveInteger,
+    PositiveNumber,
+    SamplingTemperature,
+)
+from prompt_tuning.rollouts.advantages import Advantage
+from prompt_tuning.rollouts.rewards import RewardFunction, reward_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """How answers are sampled in training, and what judges them.
+
+    In each step the model that is trained answers each prompt of a batch several times.
+    Rewards judge the answers, and the step learns from how they differ.
+
+    Attributes:
+      rewards: what judges an answer; the sum counts. Each is "exact_match" or
+        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
+        (1 if it matches the whole answer), "length=CHARACTERS" (1 up to that length,
+        falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
+        or the name of one, "module:function".
+      weights: factor of each reward; None for 1.
+      group: number of answers to each prompt.
+      new_tokens: maximum number of tokens of an answer, with its end.
+      temperature: temperature of the distribution that tokens are drawn from.
+      stop: texts that end an answer.
+      advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
+        "mean" Dr. GRPO's, "leave_one_out" RLOO's; see `group_advantages`.
+      mask_truncated: whether nothing is learned from answers without an end.
+      updates: steps that learn from each answer.
+      slots: maximum number of answers that are sampled together.
+      reward_seconds: maximum time of a call of a reward.
+      equal_steps: the run stops if in so many rollouts in a row all answers to each
+        prompt have the same reward, so nothing is learned; 0 to continue.
+
+    Raises:
+      InputError: if a value is out of range.
+
+    Examples:
+      >>> rollouts = pt.Rollouts(rewards=["regex=[A-Z]+"], group=4, new_tokens=8)
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     pairs,
+      ...     objective=pt.GRPO(),
+      ...     rollouts=rollouts,
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
+    """
+
+    rewards: Sequence[str | RewardFunction]
+    weights: Sequence[AnyNumber] | None = None
+    group: GroupSize = 8
+    new_tokens: AxisLength = 64
+    temperature: SamplingTemperature = 1.0
+    stop: Sequence[str] = ()
+    advantage: Advantage = "deviation"
+    mask_truncated: bool = False
+    updates: PositiveInteger = 1
+    slots: AxisLength = 64
+    reward_seconds: PositiveNumber = 10.0
+    equal_steps: NonnegativeInteger = 20
+
+    def __post_init__(self):
+        check_fields(self)
+        if isinstance(self.rewards, str) or not self.rewards:
+            raise InputError(
+                f"Rollouts.rewards is {shown(self.rewards)}, expected a list of at "
+                "least one reward, such as ['exact_match']"
+            )
+        if self.weights is not None and len(self.weights) != len(self.rewards):
+            raise InputError(
+                f"Rollouts.weights has {len(self.weights)} numbers, expected one for "
+                f"each of the {len(self.rewards)} rewards"
+            )
+
+    def described(self) -> "Rollouts":
+        """Returns the settings as a config can hold them: functions by their names."""
+        return dataclasses.replace(self, rewards=list(map(reward_name, self.rewards)))

@@ -1,0 +1,302 @@
+"""Runs that learn from rewards of their own answers."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import prompt_tuning as pt
+from prompt_tuning.cli.main import main
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses.grpo import SAMPLER_LOGPROBS, GroupPolicy
+from prompt_tuning.losses.objective import Objective
+from prompt_tuning.models.scoring import merge_model
+from prompt_tuning.rollouts import rollout_stream
+from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
+from prompt_tuning.training.batch_sources import RolloutBatches
+from prompt_tuning.training.gradients import gradients
+from prompt_tuning.training.run_plan import plan_run
+from prompt_tuning.training.throughput import Meter
+from tests.support.small_runs import Killed, logged, trained_prompt
+
+SETTINGS = {
+    "Run.objective": "@GRPO()",
+    "Run.rollouts": "@Rollouts()",
+    "Run.evaluation": None,
+    "BATCH_SIZE": 4,
+}
+
+
+def even(prompt: str, completion: str, row) -> float:
+    """A reward that random answers differ in."""
+    return float(sum(map(ord, completion)) % 2)
+
+
+def reinforce(files, directory, steps: int = 6, rewards=(even,), **settings):
+    """Trains a tiny model for some steps."""
+    rollouts = {"group": 4, "new_tokens": 8, **settings.pop("rollouts", {})}
+    return pt.tune(
+        str(settings.pop("model", files.decoder)),
+        settings.pop("method", pt.SoftPrompt(length=3)),
+        str(files.train),
+        objective=settings.pop("objective", pt.GRPO()),
+        rollouts=pt.Rollouts(rewards=list(rewards), **rollouts),
+        directory=directory,
+        steps=steps,
+        save_every=2,
+        log_every=1,
+        batch_size=4,
+        buckets=1,
+        progress=False,
+        **settings,
+    )
+
+
+def answers_of(directory) -> list[dict]:
+    """Returns the answers that a run recorded."""
+    lines = (directory / ROLLOUTS_FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def open_trainer(files, directory, model, method, temperature=1.0, **run):
+    """Opens a run whose trained parameters are not at their start."""
+    adapted = {"prompt": method.build()} if method.name == "SoftPrompt" else {}
+    if not adapted:
+        adapted = {"adapters": [method.build()]}
+    settings = pt.Run(
+        directory=str(directory),
+        model=pt.Pretrained(checkpoint=str(model)).build(),
+        groups=[pt.ParameterGroup([".*/(prompt|adapters)/.*"], pt.adamw(0.01)).build()],
+        data=pt.DataSource(files=str(files.train), batch_size=4, buckets=1).build(),
+        objective=pt.GRPO(**run.pop("objective", {})).build(),
+        rollouts=pt.Rollouts(
+            rewards=[even], group=4, new_tokens=8, temperature=temperature
+        ).build(),
+        steps=2,
+        **adapted,
+        **run,
+    )
+    trainer = pt.open_run(settings)
+    keys = iter(jax.random.split(jax.random.key(5), len(trainer.start.trained)))
+    moved = {
+        path: leaf + 0.2 * jax.random.normal(next(keys), leaf.shape)
+        for path, leaf in trainer.start.trained.items()
+    }
+    start = dataclasses.replace(trainer.start, trained=moved)
+    directory.mkdir(exist_ok=True)
+    return dataclasses.replace(trainer, start=start)
+
+
+def first_batch(trainer):
+    """Samples the batch of the first step."""
+    source = RolloutBatches(trainer, Meter(), 0)
+    batch, _ = source.next([trainer.start], 0)
+    source.close()
+    return jax.device_put(batch.whole)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("method", [pt.SoftPrompt(length=3), pt.LoRA(rank=2)], ids=repr)
+@pytest.mark.parametrize("family", ["decoder", "t5"])
+def test_sampler_and_trainer_agree_on_probabilities(
+    files, tmp_path, family, method, temperature
+):
+    model = getattr(files, family)
+    trainer = open_trainer(files, tmp_path / "run", model, method, temperature)
+    batch = first_batch(trainer)
+    plan = plan_run(trainer.run)
+    objective: Objective = plan.objective(trainer.examples)
+    assert isinstance(objective, GroupPolicy)
+    parameters = trainer.parameters(trainer.start.trained)
+    opened = merge_model(trainer.model.graph, parameters)
+    hidden = opened.hidden(batch)
+    losses = objective._token_losses(hidden, opened.output_head(), batch)
+    mask = batch.loss_weights > 0
+    differences = (-losses.nll - batch.columns[SAMPLER_LOGPROBS])[mask]
+    assert mask.sum() > 30
+    # The ratio of the first update is 1.
+    np.testing.assert_allclose(np.exp(differences), 1, atol=1e-5)
+
+
+def test_micro_batches_have_the_gradient_of_the_whole_batch(files, tmp_path):
+    found = {}
+    for parts, rows in ((1, 4), (2, 2)):
+        trainer = open_trainer(
+            files,
+            tmp_path / f"run{parts}",
+            files.decoder,
+            pt.SoftPrompt(length=3),
+            accumulate=parts,
+            objective={"beta": 0.1, "average": "sequence"},
+        )
+        if parts == 2:
+            run = dataclasses.replace(
+                trainer.run, data=dataclasses.replace(trainer.run.data, batch_size=2)
+            )
+            plan = plan_run(run)
+            trainer = dataclasses.replace(
+                trainer, run=run, batch_plan=plan.batch_plan(trainer.examples)
+            )
+        batch = first_batch(trainer)
+        objective = plan_run(trainer.run).objective(trainer.examples)
+        found[rows] = gradients(
+            trainer.model.graph,
+            trainer.start.trained,
+            trainer.frozen,
+            batch,
+            None,
+            objective,
+        )
+    (whole, sums), (parted, other) = found[4], found[2]
+    for path, leaf in whole.items():
+        np.testing.assert_allclose(parted[path], leaf, rtol=1e-4, atol=1e-6)
+    assert sums.measured.keys() == {"kl", "clipped_share"}
+    np.testing.assert_allclose(other.measured["kl"], sums.measured["kl"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_killed_run_ends_with_the_same_bits(files, tmp_path, monkeypatch, updates):
+    settings = {"rollouts": {"updates": updates}}
+    reinforce(files, tmp_path / "whole", **settings)
+    expected = trained_prompt(tmp_path / "whole", 6)
+    sample = rollout_stream.RolloutStream._roll_out
+
+    def kill(self, planned, parameters, number):
+        rollout = sample(self, planned, parameters, number)
+        if number * updates == 4:
+            raise Killed
+        return rollout
+
+    monkeypatch.setattr(rollout_stream.RolloutStream, "_roll_out", kill)
+    with pytest.raises(Killed):
+        reinforce(files, tmp_path / "killed", **settings)
+    monkeypatch.undo()
+    # A kill may also come after the answers of a later step were written.
+    with (tmp_path / "killed" / ROLLOUTS_FILE).open("a") as file:
+        file.write('{"step": 5, "advantage": 1.0, "prompt": "late"}\n{"step": 5, "pro')
+    reinforce(files, tmp_path / "killed", **settings)
+    assert trained_prompt(tmp_path / "killed", 6) == expected
+    assert answers_of(tmp_path / "killed") == answers_of(tmp_path / "whole")
+    assert len(answers_of(tmp_path / "whole")) == 6 // updates * 16
+
+
+def test_answers_and_metrics_are_recorded(files, tmp_path):
+    reinforce(
+        files,
+        tmp_path / "run",
+        rewards=[even, "length=3"],
+        rollouts={"weights": [2, 1]},
+        objective=pt.GRPO(beta=0.1),
+    )
+    answers = answers_of(tmp_path / "run")
+    assert {answer["step"] for answer in answers} == {1, 2, 3, 4, 5, 6}
+    for answer in answers:
+        parts = answer["rewards"]
+        assert parts["even"] == even("", answer["completion"], {})
+        assert answer["reward"] == 2 * parts["even"] + parts["length=3"]
+    steps = [line for line in logged(tmp_path / "run") if "reward" in line]
+    rewards = [answer["reward"] for answer in answers if answer["step"] == 1]
+    assert steps[0]["reward"] == pytest.approx(np.mean(rewards))
+    assert steps[0]["kl"] > 0
+    assert steps[0]["clipped_share"] == 0
+    # Of several answers to a prompt, some draw differently.
+    first = [x["completion"] for x in answers[:4]]
+    assert len(set(first)) > 1
+
+
+def test_a_run_without_differences_stops_with_the_reason(files, tmp_path):
+    settings = {"rewards": [lambda *_: 0.25], "rollouts": {"equal_steps": 3}}
+    for _ in range(2):  # started again, it does not continue
+        tuned = reinforce(files, tmp_path / "run", **settings)
+        assert tuned.result.step == 3
+        assert "same reward, so there is nothing to learn" in tuned.result.reason
+    assert (tmp_path / "run" / "stopped.json").exists()
+
+
+def test_truncated_answers_are_masked_on_request(files, tmp_path):
+    trainer = open_trainer(files, tmp_path / "run", files.decoder, pt.LoRA(rank=2))
+    whole = first_batch(trainer)
+    prompts = trainer.examples
+    prompts.rollouts = dataclasses.replace(prompts.rollouts, mask_truncated=True)
+    masked = first_batch(trainer)
+    cut = (whole.loss_weights.sum(1) == 8) & ~masked.loss_weights.any(1)
+    assert cut.any()
+    np.testing.assert_array_equal(masked.loss_weights[~cut], whole.loss_weights[~cut])
+
+
+def test_prompts_alone_are_enough(tmp_path):
+    tuned = pt.reinforce(
+        "bundled:skills-decoder",
+        pt.SoftPrompt(length=3),
+        ["apple=", "bread="],
+        rewards=[even],
+        new_tokens=6,
+        steps=1,
+        batch_size=2,
+        progress=False,
+    )
+    assert tuned.result.step == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"Run.rollouts": None}, "learns from sampled answers, and Run.rollouts is"),
+        ({"Run.objective": None}, "does not learn from sampled answers"),
+        ({"Rollouts.group": 1}, "group is 1, expected a number from 2 to 128"),
+        ({"Rollouts.temperature": 0.0}, "temperature is 0"),
+        ({"Rollouts.updates": 4}, "Run.steps is 6, expected a multiple"),
+        ({"DataSource.packing": True}, "packing is True, which Rollouts do not"),
+        ({"Rollouts.new_tokens": 60}, "the prompt has .* tokens, expected at most 0"),
+        ({"DataSource.completion_key": "answer"}, "compares with the field 'answer'"),
+        ({"Rollouts.weights": [1.0, 2.0]}, "has 2 numbers, expected one for each"),
+    ],
+)
+def test_what_rollouts_cannot_use_is_refused(files, tmp_path, capsys, changes, message):
+    references = {"@GRPO()", "@Rollouts()"}
+    values = {**SETTINGS, "Rollouts.rewards": ["exact_match"], **changes}
+    arguments = files.arguments(tmp_path / "run")
+    for name, value in values.items():
+        if name == "Rollouts.rewards" and values["Run.rollouts"] is None:
+            continue
+        text = str(value) if str(value) in references else repr(value)
+        arguments.append(f"--gin.{name}={text}")
+    assert main(["train", *arguments]) != 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(message, shown), shown
+    assert not (tmp_path / "run" / "config.gin").exists()
+
+
+def test_a_bad_reward_ends_a_run_with_one_message(files, tmp_path):
+    with pytest.raises(InputError, match="the reward broken raised ZeroDivisionError"):
+
+        def broken(prompt, completion, row):
+            return 1 / 0
+
+        reinforce(files, tmp_path / "run", rewards=[broken])
+
+
+def test_only_a_typed_reward_imports_a_module(files, tmp_path, capsys):
+    arguments = files.arguments(tmp_path / "run")
+    values = {**SETTINGS, "Rollouts.rewards": ["nowhere:judge"]}
+    for name, value in values.items():
+        text = str(value) if str(value).startswith("@") else repr(value)
+        arguments.append(f"--gin.{name}={text}")
+    assert main(["train", *arguments]) != 0
+    assert "give --allow_gin_imports" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "--allow_gin_imports", *arguments]) != 0
+    assert "cannot be imported" in " ".join(capsys.readouterr().err.split())
+    flat = ["--model", str(files.decoder), "--train", str(files.train)]
+    flat += [
+        "--loss",
+        "grpo",
+        "--reward",
+        "nowhere:judge",
+        "--out",
+        str(tmp_path / "f"),
+    ]
+    assert main(["train", *flat]) != 0
+    assert "cannot be imported" in " ".join(capsys.readouterr().err.split())
