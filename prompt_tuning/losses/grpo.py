@@ -20,7 +20,7 @@ from prompt_tuning.data.rows.token_columns import ADVANTAGES
 from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.losses.normalizers import sequence_weights
 from prompt_tuning.losses.objective import (
-    LossSums,
+    MeasuredSums,
     Objective,
     ObjectiveConfig,
     OpenTeacher,
@@ -135,7 +135,7 @@ class GroupPolicy(Objective):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> LossSums:
+    ) -> MeasuredSums:
         """Computes the sums of a batch; see `Objective`.
 
         Raises:
@@ -160,7 +160,7 @@ class GroupPolicy(Objective):
         factors = mask
         if self.settings.average == "sequence":
             factors = sequence_weights(batch)
-        return LossSums(
+        return MeasuredSums(
             jnp.sum(factors * values),
             jnp.sum(mask),
             jnp.sum(mask * losses.correct),

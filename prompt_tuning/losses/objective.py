@@ -8,7 +8,7 @@ its loss depends on padding.
 
 import abc
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -22,8 +22,6 @@ from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import weight_sum
 from prompt_tuning.losses.output_head import AnyHead
 
-NOTHING_MEASURED: dict[str, Any] = {}
-
 
 class LossSums(NamedTuple):
     """Sums over a batch, so that batches of any total weight can be added.
@@ -32,13 +30,32 @@ class LossSums(NamedTuple):
       loss: weighted loss that training minimizes, in nats.
       weight: sum of the weights of tokens, or of examples with classes.
       correct: total weight of the tokens, or examples, whose target scored highest.
+    """
+
+    loss: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct: Float[Array, ""]
+
+    @property
+    def accuracy(self) -> Float[Array, ""]:
+        """Share of the weight with the highest score on the target."""
+        return self.correct / self.weight
+
+
+class MeasuredSums(NamedTuple):
+    """`LossSums` of an objective that measures more.
+
+    Attributes:
+      loss: as there.
+      weight: as there; it may be 0.
+      correct: as there.
       measured: weighted sums of what else it measures, see `Objective.measured`.
     """
 
     loss: Float[Array, ""]
     weight: Float[Array, ""]
     correct: Float[Array, ""]
-    measured: dict[str, Any] = NOTHING_MEASURED
+    measured: dict[str, Float[Array, ""]]
 
     @property
     def accuracy(self) -> Float[Array, ""]:
@@ -48,6 +65,9 @@ class LossSums(NamedTuple):
     def mean(self, total: Float[Array, ""]) -> Float[Array, ""]:
         """Divides a weighted sum by the weight; 0 if nothing has a weight."""
         return total / jnp.where(self.weight == 0, 1, self.weight)
+
+
+AnySums = LossSums | MeasuredSums
 
 
 def sum_losses(
@@ -171,7 +191,7 @@ class Objective(ObjectiveConfig):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of `LossSums.measured`, whose weighted means training logs."""
+        """Names of `MeasuredSums.measured`, whose weighted means training logs."""
         return ()
 
     @abc.abstractmethod
@@ -181,7 +201,7 @@ class Objective(ObjectiveConfig):
         head: AnyHead,
         batch: Batch,
         parameters: Parameters | None = None,
-    ) -> LossSums:
+    ) -> AnySums:
         """Computes the sums of a batch or micro-batch.
 
         Args:

@@ -12,8 +12,8 @@ from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.objective import (
+    AnySums,
     HeldOutObjective,
-    LossSums,
     Objective,
     target_losses,
 )
@@ -141,7 +141,7 @@ def loss_sums(
     key: Key[Array, ""] | None = None,
     objective: Objective = NATS_PER_WEIGHT,
     prefix: Prefix = None,
-) -> LossSums:
+) -> AnySums:
     """Computes the sums of an objective over a batch.
 
     Args:

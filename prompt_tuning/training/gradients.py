@@ -10,7 +10,7 @@ from jaxtyping import Array, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, optional_key
-from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.objective import AnySums, LossSums, MeasuredSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merge_model
@@ -29,7 +29,7 @@ def gradients(
     key: Key[Array, ""] | None,
     objective: Objective = NATS_PER_WEIGHT,
     layout: MeshLayout | None = None,
-) -> tuple[Parameters, LossSums]:
+) -> tuple[Parameters, AnySums]:
     """Computes the gradient of a batch's loss with respect to the trained parameters.
 
     For loops of your own that do something with the gradient; `train_step` is this, the
@@ -72,7 +72,7 @@ def objective_gradient(
     key: Key[Array, ""] | None,
     objective: Objective = NATS_PER_WEIGHT,
     layout: MeshLayout | None = None,
-) -> tuple[Parameters, LossSums]:
+) -> tuple[Parameters, AnySums]:
     """Computes `gradients` without the penalty's."""
 
     def outputs(parameters, batch, key, prefix):
@@ -83,8 +83,10 @@ def objective_gradient(
     micro_batches = batch.tokens.shape[:-2]  # () or (A,)
     share = jnp.full(micro_batches, 1 / jnp.asarray(objective.divisor(batch), float))
     zero = jnp.zeros_like(share)
-    measured = dict.fromkeys(objective.measured, zero)
-    sum_gradients = LossSums(share, zero, zero, measured)
+    sum_gradients = LossSums(share, zero, zero)
+    if objective.measured:
+        measured = dict.fromkeys(objective.measured, zero)
+        sum_gradients = MeasuredSums(*sum_gradients, measured)
 
     def run(trained, frozen, batch, key, sum_gradients):
         return value_and_gradient(

@@ -20,7 +20,7 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.losses.objective import LossSums
+from prompt_tuning.losses.objective import AnySums
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Finish, Metrics
 from prompt_tuning.training.transfer import Transfer
@@ -178,7 +178,7 @@ class HostFinish:
         frozen: Parameters,
         gradient: Mapping[str, Any],
         batch: Batch,
-        sums: LossSums,
+        sums: AnySums,
     ) -> tuple[TrainState, Metrics]:
         """Updates the parameters on the device, then those in host memory."""
         there, here = self._divide(state.trained)

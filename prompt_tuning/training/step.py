@@ -25,7 +25,7 @@ from prompt_tuning.core.compilation import (
 )
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
-from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.objective import AnySums, MeasuredSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.sharding.array_placement import Placement
@@ -41,12 +41,12 @@ Step = Callable[[TrainState, Parameters, Batch], tuple[TrainState, Metrics]]
 """`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
 
 Gradient = Callable[
-    [Parameters, Parameters, Batch, Key[Array, ""] | None], tuple[Parameters, LossSums]
+    [Parameters, Parameters, Batch, Key[Array, ""] | None], tuple[Parameters, AnySums]
 ]
 """`(trained, frozen, batch, key) -> (gradient, sums)`, as `objective_gradient`."""
 
 Finish = Callable[
-    [TrainState, Parameters, Parameters, Batch, LossSums], tuple[TrainState, Metrics]
+    [TrainState, Parameters, Parameters, Batch, AnySums], tuple[TrainState, Metrics]
 ]
 """`(state, frozen, gradient, batch, sums) -> (state, metrics)`; donates `state`."""
 
@@ -58,13 +58,14 @@ def batch_metrics(
     graph: nnx.GraphDef,
     parameters: Parameters,
     batch: Batch,
-    sums: LossSums,
+    sums: AnySums,
     objective: Objective = NATS_PER_WEIGHT,
 ) -> Metrics:
     """Computes the loss, the value that `gradients` differentiates, and accuracy."""
     loss = sums.loss / objective.divisor(batch)
-    measured = {name: sums.mean(total) for name, total in sums.measured.items()}
-    metrics = {"loss": loss, "accuracy": sums.accuracy, **measured}
+    metrics = {"loss": loss, "accuracy": sums.accuracy}
+    if isinstance(sums, MeasuredSums):
+        metrics |= {name: sums.mean(total) for name, total in sums.measured.items()}
     model = merge_model(graph, parameters)
     if not model.has_penalty:
         return metrics
@@ -142,7 +143,7 @@ def finish(
     frozen: Parameters,
     gradient: Parameters,
     batch: Batch,
-    sums: LossSums,
+    sums: AnySums,
     *,
     graph: nnx.GraphDef,
     optimizer: optax.GradientTransformation,

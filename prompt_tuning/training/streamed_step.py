@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, Key
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, optional_key
-from prompt_tuning.losses.objective import LossSums, Objective
+from prompt_tuning.losses.objective import AnySums, LossSums, Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models.language_model import Prefix
 from prompt_tuning.models.scoring import loss_sums, merge_model
@@ -93,7 +93,7 @@ class StreamedGradient:
         batch: Batch,
         key: Key[Array, ""] | None,
         index: Int[Array, ""] | None,
-    ) -> LossSums:
+    ) -> AnySums:
         parameters = unpad_others(trained | frozen, self._streamed, self._placement)
         prefix, key = prefix_and_key(
             self._graph, parameters, key, index, self._placement

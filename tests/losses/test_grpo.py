@@ -186,6 +186,7 @@ def test_rows_that_only_fill_a_batch_change_no_average():
     samples = draw_samples()
     batch = batch_of(samples, np.zeros_like(samples.mask))
     real = np.array([1, 1, 1, 1, 0, 0], np.int32)
-    for average, expected in (("sequence", 4), ("constant", 4 * LONGEST)):
-        objective = GroupPolicy(GRPO(average=average)).drawn(1.0, LONGEST)
+    averages = ((GRPO(average="sequence"), 4), (GRPO(average="constant"), 4 * LONGEST))
+    for settings, expected in averages:
+        objective = GroupPolicy(settings).drawn(1.0, LONGEST)
         assert objective.divisor(dataclasses.replace(batch, real_rows=real)) == expected

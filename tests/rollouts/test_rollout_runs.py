@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from prompt_tuning.losses.grpo import SAMPLER_LOGPROBS, GroupPolicy
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.rollouts import rollout_stream
+from prompt_tuning.rollouts.prompt_table import RolloutPrompts
 from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.batch_sources import RolloutBatches
 from prompt_tuning.training.gradients import gradients
@@ -133,6 +135,7 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(files, tmp_path):
             objective={"beta": 0.1, "average": "sequence"},
         )
         if parts == 2:
+            assert trainer.run.data is not None
             run = dataclasses.replace(
                 trainer.run, data=dataclasses.replace(trainer.run.data, batch_size=2)
             )
@@ -159,7 +162,7 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(files, tmp_path):
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_killed_run_ends_with_the_same_bits(files, tmp_path, monkeypatch, updates):
-    settings = {"rollouts": {"updates": updates}}
+    settings: dict[str, Any] = {"rollouts": {"updates": updates}}
     reinforce(files, tmp_path / "whole", **settings)
     expected = trained_prompt(tmp_path / "whole", 6)
     sample = rollout_stream.RolloutStream._roll_out
@@ -208,9 +211,13 @@ def test_answers_and_metrics_are_recorded(files, tmp_path):
 
 
 def test_a_run_without_differences_stops_with_the_reason(files, tmp_path):
-    settings = {"rewards": [lambda *_: 0.25], "rollouts": {"equal_steps": 3}}
+    settings: dict[str, Any] = {
+        "rewards": [lambda *_: 0.25],
+        "rollouts": {"equal_steps": 3},
+    }
     for _ in range(2):  # started again, it does not continue
         tuned = reinforce(files, tmp_path / "run", **settings)
+        assert tuned.result is not None and tuned.result.reason is not None
         assert tuned.result.step == 3
         assert "same reward, so there is nothing to learn" in tuned.result.reason
     assert (tmp_path / "run" / "stopped.json").exists()
@@ -220,6 +227,7 @@ def test_truncated_answers_are_masked_on_request(files, tmp_path):
     trainer = open_trainer(files, tmp_path / "run", files.decoder, pt.LoRA(rank=2))
     whole = first_batch(trainer)
     prompts = trainer.examples
+    assert isinstance(prompts, RolloutPrompts)
     prompts.rollouts = dataclasses.replace(prompts.rollouts, mask_truncated=True)
     masked = first_batch(trainer)
     cut = (whole.loss_weights.sum(1) == 8) & ~masked.loss_weights.any(1)
@@ -238,7 +246,7 @@ def test_prompts_alone_are_enough(tmp_path):
         batch_size=2,
         progress=False,
     )
-    assert tuned.result.step == 1
+    assert tuned.result is not None and tuned.result.step == 1
 
 
 @pytest.mark.parametrize(

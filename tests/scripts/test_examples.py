@@ -13,6 +13,7 @@ from scripts.examples import (
     lora_with_prompt,
     own_loss,
     own_training_loop,
+    rewards_alone,
     two_stage_backward,
 )
 
@@ -52,6 +53,15 @@ def test_own_training_loop_reaches_full_accuracy(capsys):
     *_, metrics, answer = capsys.readouterr().out.splitlines()
     assert metrics.startswith("60 {'accuracy': 1.0,")
     assert answer.startswith("ar")
+
+
+@pytest.mark.exhaustive
+def test_rewards_alone_teach_upper_case(capsys):
+    rewards_alone.main()
+    lines = capsys.readouterr().out.splitlines()
+    rewards = [float(x.split()[3]) for x in lines if x.startswith("step ")]
+    assert rewards[0] < 0.3
+    assert float(lines[-1].removeprefix("mean reward: ")) > 0.9
 
 
 @pytest.mark.exhaustive
