@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_tuning.report.curves import panels_of, thinned
+from prompt_tuning.report.schedule import learning_rate_curve
 from tests.support.staged_reports import log_of, recorded
 
 
@@ -20,11 +21,7 @@ def test_no_peak_is_lost(count, bins, seed):
     assert all(
         values[step - 1] == value for step, value in zip(steps, kept, strict=True)
     )
-    for part in np.array_split(np.arange(count), 1):
-        assert {values[i] for i in (part[np.argmax(np.array(values)[part])],)} <= {
-            *kept
-        }
-    assert min(values) in kept
+    assert {min(values), max(values)} <= {*kept}
 
 
 def test_training_and_held_out_share_an_axis():
@@ -35,3 +32,14 @@ def test_training_and_held_out_share_an_axis():
     assert sorted(kinds) == [
         *((0, "held out"), (0, "training"), (1, "held out"), (1, "training"))
     ]
+
+
+def test_the_learning_rate_is_that_of_the_config():
+    # The values in the docstring of `warmup_constant`; step 1 takes the rate at 0.
+    schedule = {"warmup_constant": {"peak": 0.4, "warmup_steps": 2}}
+    steps, rates = learning_rate_curve(schedule, [1, 2, 3, 4])
+    assert steps == [1, 2, 3, 4]
+    np.testing.assert_allclose(rates, [0.2, 0.3, 0.4, 0.4], rtol=1e-6)
+    constant = {"adamw": {"learning_rate": 0.5}}
+    assert learning_rate_curve(constant, [7]) == ([7], [0.5])
+    assert learning_rate_curve(constant | schedule, [7]) == ([], [])
