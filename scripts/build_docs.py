@@ -26,7 +26,7 @@ NOTEBOOKS = "scripts/examples/*.ipynb"
 API = {
     "start": (
         "Start",
-        "load tune load_tuned Model TunedModel TrainingResult InputError",
+        "load tune reinforce load_tuned Model TunedModel TrainingResult InputError",
     ),
     "methods": (
         "Methods",
