@@ -12,6 +12,7 @@ from prompt_tuning.config.config_table import (
     find_choice,
     shipped,
 )
+from prompt_tuning.config.flat_options import ADDED
 from prompt_tuning.config.option_checks import (
     EVALUATES,
     Choices,
@@ -76,6 +77,8 @@ def flat_config(
         lines += ["Run.evaluation = None", "EVALUATION_FILES = []"]
     if "template" in choices:
         lines += _in_template(method)
+    if ADDED in choices:
+        lines += _with_tokens(method)
     return FlatConfig(
         [*names[: len(BASE)], *files, *names[len(BASE) :]], lines + _implied(bindings)
     )
@@ -116,6 +119,19 @@ def _set(choices: Choices, macros: Collection[str]) -> list[str]:
         if option.setting:
             lines.append(f"{option.setting} = {text}")
     return lines
+
+
+def _with_tokens(method: ShippedConfig) -> list[str]:
+    """Lets a method train rows of tokens too, by its own optimizer."""
+    adapters = method.values.get("Run.adapters", "[]").strip("[]")
+    if "@TrainedTokens()" in adapters:
+        return []
+    listed = [*filter(None, [adapters]), "@TrainedTokens()"]
+    regexes = [*method.regexes, *shipped("adapters/training.gin").regexes]
+    return [
+        f"Run.adapters = [{', '.join(listed)}]",
+        f"ParameterGroup.regexes = {list(dict.fromkeys(regexes))}",
+    ]
 
 
 def _in_template(method: ShippedConfig) -> list[str]:

@@ -24,6 +24,9 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
+ADDED = "add_tokens"
+"""The option of tokens, which all methods have."""
+
 OF_LOSSES = (
     "context",
     "beta",
@@ -103,6 +106,16 @@ TABLE = (
         default="8 for lora, 1 for multitask_factorized",
     ),
     *LORA_OPTIONS,
+    FlatOption(
+        ADDED,
+        METHOD,
+        "texts of tokens whose rows of the embedding table are trained too, with any "
+        "method; a text that is no token yet is added to the tokenizer",
+        "TrainedTokens.tokens",
+        kind=list,
+        macro="NEW_TOKENS",
+        metavar="TOKEN",
+    ),
     FlatOption(
         "prompt_text",
         METHOD,

@@ -30,6 +30,7 @@ from prompt_tuning.data.rows.python_rows import (
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
+from prompt_tuning.prompts.trained_tokens import TrainedTokens
 
 DEFAULT_STEPS = 1000
 SCHEDULES = "prompt_tuning.core.learning_rates"
@@ -253,7 +254,9 @@ def _shipped(method: Any) -> Configured:
 
 def _is_adapter(method: Configured) -> bool:
     factory = method.factory
-    return isinstance(factory, type) and issubclass(factory, AdapterSpec)
+    return isinstance(factory, type) and issubclass(
+        factory, (AdapterSpec, TrainedTokens)
+    )
 
 
 def _groups(

@@ -24,6 +24,7 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.trained_tokens import TrainedTokens
 from prompt_tuning.rollouts.rollout_settings import Rollouts
 from prompt_tuning.sharding.mesh import MeshShape
 
@@ -51,7 +52,7 @@ class Run:
       prompting: position and visibility of the prompt; a prefix if None.
       decoder_prompt: factory of the prompt in the decoder of an encoder-decoder.
       decoder_prompting: position and visibility of the decoder's prompt.
-      adapters: adapters of projections.
+      adapters: adapters of projections, and the tokens whose rows are trained.
       mesh: number of devices along each axis of the mesh; None for a single device.
       pipeline: how the stages of the mesh share a step, if it has several; `Pipeline()`
         if None.
@@ -115,7 +116,7 @@ class Run:
     prompting: Prompting | None = None
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
-    adapters: Sequence[AdapterSpec] = ()
+    adapters: Sequence[AdapterSpec | TrainedTokens] = ()
     mesh: MeshShape | None = None
     pipeline: Pipeline | None = None
     groups: Sequence[ParameterGroup] = ()

@@ -47,7 +47,7 @@ class ModelConfig:
 
     Attributes:
       architecture: decoder-only or encoder-decoder.
-      vocabulary_size: number of rows `V` of the embedding table, padding included.
+      vocabulary_size: number of tokens `V`, the table's padding included.
       width: model width `D`.
       feed_forward_width: `F`, of each expert if there are any.
       experts: number of experts `E` of each feed-forward layer, 0 for a dense one (see
@@ -144,6 +144,8 @@ class ModelConfig:
         "int4" or "nf4" for the projections of the blocks, and bfloat16 for everything
         else.
       stores: parameters that are stored in another way, by path.
+      new_tokens: number of the last tokens of the vocabulary that the checkpoint's
+        tables have no rows of: a run trains these rows (`prompts.token_rows`).
     """
 
     architecture: Architecture
@@ -208,6 +210,7 @@ class ModelConfig:
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     stores: tuple[tuple[str, Store], ...] = ()
+    new_tokens: int = 0
     attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization
@@ -241,6 +244,18 @@ class ModelConfig:
         self.rematerialization.check_layers("decoder", self.layers)
         if self.encoder_layers:
             self.encoder_policy.check_layers("encoder", self.encoder_layers)
+
+    @property
+    def table_rows(self) -> int:
+        """Number of rows of the checkpoint's embedding table."""
+        return self.vocabulary_size - self.new_tokens
+
+    @property
+    def without_new_tokens(self) -> "ModelConfig":
+        """The config of the checkpoint alone."""
+        if not self.new_tokens:
+            return self
+        return dataclasses.replace(self, vocabulary_size=self.table_rows, new_tokens=0)
 
     @property
     def biased_projections(self) -> tuple[str, ...]:

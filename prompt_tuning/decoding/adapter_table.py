@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
@@ -23,6 +23,7 @@ from prompt_tuning.decoding.row_adapters import (
     RowInputScale,
     RowLowRank,
     RowOutputScale,
+    RowTokenRows,
 )
 from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
@@ -38,6 +39,7 @@ from prompt_tuning.prompts.projection_adapters import (
     OutputScale,
     ProjectionAdapter,
 )
+from prompt_tuning.prompts.token_rows import NAME, TokenRows
 
 Kind = TypeVar("Kind", bound=ProjectionAdapter)
 
@@ -82,9 +84,16 @@ class ResidentAdapter:
     encoded: int
 
     @property
-    def adapts_projections(self) -> bool:
-        """Whether it has a LoRA or IA3 in the decoder."""
-        return any("/adapters/" in path for path in self.decoder_adapters)
+    def has_entry(self) -> bool:
+        """Whether it has a LoRA or IA3 in the decoder, or rows of tokens."""
+        return bool(self.decoder_adapters) or self.token_rows is not None
+
+    @property
+    def token_rows(self) -> TokenRows | None:
+        """Its rows of single tokens, if it has some."""
+        model = cast(LanguageModel, merge(self.model.graph, self.parameters))
+        rows = model.token_embedder.adapters.get(NAME)
+        return rows if isinstance(rows, TokenRows) else None
 
     @property
     def decoder_adapters(self) -> Parameters:
@@ -200,7 +209,7 @@ def stack_adapters(
     config: ModelConfig, adapters: Sequence[ResidentAdapter]
 ) -> AdapterTable:
     """Stacks the projection adapters of all adapters into tables."""
-    chosen = [adapter for adapter in adapters if adapter.adapts_projections]
+    chosen = [adapter for adapter in adapters if adapter.has_entry]
     count = 1
     while count < len(chosen) + 1:
         count *= 2
@@ -220,8 +229,13 @@ def stack_adapters(
         if path.startswith("decoder/")
     }
 
+    rows = {entries[each.name]: each.token_rows for each in chosen}
+    tokens = _token_tables({n: x for n, x in rows.items() if x}, count, config)
+
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         model = build_model(key, config)
+        if tokens is not None:
+            model.token_embedder.adapters[NAME] = tokens
         for path, dense in projections(model):
             for name, module in modules.get(path, {}).items():
                 dense.adapters[name] = module
@@ -233,7 +247,47 @@ def stack_adapters(
         for name, module in by_name.items()
         for leaf, array in split(module)[1].items()
     }
+    if tokens is not None:
+        place = f"token_embedder/adapters/{NAME}"
+        tables |= {f"{place}/{leaf}": x for leaf, x in split(tokens)[1].items()}
     return AdapterTable(describe(build, jax.random.key(0))[0], tables, entries)
+
+
+def _token_tables(
+    rows: Mapping[int, TokenRows], count: int, config: ModelConfig
+) -> RowTokenRows | None:
+    """Returns the tables of rows of tokens; None if nobody has some.
+
+    An engine with new tokens always has them, so that other rows never generate these.
+
+    Args:
+      rows: rows by entry.
+      count: number of entries.
+      config: config of the engine's model.
+    """
+    if not rows and not config.new_tokens:
+        return None
+    own = {n: (x.ids, x.rows[...]) for n, x in rows.items()}
+    tables = _padded_rows(own, count, config.width)
+    if config.tied_head:
+        return RowTokenRows(*tables)
+    heads = {n: (x.head_ids, x.head[...]) for n, x in rows.items() if x.head}
+    return RowTokenRows(*tables, *_padded_rows(heads, count, config.width))
+
+
+def _padded_rows(
+    rows: Mapping[int, tuple[tuple[int, ...], Float[Array, "n D"]]],
+    count: int,
+    width: int,
+) -> tuple[Int[Array, "N n"], Float[Array, "N n D"]]:
+    """Stacks ids and rows by entry, padded to the largest number of them."""
+    size = max([1, *(len(ids) for ids, _ in rows.values())])
+    ids = np.full((count, size), -1, np.int32)
+    table = np.zeros((count, size, width), np.float32)
+    for entry, (own_ids, own) in rows.items():
+        ids[entry, : len(own_ids)] = own_ids
+        table[entry, : len(own_ids)] = np.asarray(own)
+    return jnp.asarray(ids), jnp.asarray(table)
 
 
 def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:

@@ -363,6 +363,7 @@ class DecodingEngine:
             self._reader.slots.hidden,
             choices,
             self._numbers() if counted else None,
+            self._reader.entries(active),
             graph=self._resident.graph,
             needs=needs,
             process=self._process,

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.request import TokenLogprob
+from prompt_tuning.decoding.row_adapters import row_entries
 from prompt_tuning.decoding.slot_state import Integers
 from prompt_tuning.models.language_model import LanguageModel
 
@@ -54,6 +55,7 @@ def score_states(
     parameters: Parameters,
     states: Float[Array, "N D"],
     tokens: Integers,
+    entry: Integers,
     *,
     graph: nnx.GraphDef,
     top: int,
@@ -64,11 +66,13 @@ def score_states(
       parameters: all parameters of the model by path.
       states: states that predict the tokens.
       tokens: the tokens, `[N]`.
+      entry: entry of their row in the tables of adapters.
       graph: structure of the model.
       top: number of most probable tokens.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    logits = model.token_logits(states).astype(jnp.float32)
+    with row_entries(jnp.broadcast_to(jnp.asarray(entry), len(states))):
+        logits = model.token_logits(states).astype(jnp.float32)
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(logprobs, jnp.asarray(tokens)[:, None], axis=-1)
     ranks = jnp.sum(logprobs >= chosen, axis=-1)

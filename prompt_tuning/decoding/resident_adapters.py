@@ -13,6 +13,7 @@ from prompt_tuning.decoding.adapter_table import (
     AdapterTable,
     PromptPages,
     ResidentAdapter,
+    bare_graph,
     check_projections,
     frozen_parameters,
     make_resident,
@@ -59,7 +60,8 @@ class ResidentAdapters:
         self._shared = SharedTexts(page)
         self._kernels = _block_views(self._frozen, "/kernel")
         self._stack()
-        bare = model if adapted else without_adapters(model, self.graph)
+        alone = bare_graph(model.config.without_new_tokens)
+        bare = model if adapted else without_adapters(model, alone)
         self._bare = make_resident("", bare, self._frozen, page)
 
     @property
@@ -106,10 +108,18 @@ class ResidentAdapters:
                 f"adapter {name} cannot be added: the engine keeps the prompts and "
                 "adapters of its model; open one without `adapted`"
             )
-        if model.config != self.model.config:
+        ours, theirs = self.model.config, model.config
+        if theirs.without_new_tokens != ours.without_new_tokens:
             raise InputError(
                 f"adapter {name} belongs to another model: its config differs in "
-                f"{_differences(model.config, self.model.config)}"
+                f"{_differences(theirs, ours)}"
+            )
+        if theirs.new_tokens > ours.new_tokens:
+            raise InputError(
+                f"adapter {name} has {theirs.new_tokens} new tokens behind the model's "
+                f"vocabulary, but the model that is open has {ours.new_tokens}: open "
+                "the adapter's own run instead (--run), beside which others can be "
+                "loaded"
             )
 
     def add(
@@ -210,8 +220,16 @@ class ResidentAdapters:
 
 def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
     """Returns the frozen model alone."""
+    tokenizer = model.tokenizer
+    if model.prompts.tokens is not None and tokenizer is not None:
+        tokenizer = model.base_tokenizer
     return dataclasses.replace(
-        model, graph=graph, prompts=PromptPair(), prompting=Prompting()
+        model,
+        graph=graph,
+        config=model.config.without_new_tokens,
+        tokenizer=tokenizer,
+        prompts=PromptPair(),
+        prompting=Prompting(),
     )
 
 

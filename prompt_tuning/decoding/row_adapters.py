@@ -12,10 +12,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.losses.output_head import soft_capped
 from prompt_tuning.prompts.projection_adapters import (
     FrozenProjection,
     ProjectionAdapter,
 )
+from prompt_tuning.prompts.token_rows import HeadRows
 
 _entries: contextvars.ContextVar[Int[Array, "R"] | None] = contextvars.ContextVar(
     "_entries", default=None
@@ -143,3 +146,70 @@ class RowInputScale(ProjectionAdapter):
     def before(self, x: Float[Array, "n in"]) -> Float[Array, "n in"]:
         """Scales the input."""
         return _scale_rows(x, self.scale[...])
+
+
+class RowTokenRows(nnx.Module):
+    """Rows of tokens that differ from row to row; see `TokenRows`.
+
+    Attributes:
+      ids: ids of the tokens, `[N, n]`, padded with -1.
+      rows: their rows of the embedding table, `[N, n, D]`.
+      head_ids: the same of an output head of its own; None if it is the table.
+      head: rows of that head.
+    """
+
+    def __init__(
+        self,
+        ids: Int[Array, "N n"],
+        rows: Float[Array, "N n D"],
+        head_ids: Int[Array, "N m"] | None = None,
+        head: Float[Array, "N m D"] | None = None,
+    ):
+        axes = ("entries", "adapter", "adapter")
+        self.ids = nnx.Param(ids, axes=axes[:2])
+        self.rows = nnx.Param(rows, axes=axes)
+        self.head_ids = None if head_ids is None else nnx.Param(head_ids, axes=axes[:2])
+        self.head = None if head is None else nnx.Param(head, axes=axes)
+
+    def __call__(
+        self, ids: Int[Array, "R C"], vectors: Float[Array, "R C D"]
+    ) -> Float[Array, "R C D"]:
+        """Replaces the vectors of each row's tokens, before any multiplier."""
+        entries = _entry_of_each_row()
+        same = ids[..., None] == self.ids[...][entries][:, None]  # [R, C, n]
+        own = self.rows[...][entries[:, None], jnp.argmax(same, axis=-1)]
+        return jnp.where(same.any(-1)[..., None], own.astype(vectors.dtype), vectors)
+
+    def row_logits(
+        self,
+        hidden: Float[Array, "R *positions D"],
+        logits: Float[Array, "R *positions v"],
+        config: ModelConfig,
+    ) -> Float[Array, "R *positions V"]:
+        """Replaces each row's logits of its tokens; a new token of others gets -inf."""
+        entries, total = _entry_of_each_row(), config.vocabulary_size
+        tied = self.head is None or self.head_ids is None
+        ids = (self.ids if tied else self.head_ids)[...][entries]  # [R, n]
+        rows = (self.rows if tied else self.head)[...][entries]  # [R, n, D]
+        own = jnp.einsum(
+            "r...d,rnd->r...n",
+            hidden,
+            rows.astype(hidden.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        own = soft_capped(own, config.logit_soft_cap).reshape(
+            len(ids), -1, ids.shape[1]
+        )
+        missing = [(0, 0)] * (logits.ndim - 1) + [(0, total - logits.shape[-1])]
+        wide = jnp.pad(logits, missing, constant_values=-jnp.inf)
+        by_row = wide.reshape(len(ids), -1, total)
+        columns = jnp.where(ids < 0, total, ids)[:, None]  # past the end: dropped
+        numbers = jnp.arange(len(ids))[:, None, None]
+        places = jnp.arange(by_row.shape[1])[None, :, None]
+        by_row = by_row.at[numbers, places, columns].set(own, mode="drop")
+        return by_row.reshape(wide.shape)
+
+    def head_rows(self, *, tied: bool) -> HeadRows | None:
+        """Returns None: no rows are those of all rows of a batch."""
+        del tied
+        return None

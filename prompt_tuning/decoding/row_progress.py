@@ -91,10 +91,12 @@ class RowProgress:
         before = text_before(handle.request, given, model)
         self._before = [model.config.decoder_start_id] if separate else before
         self._text = None
-        if model.tokenizer is not None:
+        # An adapter may have added tokens to the model's.
+        tokenizer = adapter.model.tokenizer or model.tokenizer
+        if model.tokenizer is not None and tokenizer is not None:
             minimum = self.sampling.minimum_new_tokens
             written = handle.request.written
-            self._text = Detokenizer(model.tokenizer, before, stop, minimum, written)
+            self._text = Detokenizer(tokenizer, before, stop, minimum, written)
 
     @property
     def reads_whole(self) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from prompt_tuning.decoding.given_scores import BlockScores, score_states
+from prompt_tuning.decoding.given_scores import BlockScores, Scorer, score_states
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
@@ -255,15 +255,28 @@ class SlotReader:
             return
         row.written = row.shared
         if row.scores is not None and leader.scores is not None:
-            scores = (leader.scores, row.given, row.shared, self._score)
+            scores = (leader.scores, row.given, row.shared, self._scorer(row))
             row.scores.take_over(*scores)
 
-    def _score(
-        self, states: Float[Array, "N D"], tokens: Integers, top: int
-    ) -> BlockScores:
-        """Scores tokens after states; see `score_states`."""
+    def _scorer(self, row: RowProgress) -> Scorer:
+        """Returns what scores tokens after states of a row; see `score_states`."""
         parameters, graph = self._resident.parameters, self._resident.graph
-        return score_states(parameters, states, tokens, graph=graph, top=top)
+        entry = np.int32(self._resident.entry(row.adapter))
+
+        def score(
+            states: Float[Array, "N D"], tokens: Integers, top: int
+        ) -> BlockScores:
+            given = (parameters, states, tokens, entry)
+            return score_states(*given, graph=graph, top=top)
+
+        return score
+
+    def entries(self, active: Placed) -> Integers:
+        """Returns the entry of each slot's row in the tables of adapters."""
+        entries = np.zeros(self._count, np.int32)
+        for slot, row in active:
+            entries[slot] = self._resident.entry(row.adapter)
+        return entries
 
     def _serve_followers(
         self, rows: Sequence[RowProgress | None], slot: int, leader: RowProgress
@@ -320,7 +333,7 @@ class SlotReader:
         )
         for i, (_, row) in enumerate(chosen):
             if row.scores is not None:
-                row.scores.read(row.given, row.written, hidden, i, self._score)
+                row.scores.read(row.given, row.written, hidden, i, self._scorer(row))
             row.written += int(counts[i])
             row.ready = row.written == len(row.given)
 

@@ -145,7 +145,8 @@ def read_guesses(
     hidden, own = _read_window(
         model, slots, window, counts[:, None], rows, pages, sections
     )
-    logits = model.token_logits(hidden[:, :-1])
+    with row_entries(jnp.asarray(rows.entry)):
+        logits = model.token_logits(hidden[:, :-1])
     right = jnp.argmax(logits, axis=-1) == window[:, 1:]  # [B, W - 1]
     right &= jnp.arange(right.shape[1]) < counts[:, None] - 1
     accepted = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(1)
@@ -176,14 +177,16 @@ def _read_window(
       the states that predict the token after each, and the rows' own keys and values.
     """
     read, beyond = slots.own[:sections], slots.own[sections:]
-    embedded = model.token_embedder(tokens, model.config.dtype)
+    entries = jnp.asarray(rows.entry)
+    with row_entries(entries):
+        embedded = model.token_embedder(tokens, model.config.dtype)
     columns = jnp.asarray(rows.written)[:, None] + jnp.arange(tokens.shape[1])
     positions = jnp.asarray(rows.first)[:, None] + columns
     cross = ()
     if slots.cross is not None and slots.cross_mask is not None:
         cross = (Context(slots.cross.as_source(), slots.cross_mask[:, None, None]),)
     mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
-    with row_entries(jnp.asarray(rows.entry)):
+    with row_entries(entries):
         hidden, key_values = model.extend(
             Stream(embedded, positions, mask),
             [
@@ -309,7 +312,8 @@ def _run_chunks(
     if tokens.ndim == 3:
         embedded = tokens.astype(model.config.dtype)
     else:
-        embedded = model.output_embedder(tokens, model.config.dtype)
+        with row_entries(jnp.asarray(rows.entry)):
+            embedded = model.output_embedder(tokens, model.config.dtype)
     start = jnp.asarray(rows.first + rows.written)[:, None]
     positions = start + jnp.arange(tokens.shape[1])
     past = _page_contexts(pages, rows.visible, stacked=True)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.number_ranges import MAXIMUM_LOGPROBS
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.decoding.row_adapters import row_entries
 from prompt_tuning.models.language_model import LanguageModel
 
 PerRow = Array | np.ndarray
@@ -343,6 +344,7 @@ def choose(
     hidden: Float[Array, "B D"],
     choices: RowChoices,
     vocabulary: TokenNumbers | None,
+    entries: PerRow,
     *,
     graph: nnx.GraphDef,
     needs: Needs,
@@ -356,13 +358,15 @@ def choose(
       hidden: state that predicts each row's next token.
       choices: settings of each row.
       vocabulary: numbers of each token, donated; None if no row needs them.
+      entries: entry of each row in the tables of adapters.
       graph: structure of the model.
       needs: options that some row uses.
       process: see `choose_tokens`.
       tempered: see `choose_tokens`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    logits = model.token_logits(hidden)
+    with row_entries(jnp.asarray(entries)):
+        logits = model.token_logits(hidden)
     chosen = choose_tokens(
         logits, choices, vocabulary, needs, process, tempered=tempered
     )

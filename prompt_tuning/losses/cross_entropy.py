@@ -35,6 +35,7 @@ from prompt_tuning.losses.logit_losses import (
 from prompt_tuning.losses.output_head import (
     AnyHead,
     OutputHead,
+    TokenColumns,
     as_output_head,
     head_logits,
     hidden_gradient,
@@ -53,6 +54,7 @@ class HeadWeights(NamedTuple):
 
     kernel: Any
     bias: Any
+    rows: Any = None
 
 
 class TokenLoss(NamedTuple):
@@ -147,18 +149,20 @@ def _sharded_loss(
     if teacher is not None:
         teacher = collectives.gather_rows(teacher)
     shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
-    weights = HeadWeights(head.kernel, head.bias)
-    losses: Any = _loss(shared[0], weights, shared[1], teacher, terms)
+    weights = HeadWeights(head.kernel, head.bias, head.rows)
+    losses: Any = _loss(shared[0], weights, shared[1], teacher, terms, head.columns)
     return TokenLoss(*map(collectives.local_rows, losses))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _loss(hidden, head, targets, teacher, terms: LossTerms) -> TokenLoss:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _loss(
+    hidden, head, targets, teacher, terms: LossTerms, columns: TokenColumns | None
+) -> TokenLoss:
     """The loss alone; differentiated, `_forward` and `_backward` replace it."""
 
     def chunk(hidden, targets, teacher):
-        logits = _logit_shard(hidden, head, terms)
-        return _loss_and_gradient(logits, targets, teacher, head, terms)[0]
+        logits = _logit_shard(hidden, head, terms, columns)
+        return _loss_and_gradient(logits, targets, teacher, head, terms, columns)[0]
 
     return _map_chunks(chunk, (hidden, targets, teacher), head.kernel.shape[0])
 
@@ -203,12 +207,15 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), results)
 
 
-def _logit_shard(hidden: Array, head: HeadWeights, terms: LossTerms) -> LogitShard:
+def _logit_shard(
+    hidden: Array, head: HeadWeights, terms: LossTerms, columns: TokenColumns | None
+) -> LogitShard:
     """Computes this device's logits of some positions."""
     # [c, D], [v, D] -> [c, v]
-    logits = head_logits(hidden, OutputHead(head.kernel, head.bias, terms.soft_cap))
-    columns = collectives.vocabulary_shard(len(head.kernel))
-    return LogitShard.from_logits(logits, columns)
+    whole = OutputHead(head.kernel, head.bias, terms.soft_cap, head.rows, columns)
+    logits = head_logits(hidden, whole)
+    shard = collectives.vocabulary_shard(logits.shape[-1])
+    return LogitShard.from_logits(logits, shard)
 
 
 def _loss_and_gradient(
@@ -217,6 +224,7 @@ def _loss_and_gradient(
     teacher: Array | None,
     head: HeadWeights,
     terms: LossTerms,
+    columns: TokenColumns | None,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """Computes the losses of some positions.
 
@@ -229,7 +237,7 @@ def _loss_and_gradient(
         cost = token_cost(terms, logits, targets)
         gradient = functools.partial(token_cost_gradient, terms, logits, targets)
     else:
-        teacher_logits = _logit_shard(teacher, head, terms)
+        teacher_logits = _logit_shard(teacher, head, terms, columns)
         cost = divergence(logits, teacher_logits)
         gradient = functools.partial(divergence_gradient, logits, teacher_logits)
     return (
@@ -238,42 +246,51 @@ def _loss_and_gradient(
     )
 
 
-def _forward(hidden, head, targets, teacher, terms: LossTerms):
+def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
     """Computes the loss and, while the logits exist, `d nll / d hidden`.
 
     A trained head needs `d nll / d logits` in the backward pass, `[M, V]` numbers; they
-    are stored only then.
+    are stored only then. Of rows apart from the kernel they are `[M, n]`.
     """
-    trains_kernel = head.kernel.perturbed
-    trains_bias = head.bias is not None and head.bias.perturbed
+    trains_kernel, trains_bias, trains_rows = (
+        leaf is not None and leaf.perturbed for leaf in head
+    )
     trained_head = trains_kernel or trains_bias
     values = (hidden.value, targets.value, None if teacher is None else teacher.value)
     head = HeadWeights(*(None if x is None else x.value for x in head))
     kernel = head.kernel
 
     def chunk(hidden, targets, teacher):
-        logits = _logit_shard(hidden, head, terms)
-        losses, gradient = _loss_and_gradient(logits, targets, teacher, head, terms)
-        d_logits = gradient().astype(hidden.dtype)  # [c, v]
+        logits = _logit_shard(hidden, head, terms, columns)
+        losses, gradient = _loss_and_gradient(
+            logits, targets, teacher, head, terms, columns
+        )
+        d_logits, d_own = gradient().astype(hidden.dtype), None  # [c, v]
+        if columns is not None:
+            d_logits, d_own = columns.split(d_logits, len(kernel))
         d_hidden = hidden_gradient(d_logits, kernel)
-        return losses, d_hidden, d_logits if trained_head else None
+        if d_own is not None:
+            d_hidden += hidden_gradient(d_own, head.rows)
+        kept = (d_logits if trained_head else None, d_own if trains_rows else None)
+        return losses, d_hidden, *kept
 
     with jax.named_scope("cross_entropy"):
-        losses, d_hidden, d_logits = _map_chunks(chunk, values, kernel.shape[0])
+        losses, d_hidden, *d_head = _map_chunks(chunk, values, kernel.shape[0])
+    trains = (trains_kernel, trains_bias, trains_rows)
     trained = HeadWeights(
-        kernel if trains_kernel else None, head.bias if trains_bias else None
+        *(leaf if each else None for leaf, each in zip(head, trains, strict=True))
     )
-    for_head = (values[0], d_logits, trained) if trained_head else None
+    for_head = (values[0], *d_head, trained) if any(trains) else None
     return losses, (d_hidden, for_head, targets.value)
 
 
-def _backward(terms, residuals, cotangent: TokenLoss):
+def _backward(terms, columns, residuals, cotangent: TokenLoss):
     """Scales the stored gradients by the cotangent `g` of each position's loss.
 
     `d_hidden[m] = g[m] * (d nll[m] / d hidden[m])`, and for a trained head
     `d_head = sum_m (d nll[m] / d logits[m]) outer (g[m] * hidden[m])`.
     """
-    del terms  # applied in the forward pass
+    del terms, columns  # applied in the forward pass
     d_nll, for_head, targets = residuals
     scale = cotangent.nll  # g, [*lead]
     no_targets = np.zeros(targets.shape, jax.dtypes.float0)
@@ -284,18 +301,25 @@ def _backward(terms, residuals, cotangent: TokenLoss):
     d_hidden = (d_nll * scale[..., None]).astype(d_nll.dtype)
     if for_head is None:
         return d_hidden, None, no_targets, None
-    hidden, d_logits, head = for_head
-    d_kernel = d_bias = None
-    if head.kernel is not None:
-        scaled = (hidden * scale[..., None]).astype(hidden.dtype)
-        d_kernel = jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]
-            "...v,...d->vd", d_logits, scaled, preferred_element_type=jnp.float32
-        ).astype(head.kernel.dtype)
+    hidden, d_logits, d_own, head = for_head
+    scaled = (hidden * scale[..., None]).astype(hidden.dtype)
+    d_kernel = _rows_gradient(d_logits, scaled, head.kernel)
+    d_rows = _rows_gradient(d_own, scaled, head.rows)
+    d_bias = None
     if head.bias is not None:
         d_bias = jnp.einsum(  # [*lead, v], [*lead] -> [v]
             "...v,...->v", d_logits, scale, preferred_element_type=jnp.float32
         ).astype(head.bias.dtype)
-    return d_hidden, HeadWeights(d_kernel, d_bias), no_targets, None
+    return d_hidden, HeadWeights(d_kernel, d_bias, d_rows), no_targets, None
+
+
+def _rows_gradient(d_logits, scaled, rows) -> Array | None:
+    """Returns the gradient of rows of a head, `[v, D]`; None if they are frozen."""
+    if rows is None:
+        return None
+    return jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]
+        "...v,...d->vd", d_logits, scaled, preferred_element_type=jnp.float32
+    ).astype(rows.dtype)
 
 
 _loss.defvjp(_forward, _backward, symbolic_zeros=True)

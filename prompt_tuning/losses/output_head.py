@@ -7,6 +7,31 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenColumns:
+    """The tokens whose rows of the head are apart from its kernel.
+
+    Attributes:
+      ids: id of each row. An id from the kernel's length on is a new token's.
+      total: number of tokens `V`; those that the kernel has no row of are all in `ids`.
+    """
+
+    ids: tuple[int, ...]
+    total: int
+
+    def split(
+        self, d_logits: Float[Array, "*lead V"], size: int
+    ) -> tuple[Float[Array, "*lead v"], Float[Array, "*lead n"]]:
+        """Splits a gradient into that of the kernel's logits and that of the rows'.
+
+        Args:
+          d_logits: gradient of all logits.
+          size: number of the kernel's rows.
+        """
+        ids = jnp.asarray(self.ids)
+        return d_logits.at[..., ids].set(0)[..., :size], d_logits[..., ids]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputHead:
@@ -17,11 +42,18 @@ class OutputHead:
       bias: bias of each logit, `[V]`, or None (GPT-J, Phi).
       soft_cap: bound `c` on the absolute value of the logits, which become
         `c * tanh(logits / c)` (Gemma Team 2024, "Gemma 2", section 2); None for none.
+      rows: `[n, D]`, rows that replace the kernel's or follow them, without a bias;
+        None for none.
+      columns: the tokens of these rows.
     """
 
     kernel: Float[Array, "V D"]
     bias: Float[Array, "V"] | None = None
     soft_cap: float | int | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
+    rows: Float[Array, "n D"] | None = None
+    columns: TokenColumns | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
 
@@ -72,7 +104,19 @@ def head_logits(
         logits = _product(hidden, head.kernel)
     if head.bias is not None:
         logits = logits + head.bias.astype(jnp.float32)
+    if head.rows is not None and head.columns is not None:
+        logits = replace_columns(logits, _product(hidden, head.rows), head.columns)
     return soft_capped(logits, head.soft_cap)
+
+
+def replace_columns(
+    logits: Float[Array, "*lead v"], own: Float[Array, "*lead n"], columns: TokenColumns
+) -> Float[Array, "*lead V"]:
+    """Puts the logits of single rows in the place of, or behind, a kernel's."""
+    missing = columns.total - logits.shape[-1]
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+    logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    return logits.at[..., jnp.asarray(columns.ids)].set(own)
 
 
 def hidden_gradient(

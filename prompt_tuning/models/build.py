@@ -26,6 +26,7 @@ from prompt_tuning.models.prompted import (
 from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.token_rows import NAME, TokenRows
 
 ENCODERS: Mapping[Attachment, Callable[..., Encoder]] = {
     Attachment.INPUT: PromptEncoder,
@@ -48,6 +49,7 @@ def build_model(
     decoder_prompt: PromptModule | None = None,
     decoder_prompting: Prompting | None = None,
     adapters: Sequence[AdapterSpec] = (),
+    tokens: TokenRows | None = None,
 ) -> LanguageModel:
     """Builds a model of the config's family and initializes its parameters.
 
@@ -61,6 +63,7 @@ def build_model(
       decoder_prompting: position and visibility of the decoder's prompt; as a prefix if
         None.
       adapters: adapters of projections.
+      tokens: trained rows of single tokens, already initialized.
 
     Raises:
       InputError: if the family does not support a setting, or an adapter matches no
@@ -93,6 +96,8 @@ def build_model(
         )
     store_as(model, dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
+    if tokens is not None:
+        model.token_embedder.adapters[NAME] = tokens
     return model
 
 

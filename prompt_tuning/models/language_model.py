@@ -14,6 +14,7 @@ from prompt_tuning.core.parameters import named_key
 from prompt_tuning.losses.output_head import (
     AnyHead,
     OutputHead,
+    TokenColumns,
     as_output_head,
     head_logits,
 )
@@ -21,6 +22,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.layers import Head, TokenEmbedding
 from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.prompts.token_rows import NAME, HeadRows
 from prompt_tuning.sharding import collectives
 
 Prefix = Any
@@ -38,7 +40,7 @@ class LanguageModel(nnx.Module):
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         self.config = config
         self.token_embedder = TokenEmbedding(
-            named_key(key, "token_embedder"), config, config.vocabulary_size, "vocab"
+            named_key(key, "token_embedder"), config, config.table_rows, "vocab"
         )
         only_table = config.tied_head and not config.head_bias
         self.head = None if only_table else Head(named_key(key, "head"), config)
@@ -187,14 +189,28 @@ class LanguageModel(nnx.Module):
         """Returns the output head: its kernel, or more if the config sets it."""
         kernel, cap = self.head_kernel(), self.config.logit_soft_cap
         bias = None if self.head is None else self.head.bias
-        if cap is None and bias is None:
+        own = self._own_rows()
+        if cap is None and bias is None and own is None:
             return kernel
-        return OutputHead(kernel, None if bias is None else bias[...], cap)
+        bias = None if bias is None else bias[...]
+        if own is None:
+            return OutputHead(kernel, bias, cap)
+        columns = TokenColumns(own.ids, self.config.vocabulary_size)
+        return OutputHead(kernel, bias, cap, own.rows, columns)
+
+    def _own_rows(self) -> HeadRows | None:
+        """Returns trained rows that replace some of the head's."""
+        rows = self.token_embedder.adapters.get(NAME)
+        if rows is None:
+            return None
+        return rows.head_rows(tied=self.config.tied_head)
 
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Computes the scores of every token, in float32."""
         head = as_output_head(self.output_head())
         logits = head_logits(collectives.gather_rows(hidden), head)
+        for rows in self.token_embedder.adapters.values():
+            logits = rows.row_logits(hidden, logits, self.config)
         return collectives.local_rows(collectives.gather_vocabulary(logits))
 
     def token_logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:

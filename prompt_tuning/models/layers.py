@@ -333,15 +333,22 @@ class Embedding(nnx.Module):
 
 
 class TokenEmbedding(Embedding):
-    """Embedding table of the vocabulary, whose rows a mesh may shard."""
+    """Embedding table of the vocabulary, whose rows a mesh may shard.
+
+    Attributes:
+      adapters: trained rows of some tokens, if there are any; see `TokenRows`.
+    """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
         super().__init__(key, config, rows, axis)
         self.multiplier = config.embedding_multiplier
+        self.adapters = nnx.Dict()
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks up the vectors of `ids`, multiplied as the config sets."""
         vectors = self._look_up(ids, dtype)
+        for rows in self.adapters.values():
+            vectors = rows(ids, vectors)
         if self.multiplier == 1:
             return vectors
         # Like transformers, the multiplier is rounded before the product.
@@ -378,7 +385,7 @@ class Head(nnx.Module):
             if config.tied_head
             else declare(
                 key,
-                (config.vocabulary_size, config.width),
+                (config.table_rows, config.width),
                 ("vocab", "embed"),
                 fan_in(config.width),
                 config.parameter_dtype,

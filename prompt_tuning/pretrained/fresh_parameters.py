@@ -84,6 +84,8 @@ def complete_magnitudes(
 
 def initialized_by(path: str, tuning: Tuning) -> str:
     """Describes the initializer of a fresh parameter."""
+    if path.startswith("token_embedder/adapters/"):
+        return "the tokens' own rows, and the table's mean for new tokens"
     if "/adapters/" in path:
         value = "one" if "/adapters/ia3/" in path else "zero at one factor"
         return f"the adapter ({value}, so the model is unchanged)"

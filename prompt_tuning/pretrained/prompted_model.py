@@ -49,6 +49,7 @@ from prompt_tuning.pretrained.source import (
     open_embeddings,
 )
 from prompt_tuning.pretrained.text_prefixes import check_text, start_from_text
+from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -70,11 +71,13 @@ class PromptedModel:
       graph: structure of the model, prompt included.
       prompts: the prompt modules with their initial vectors.
       prompting: where the prompt is placed and what it attends to.
-      tokenizer: the tokenizer; None if the checkpoint has none.
+      tokenizer: the tokenizer with the run's new tokens; None if the checkpoint has
+        none.
       plan: which parameters are restored, fresh and ignored.
       initialize: computes the fresh parameters, by path.
       placement: placement of the parameters on a mesh; None on one device.
       weight_storage: where the weights of blocks are stored.
+      base_tokenizer: the checkpoint's own tokenizer.
     """
 
     config: ModelConfig
@@ -86,6 +89,7 @@ class PromptedModel:
     initialize: Callable[[], Parameters]
     placement: Placement | None = None
     weight_storage: WeightStorage = dataclasses.field(default_factory=WeightStorage)
+    base_tokenizer: Tokenizer | None = None
 
     @property
     def layout(self) -> MeshLayout | None:
@@ -328,6 +332,12 @@ def open_pretrained(
         _check_positions(config, started)
         if started.prefix_text is not None:
             check_text(config, source.weights)
+    base_tokenizer = tokenizer
+    if tuning.tokens is not None:
+        check_one_device(source.weights, mesh is not None)
+        opened = open_tokens(tuning.tokens, config, tokenizer, recipes, stored)
+        config, tokenizer = opened.config, opened.tokenizer
+        started = dataclasses.replace(started, tokens=opened.rows)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))
@@ -357,6 +367,7 @@ def open_pretrained(
         prompts=started,
         prompting=tuning.prompting or Prompting(),
         tokenizer=tokenizer,
+        base_tokenizer=base_tokenizer,
         plan=plan,
         initialize=lambda: initialize(build, model_key, list(plan.fresh), placement),
         placement=placement,
@@ -375,7 +386,8 @@ def build_tuned(
         tuning.prompting,
         decoder_prompt=started.decoder_prompt,
         decoder_prompting=tuning.decoder_prompting,
-        adapters=tuning.adapters,
+        adapters=tuning.projection_adapters,
+        tokens=started.tokens,
     )
 
 

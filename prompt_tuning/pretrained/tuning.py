@@ -22,6 +22,8 @@ from prompt_tuning.prompts.initializers import (
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.token_rows import TokenRows
+from prompt_tuning.prompts.trained_tokens import TrainedTokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,22 +35,40 @@ class Tuning:
       prompting: position and visibility of that prompt; as a prefix if None.
       decoder_prompt: prompt of the decoder of an encoder-decoder.
       decoder_prompting: position and visibility of the decoder's prompt.
-      adapters: adapters of projections.
+      adapters: adapters of projections, and the tokens whose rows are trained.
     """
 
     prompt: PromptFactory | None = None
     prompting: Prompting | None = None
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
-    adapters: Sequence[AdapterSpec] = ()
+    adapters: Sequence[AdapterSpec | TrainedTokens] = ()
 
     def __post_init__(self):
+        known = AdapterSpec | TrainedTokens
         listed = isinstance(self.adapters, Sequence)
-        if not listed or not all(isinstance(x, AdapterSpec) for x in self.adapters):
+        if not listed or not all(isinstance(x, known) for x in self.adapters):
             raise InputError(
                 f"Run.adapters is {shown(self.adapters)}, expected a list of adapters, "
                 "such as [@LoRA()] with the brackets of both"
             )
+        count = len(self.adapters) - len(self.projection_adapters)
+        if count > 1:
+            raise InputError(
+                f"Run.adapters has {count} TrainedTokens, expected at most one: list "
+                "all tokens in it"
+            )
+
+    @property
+    def projection_adapters(self) -> list[AdapterSpec]:
+        """The adapters of projections."""
+        return [x for x in self.adapters if isinstance(x, AdapterSpec)]
+
+    @property
+    def tokens(self) -> TrainedTokens | None:
+        """The tokens whose rows are trained; None for none."""
+        found = (x for x in self.adapters if isinstance(x, TrainedTokens))
+        return next(found, None)
 
     @property
     def is_empty(self) -> bool:
@@ -94,11 +114,13 @@ class PromptPair:
       decoder_prompt: prompt of the decoder of an encoder-decoder.
       prefix_text: tokens whose keys and values `prompt` starts from; None if it starts
         as it is.
+      tokens: trained rows of single tokens.
     """
 
     prompt: PromptModule | None = None
     decoder_prompt: PromptModule | None = None
     prefix_text: TextTokens | None = None
+    tokens: TokenRows | None = None
 
     @property
     def prompts(self) -> list[PromptModule]:

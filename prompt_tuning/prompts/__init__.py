@@ -28,6 +28,7 @@ _LISTED = {
     "normal": "prompt_tuning.prompts.prefix",
     "LoRA": "prompt_tuning.prompts.low_rank_adapters",
     "IA3": "prompt_tuning.prompts.projection_adapters",
+    "TrainedTokens": "prompt_tuning.prompts.trained_tokens",
     "Prompting": "prompt_tuning.prompts.prompt_settings",
     "uniform": "prompt_tuning.prompts.initializers",
     "from_file": "prompt_tuning.prompts.initializers",

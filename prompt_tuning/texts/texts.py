@@ -68,7 +68,7 @@ class Texts:
         self._engine: DecodingEngine | None = None
         self._fixed = False
         own = TextEncoding(model, run.source, day=day)
-        graph = bare_graph(model.config)
+        graph = bare_graph(model.config.without_new_tokens)
         self.adapters: dict[str | None, LoadedAdapter] = {
             None: LoadedAdapter(None, own, frozen_parameters(parameters))
         }

@@ -218,7 +218,8 @@ def _joint_graph(members: Sequence[RunPlan], longest: RunPlan) -> nnx.GraphDef:
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
-        modules = PromptPair(PaddedPrompt(vectors, model.prompt_length))
+        padded = PaddedPrompt(vectors, model.prompt_length)
+        modules = PromptPair(padded, tokens=model.prompts.tokens)
         return split(build_tuned(key, model.config, modules, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]

@@ -213,7 +213,7 @@ def test_no_array_has_a_logit_for_each_token_of_a_long_text():
     reading = (parameters, slots, one, tokens, one, states, ())
     block = jax.ShapeDtypeStruct((given_scores.BLOCK, config.width), jnp.float32)
     tokens = np.zeros(given_scores.BLOCK, np.int32)
-    scoring = (parameters, block, tokens)
+    scoring = (parameters, block, tokens, np.int32(0))
     largest = 0
     for program in (
         lowered(read_chunks, reading, graph=graph, sections=len(slots.own)),
