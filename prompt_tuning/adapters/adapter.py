@@ -11,13 +11,32 @@ PREFIX = "PREFIX_TUNING"
 MULTITASK = "MULTITASK_PROMPT_TUNING"
 LORA = "LORA"
 IA3 = "IA3"
-PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3)
+TOKENS = "TRAINABLE_TOKENS"
+PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3, TOKENS)
 """The kinds that PEFT has a method for, by the name of the method."""
 
 PREFIX_PATH = "decoder/prompt/prompt"
 """Path of a decoder's key/value prefix."""
+ROWS_PATH, HEAD_PATH = (
+    "token_embedder/adapters/tokens/rows",
+    "token_embedder/adapters/tokens/head",
+)
+"""Paths of trained rows of tokens, of the embedding table and of a head of its own."""
 
 Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """The tokens of trained rows.
+
+    Attributes:
+      rows: id of each row of the embedding table.
+      head: id of each row of an output head of its own.
+    """
+
+    rows: tuple[int, ...] = ()
+    head: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +56,12 @@ class Adapter:
           keys are stored as in the cache (rotated).
         - LORA: `<projection>/adapters/lora/{a, b}`, `[L, in, r]`, `[L, r, out]`.
         - IA3: `<projection>/adapters/ia3/scale`, `[L, out]`, of `mlp/down` `[L, in]`.
+        - TRAINABLE_TOKENS: `token_embedder/adapters/tokens/{rows, head}`, `[n, D]`;
+          also beside those of a LORA.
       scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
       settings: settings of the PEFT adapter that it was read from, including unknown
         ones; of any other, those that its arrays do not show, where not the defaults.
+      tokens: tokens of the trained rows of tokens.
       unused: rows of `prompt_embeddings`, or entries of its prefix, that PEFT stores
         and never reads, in PEFT's layout; None if there are none.
     """
@@ -49,3 +71,4 @@ class Adapter:
     scalings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unused: np.ndarray | None = None
+    tokens: TokenIds = TokenIds()

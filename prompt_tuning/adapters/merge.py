@@ -14,10 +14,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
+from prompt_tuning.adapters.peft.adapted_projections import check_projections
 from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
-from prompt_tuning.adapters.peft.peft_conversion import check_projections
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
 from prompt_tuning.checkpoints.quantized.methods import SETTINGS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor

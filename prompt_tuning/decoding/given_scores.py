@@ -89,6 +89,16 @@ Scorer = Callable[[Float[Array, "N D"], Integers, int], BlockScores]
 """Scores tokens after states, with a number of most probable tokens."""
 
 
+def scorer_of(parameters: Parameters, graph: nnx.GraphDef, entry: int) -> Scorer:
+    """Returns what scores tokens of a row by its entry; see `score_states`."""
+
+    def score(states: Float[Array, "N D"], tokens: Integers, top: int) -> BlockScores:
+        given = (parameters, states, tokens, np.int32(entry))
+        return score_states(*given, graph=graph, top=top)
+
+    return score
+
+
 class GivenScores:
     """Scores of the given tokens of a row, as far as these are read.
 

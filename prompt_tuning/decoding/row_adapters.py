@@ -188,9 +188,10 @@ class RowTokenRows(nnx.Module):
     ) -> Float[Array, "R *positions V"]:
         """Replaces each row's logits of its tokens; a new token of others gets -inf."""
         entries, total = _entry_of_each_row(), config.vocabulary_size
-        tied = self.head is None or self.head_ids is None
-        ids = (self.ids if tied else self.head_ids)[...][entries]  # [R, n]
-        rows = (self.rows if tied else self.head)[...][entries]  # [R, n, D]
+        ids, rows = self.ids, self.rows
+        if self.head is not None and self.head_ids is not None:
+            ids, rows = self.head_ids, self.head
+        ids, rows = ids[...][entries], rows[...][entries]  # [R, n], [R, n, D]
         own = jnp.einsum(
             "r...d,rnd->r...n",
             hidden,

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from prompt_tuning.decoding.given_scores import BlockScores, Scorer, score_states
+from prompt_tuning.decoding.given_scores import Scorer, scorer_of
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
@@ -255,28 +254,17 @@ class SlotReader:
             return
         row.written = row.shared
         if row.scores is not None and leader.scores is not None:
-            scores = (leader.scores, row.given, row.shared, self._scorer(row))
-            row.scores.take_over(*scores)
+            scorer = self._scorer(row)
+            row.scores.take_over(leader.scores, row.given, row.shared, scorer)
 
     def _scorer(self, row: RowProgress) -> Scorer:
         """Returns what scores tokens after states of a row; see `score_states`."""
-        parameters, graph = self._resident.parameters, self._resident.graph
-        entry = np.int32(self._resident.entry(row.adapter))
-
-        def score(
-            states: Float[Array, "N D"], tokens: Integers, top: int
-        ) -> BlockScores:
-            given = (parameters, states, tokens, entry)
-            return score_states(*given, graph=graph, top=top)
-
-        return score
+        resident, entry = self._resident, self._resident.entry(row.adapter)
+        return scorer_of(resident.parameters, resident.graph, entry)
 
     def entries(self, active: Placed) -> Integers:
         """Returns the entry of each slot's row in the tables of adapters."""
-        entries = np.zeros(self._count, np.int32)
-        for slot, row in active:
-            entries[slot] = self._resident.entry(row.adapter)
-        return entries
+        return self._states(active, np.zeros((self._count, 0), np.int32)).entry
 
     def _serve_followers(
         self, rows: Sequence[RowProgress | None], slot: int, leader: RowProgress

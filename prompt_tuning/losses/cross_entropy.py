@@ -35,7 +35,7 @@ from prompt_tuning.losses.logit_losses import (
 from prompt_tuning.losses.output_head import (
     AnyHead,
     OutputHead,
-    TokenColumns,
+    ReplacedColumns,
     as_output_head,
     head_logits,
     hidden_gradient,
@@ -156,7 +156,7 @@ def _sharded_loss(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _loss(
-    hidden, head, targets, teacher, terms: LossTerms, columns: TokenColumns | None
+    hidden, head, targets, teacher, terms: LossTerms, columns: ReplacedColumns | None
 ) -> TokenLoss:
     """The loss alone; differentiated, `_forward` and `_backward` replace it."""
 
@@ -208,7 +208,7 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
 
 
 def _logit_shard(
-    hidden: Array, head: HeadWeights, terms: LossTerms, columns: TokenColumns | None
+    hidden: Array, head: HeadWeights, terms: LossTerms, columns: ReplacedColumns | None
 ) -> LogitShard:
     """Computes this device's logits of some positions."""
     # [c, D], [v, D] -> [c, v]
@@ -224,7 +224,7 @@ def _loss_and_gradient(
     teacher: Array | None,
     head: HeadWeights,
     terms: LossTerms,
-    columns: TokenColumns | None,
+    columns: ReplacedColumns | None,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
     """Computes the losses of some positions.
 

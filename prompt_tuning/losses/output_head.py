@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenColumns:
+class ReplacedColumns:
     """The tokens whose rows of the head are apart from its kernel.
 
     Attributes:
@@ -53,7 +53,7 @@ class OutputHead:
         default=None, metadata={"static": True}
     )
     rows: Float[Array, "n D"] | None = None
-    columns: TokenColumns | None = dataclasses.field(
+    columns: ReplacedColumns | None = dataclasses.field(
         default=None, metadata={"static": True}
     )
 
@@ -110,7 +110,9 @@ def head_logits(
 
 
 def replace_columns(
-    logits: Float[Array, "*lead v"], own: Float[Array, "*lead n"], columns: TokenColumns
+    logits: Float[Array, "*lead v"],
+    own: Float[Array, "*lead n"],
+    columns: ReplacedColumns,
 ) -> Float[Array, "*lead V"]:
     """Puts the logits of single rows in the place of, or behind, a kernel's."""
     missing = columns.total - logits.shape[-1]

@@ -14,7 +14,7 @@ from prompt_tuning.core.parameters import named_key
 from prompt_tuning.losses.output_head import (
     AnyHead,
     OutputHead,
-    TokenColumns,
+    ReplacedColumns,
     as_output_head,
     head_logits,
 )
@@ -195,7 +195,7 @@ class LanguageModel(nnx.Module):
         bias = None if bias is None else bias[...]
         if own is None:
             return OutputHead(kernel, bias, cap)
-        columns = TokenColumns(own.ids, self.config.vocabulary_size)
+        columns = ReplacedColumns(own.ids, self.config.vocabulary_size)
         return OutputHead(kernel, bias, cap, own.rows, columns)
 
     def _own_rows(self) -> HeadRows | None:

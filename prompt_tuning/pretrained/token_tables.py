@@ -188,9 +188,9 @@ def _head_ids(
     other = [id for id in head if id >= rows and id not in ids]
     if bare or other:
         raise InputError(
-            f"the new token {[*bare, *other][0]} is in only one of TrainedTokens.tokens "
-            "and TrainedTokens.head: the model's embedding table and its head have no "
-            "row of it, so name it in both"
+            f"the new token {[*bare, *other][0]} is in only one of "
+            "TrainedTokens.tokens and TrainedTokens.head: the model's embedding "
+            "table and its head have no row of it, so name it in both"
         )
     return head
 

@@ -178,9 +178,15 @@ def rebuild_tuning(
     Raises:
       InputError: if the scaling of a LoRA is unknown.
     """
+    tokens: list[TrainedTokens] = []
+    if adapter.tokens.rows:
+        head = list(adapter.tokens.head) or None
+        tokens = [TrainedTokens(tokens=list(adapter.tokens.rows), head=head)]
     spec = adapter_specs().get(adapter.kind)
     if spec is not None:
-        return Tuning(adapters=spec.rebuild(adapter))
+        return Tuning(adapters=[*spec.rebuild(adapter), *tokens])
+    if tokens:
+        return Tuning(adapters=tokens)
     factories: dict[str, PromptFactory] = {}
     for stack, shapes in prompt_shapes(adapter.parameters).items():
         prompt_class = find_prompt_class(shapes)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.adapters.adapter import Arrays
+from prompt_tuning.adapters.adapter import TOKENS, Arrays
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -58,7 +58,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     Raises:
       InputError: with the first that does not.
     """
-    known = [*prompt_classes(), *adapter_specs()]
+    known = [*prompt_classes(), *adapter_specs(), TOKENS]
     for kind in kinds:
         if kind not in known:
             raise InputError(

@@ -108,6 +108,12 @@ def open_teacher(
             "the frozen model reads the same rows as the trained one, but a template "
             "puts vectors among the tokens: use another Prompting.placement"
         )
+    if model.prompts.tokens is not None:
+        raise InputError(
+            "this loss compares the model with the frozen one, which has no rows for "
+            "the new tokens, and whose head has the trained rows: leave TrainedTokens "
+            "out (--add_tokens), or choose another loss"
+        )
     if context is None:
         teacher = make_reference(model.config)
         _check_untrained(teacher, trained)

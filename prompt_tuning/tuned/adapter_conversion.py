@@ -44,6 +44,7 @@ from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (
     convert_for_peft,
     export_adapters,
+    join_tokens,
     runs_model_for_peft,
 )
 from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
@@ -280,7 +281,10 @@ def _write_single(
     force: bool,
 ) -> list[str]:
     """Writes the only adapter; see `write_adapters`."""
+    if form == "peft":
+        adapters = join_tokens(adapters)
     adapter = _single(adapters, source.origin)
+    _check_tokens(adapter, form)
     arrays = adapter.parameters
     if form == "peft":
         adapter = convert_for_peft(adapter, source.model, source.prompting)
@@ -307,6 +311,19 @@ def _write_single(
     if adapter.kind not in PEFT_KINDS:
         lines.append("  (arrays of a kind that PEFT and servers do not support)")
     return lines
+
+
+def _check_tokens(adapter: Adapter, form: str) -> None:
+    """Checks that a form records the tokens of trained rows.
+
+    Raises:
+      InputError: if it does not.
+    """
+    if adapter.tokens.rows and form != "peft":
+        raise InputError(
+            f"--to {form} would not record the tokens whose rows were trained: write "
+            "the form of PEFT (--to peft)"
+        )
 
 
 def _single(adapters: Sequence[Adapter], origin: str) -> Adapter:

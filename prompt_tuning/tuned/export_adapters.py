@@ -4,17 +4,24 @@ Prompts are evaluated first, so an adapter contains only arrays and does not nee
 module that computed them.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from prompt_tuning.adapters.adapter import (
+    HEAD_PATH,
+    LORA,
     MULTITASK,
     PEFT_KINDS,
     PREFIX,
     PROMPT,
+    ROWS_PATH,
+    TOKENS,
     Adapter,
     Arrays,
+    TokenIds,
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.adapters.peft.prompts import PREFIX_PATH
@@ -25,6 +32,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.adapter_kinds import adapter_specs, prompt_classes
 from prompt_tuning.prompts.prompt_module import InputDependentPrompt
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.token_rows import NAME, TokenRows
 
 
 def export_adapters(model: LanguageModel) -> list[Adapter]:
@@ -50,7 +58,30 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
             repeated = np.broadcast_to(vectors, (tasks, *vectors.shape))
             multitask |= factorized_adapter({_stack(path): repeated}).parameters
     prompts = [Adapter(kind=kind, parameters=x) for kind, x in parameters.items()]
-    return prompts + _export_projections(model)
+    return prompts + _export_projections(model) + _export_tokens(model)
+
+
+def _export_tokens(model: LanguageModel) -> list[Adapter]:
+    """Exports the rows of single tokens, if there are some."""
+    rows = model.token_embedder.adapters.get(NAME)
+    if not isinstance(rows, TokenRows):
+        return []
+    parameters = {ROWS_PATH: np.asarray(rows.rows[...])}
+    if rows.head is not None:
+        parameters[HEAD_PATH] = np.asarray(rows.head[...])
+    ids = TokenIds(rows.ids, rows.head_ids)
+    return [Adapter(kind=TOKENS, parameters=parameters, tokens=ids)]
+
+
+def join_tokens(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Puts rows of tokens into the LoRA beside them, as PEFT stores them."""
+    rows = next((x for x in adapters if x.kind == TOKENS), None)
+    lora = next((x for x in adapters if x.kind == LORA), None)
+    if rows is None or lora is None:
+        return list(adapters)
+    parameters = lora.parameters | rows.parameters
+    joined = dataclasses.replace(lora, parameters=parameters, tokens=rows.tokens)
+    return [joined if x is lora else x for x in adapters if x is not rows]
 
 
 def _stack(path: str) -> str:
@@ -118,7 +149,7 @@ def convert_for_peft(
     Raises:
       InputError: if PEFT would do something else with it.
     """
-    if adapter.kind in adapter_specs():
+    if adapter.kind in adapter_specs() or adapter.kind == TOKENS:
         return adapter
     kind = prompt_classes().get(adapter.kind)
     if kind is not None and issubclass(kind, InputDependentPrompt):

@@ -2,9 +2,10 @@
 
     python tests/peft_logits.py JOBS.json OUT.npz
 
-Jobs are `{name: {base, adapter, tokens, task_ids, double}}`; `tokens` is an .npz of
-`input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; double
-precision removes the rounding error of this side. Needs torch, transformers and peft,
+Jobs are `{name: {base, adapter, tokens, task_ids, double, size}}`; `tokens` is an .npz
+of `input_ids`, `attention_mask` and, for an encoder-decoder, `labels`; double precision
+removes the rounding error of this side, and `size` resizes the vocabulary before the
+adapter is read. Needs torch, transformers and peft,
 but nothing from prompt_tuning.
 """
 
@@ -33,7 +34,9 @@ def main() -> None:
     np.savez(sys.argv[2], **outputs)
 
 
-def logits(base, tokens, adapter=None, task_ids=None, double=False) -> np.ndarray:
+def logits(
+    base, tokens, adapter=None, task_ids=None, double=False, size=None
+) -> np.ndarray:
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     family = (
         transformers.AutoModelForSeq2SeqLM
@@ -42,6 +45,8 @@ def logits(base, tokens, adapter=None, task_ids=None, double=False) -> np.ndarra
     )
     # Other implementations leave out the soft caps of Gemma 2.
     model = family.from_pretrained(base, attn_implementation="eager").eval()
+    if size is not None:
+        model.resize_token_embeddings(size, mean_resizing=False)
     if adapter is not None:
         model = peft.PeftModel.from_pretrained(model, adapter).eval()
     if double:

@@ -2,10 +2,10 @@
 
     python tests/support/peft_training.py JOBS.json
 
-Jobs are `{name: {base, folder, tokens, steps, learning_rate, **LoraConfig}}`. `tokens`
-is an .npz of the model's inputs and `targets`, which every logit predicts. Writes the
-adapter before and after training to `folder/start` and `folder/end`, and the losses and
-the last logits to `folder/end.npz`.
+Jobs are `{name: {base, folder, tokens, steps, learning_rate, size, **LoraConfig}}`.
+`size` resizes the vocabulary, and `tokens` is an .npz of the model's inputs and
+`targets`, which every logit predicts. Writes the adapter before and after training to
+`folder/start` and `folder/end`, and the losses and the last logits to `folder/end.npz`.
 """
 
 # The imports are only in the `bench` extra.
@@ -31,7 +31,7 @@ def main() -> None:
         train(**job)
 
 
-def train(base, folder, tokens, steps, learning_rate, **settings) -> None:
+def train(base, folder, tokens, steps, learning_rate, size=None, **settings) -> None:
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     targets = given.pop("targets")
     family = (
@@ -41,6 +41,8 @@ def train(base, folder, tokens, steps, learning_rate, **settings) -> None:
     )
     torch.manual_seed(0)
     model = family.from_pretrained(base, attn_implementation="eager").eval()
+    if size is not None:
+        model.resize_token_embeddings(size)
     model = peft.get_peft_model(model, peft.LoraConfig(**settings)).eval()
     model.save_pretrained(f"{folder}/start")
     # Double precision removes the rounding error of this side.

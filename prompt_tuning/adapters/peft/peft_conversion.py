@@ -4,8 +4,7 @@ PEFT's files (`folder`) and our parameters by path (`adapter`) differ in names, 
 scalings. Where both forms can represent an adapter, no number changes.
 """
 
-import warnings
-from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
 
 from prompt_tuning.adapters.adapter import (
@@ -14,25 +13,20 @@ from prompt_tuning.adapters.adapter import (
     MULTITASK,
     PREFIX,
     PROMPT,
+    TOKENS,
     Adapter,
     Arrays,
+    TokenIds,
+)
+from prompt_tuning.adapters.peft.adapted_projections import (
+    read_projections,
+    with_defaults,
+    write_projections,
 )
 from prompt_tuning.adapters.peft.folder import AdapterFolder
-from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
-from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
-from prompt_tuning.adapters.peft.modules import (
-    Projection,
-    by_module,
-    full_name,
-    projections,
-    unread_modules,
-)
 from prompt_tuning.adapters.peft.peft_settings import (
-    DEFAULTS,
     Settings,
     check_supported,
-    rank_of,
-    scaling_of,
 )
 from prompt_tuning.adapters.peft.prompts import (
     STACKS,
@@ -50,20 +44,20 @@ from prompt_tuning.adapters.peft.shape_checks import (
     LORA_B,
     LORA_MAGNITUDE,
     ROWS,
-    module_name,
 )
 from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
 from prompt_tuning.adapters.peft.table_copies import FrozenReader, without_copies
-from prompt_tuning.adapters.peft.target_settings import (
-    check_selection,
-    selects,
-    target_settings,
+from prompt_tuning.adapters.peft.token_rows import (
+    has_token_rows,
+    read_token_rows,
+    split_token_rows,
+    without_rows,
+    write_token_rows,
 )
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import hf_folder
 
-READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, "CARTRIDGE", LORA, IA3)
+READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, "CARTRIDGE", LORA, IA3, TOKENS)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
 _ENDINGS = {LORA: (LORA_A, LORA_B, LORA_MAGNITUDE), IA3: (IA3_ENDING,)}
 _NAMES = {
@@ -102,10 +96,21 @@ def from_peft(
         )
     check_supported(settings, source)
     _check_task(settings, config, source)
-    tensors = without_copies(folder.tensors, config, source, frozen)
+    own: Arrays = {}
+    tensors = folder.tensors
+    if has_token_rows(settings):
+        own, tensors = split_token_rows(tensors, config)
+    tensors = without_copies(tensors, config, source, frozen)
     _check_names(kind, tensors, source)
+    tokens = TokenIds()
+    if has_token_rows(settings):
+        own, tokens = read_token_rows(own, settings, config, source, frozen)
+    if kind == TOKENS:
+        return Adapter(kind=kind, parameters=own, settings=settings, tokens=tokens)
     if kind in (LORA, IA3):
-        return _read_projections(AdapterFolder(settings, tensors), config, source)
+        read = read_projections(AdapterFolder(settings, tensors), config, source)
+        parameters = read.parameters | own
+        return dataclasses.replace(read, parameters=parameters, tokens=tokens)
     if kind in (PREFIX, "CARTRIDGE"):
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
@@ -190,7 +195,7 @@ def to_peft(
         model.
     """
     tensors, derived = _convert_tensors(adapter, config)
-    settings = _with_defaults(adapter) | derived
+    settings = with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
     if base_model is not None:
         settings["base_model_name_or_path"] = base_model
@@ -206,7 +211,7 @@ def _convert_tensors(
         write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
         tensors, settings = write(adapter)
         return tensors, settings | _describe_model(config)
-    if adapter.kind not in (LORA, IA3, PREFIX):
+    if adapter.kind not in (LORA, IA3, PREFIX, TOKENS):
         raise InputError(
             f"PEFT has no method {adapter.kind}; for a run of a decoder-only model, an "
             "equivalent prefix is written"
@@ -218,7 +223,16 @@ def _convert_tensors(
         )
     if adapter.kind == PREFIX:
         return write_prefix(adapter, config)
-    return _write_projections(adapter, config)
+    tensors: Arrays = {}
+    settings: dict[str, Any] = {}
+    if adapter.tokens.rows:
+        given = (adapter.parameters, adapter.tokens, config, adapter.kind)
+        tensors, settings = write_token_rows(*given)
+        adapter = dataclasses.replace(adapter, parameters=without_rows(adapter))
+    if adapter.kind == TOKENS:
+        return tensors, settings
+    adapted, derived = write_projections(adapter, config)
+    return adapted | tensors, derived | settings
 
 
 def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
@@ -236,11 +250,6 @@ def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
             "PEFT has no prompt for the decoder of an encoder-decoder alone: give the "
             "encoder one of the same length, or train a key/value prefix"
         )
-
-
-def _with_defaults(adapter: Adapter) -> dict[str, Any]:
-    method = adapter.settings.get("peft_type", adapter.kind)
-    return DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
 
 
 def _task(adapter: Adapter, config: ModelConfig | None) -> str:
@@ -271,117 +280,3 @@ def _check_names(kind: str, tensors: Arrays, source: str) -> None:
             f"tensors that do not belong to {kind}; modules that were trained as a "
             "whole are not supported"
         )
-
-
-def _read_projections(
-    folder: AdapterFolder, config: ModelConfig, source: str
-) -> Adapter:
-    known = projections(config)
-    modules = set(by_module(known))
-    family = hf_folder.find_family(config)
-    given = sorted({module_name(name) for name in folder.tensors})
-    unread = [name for name in given if _starts_with(name, family.unread_parts)]
-    names = {
-        full_name(module, modules, source, family.prefix_aliases): module
-        for module in given
-        if module not in unread
-    }
-    if not names:
-        raise InputError(
-            f"{source} adapts only modules that texts do not pass, such as "
-            f"{shortened(given[0])}"
-        )
-    if folder.kind == IA3:
-        parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
-    else:
-        parameters, scalings = read_lora(
-            folder.tensors, names, folder.settings, known, source
-        )
-    check_selection(folder.settings, names, known, source)
-    if unread:
-        warnings.warn(
-            f"{source} adapts {len(unread)} modules that texts do not pass, such as "
-            f"{shortened(unread[0])}: they are left out",
-            stacklevel=2,
-        )
-    return Adapter(
-        kind=folder.kind,
-        parameters=parameters,
-        scalings=scalings,
-        settings=folder.settings,
-    )
-
-
-def _starts_with(module: str, parts: Sequence[str]) -> bool:
-    """Returns whether a module belongs to one of the named parts of a model."""
-    return module.removeprefix("model.").split(".")[0] in parts
-
-
-def _write_projections(
-    adapter: Adapter, config: ModelConfig
-) -> tuple[Arrays, dict[str, Any]]:
-    """Returns tensors of LoRA or IA3, and the settings that select their modules."""
-    known = projections(config)
-    check_projections(adapter, known)
-    settings = _with_defaults(adapter)
-    derived: dict[str, Any] = {}
-    if adapter.kind == IA3:
-        tensors = write_ia3(adapter.parameters, known)
-    else:
-        tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
-        derived["use_dora"] = _has_dora(tensors)
-        if not _has_scalings(settings, tensors, scalings):
-            derived |= lora_settings(tensors, scalings, settings)
-    holders = by_module(known)
-    modules = {module_name(name) for name in tensors}
-    derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
-    names = {*holders, *unread_modules(config)}
-    inputs = {module for module in modules if holders[module][0].scales_input}
-    if not selects(settings, modules, inputs, names):
-        derived |= target_settings(adapter.kind, modules, inputs, names)
-    return tensors, derived
-
-
-def _has_dora(tensors: Arrays) -> bool:
-    """Returns whether the modules have DoRA.
-
-    Raises:
-      InputError: if only some have, since PEFT has one setting for all.
-    """
-    modules = {module_name(name) for name in tensors}
-    with_dora = {module_name(name) for name in tensors if name.endswith(LORA_MAGNITUDE)}
-    if with_dora and modules != with_dora:
-        raise InputError(
-            f"{min(with_dora)} has DoRA and {min(modules - with_dora)} has not, but "
-            "PEFT has one setting for all modules of an adapter"
-        )
-    return bool(with_dora)
-
-
-def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:
-    """Checks that every parameter of a LoRA or IA3 belongs to a projection.
-
-    Raises:
-      InputError: with the first parameter that does not, or if there are no parameters.
-    """
-    for path in adapter.parameters:
-        projection, _, leaf = path.partition("/adapters/")
-        if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
-            raise InputError(
-                f"{path} does not belong to {adapter.kind} of a projection of this "
-                "model; was it trained on another model?"
-            )
-    if not adapter.parameters:
-        raise InputError(f"there is no {adapter.kind} to write")
-
-
-def _has_scalings(
-    settings: Settings, tensors: Arrays, scalings: Mapping[str, float]
-) -> bool:
-    """Whether the settings already set every module's rank and scaling."""
-    ranks = {module_name(name): len(x) for name, x in tensors.items() if LORA_A in name}
-    return all(
-        rank_of(settings, module) == ranks[module]
-        and scaling_of(settings, module) == scaling
-        for module, scaling in scalings.items()
-    )

@@ -84,6 +84,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "init_ia3_weights": True,
         "target_modules": None,
     },
+    "TRAINABLE_TOKENS": _COMMON
+    | {"init_weights": True, "target_modules": None, "token_indices": []},
     "LORA": _COMMON
     | {
         "alora_invocation_tokens": None,
@@ -134,7 +136,6 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "arrow_config": (None, "Arrow routes each token to other adapters"),
     "layer_replication": (None, "the model's layers were repeated"),
     "target_parameters": (None, "parameters outside of linear layers were adapted"),
-    "trainable_token_indices": (None, "rows of the embedding table were trained"),
     "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 

@@ -17,7 +17,7 @@ from prompt_tuning.core.errors import InputError, shown
 
 _NAMED = re.compile(
     r"(.*\.(?:lora_[AB](?=\.[^.]+\.(?:weight|bias)$)"
-    r"|(?:lora_embedding_[AB]|lora_magnitude_vector|ia3_l)(?=\.[^.]+$)))"
+    r"|(?:lora_embedding_[AB]|lora_magnitude_vector|ia3_l|trainable_tokens_delta)(?=\.[^.]+$)))"
     r"\.([^.]+)(\..+)?"
 )
 # PEFT leaves the last part out of its files.

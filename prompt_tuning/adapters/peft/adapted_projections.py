@@ -1,0 +1,161 @@
+"""Converts adapters of projections, LoRA and IA3, between PEFT's form and ours."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.adapters.adapter import IA3, Adapter, Arrays
+from prompt_tuning.adapters.peft.folder import AdapterFolder
+from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
+from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
+from prompt_tuning.adapters.peft.modules import (
+    Projection,
+    by_module,
+    full_name,
+    projections,
+    unread_modules,
+)
+from prompt_tuning.adapters.peft.peft_settings import (
+    DEFAULTS,
+    Settings,
+    rank_of,
+    scaling_of,
+)
+from prompt_tuning.adapters.peft.shape_checks import (
+    LORA_A,
+    LORA_MAGNITUDE,
+    module_name,
+)
+from prompt_tuning.adapters.peft.target_settings import (
+    check_selection,
+    selects,
+    target_settings,
+)
+from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families import hf_folder
+
+
+def with_defaults(adapter: Adapter) -> dict[str, Any]:
+    """Returns PEFT's settings of an adapter: its own, and the defaults of others."""
+    method = adapter.settings.get("peft_type", adapter.kind)
+    return DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
+
+
+def read_projections(
+    folder: AdapterFolder, config: ModelConfig, source: str
+) -> Adapter:
+    """Returns a LoRA or IA3 of PEFT as ours.
+
+    Raises:
+      InputError: for a module or shape that does not fit the model.
+    """
+    known = projections(config)
+    modules = set(by_module(known))
+    family = hf_folder.find_family(config)
+    given = sorted({module_name(name) for name in folder.tensors})
+    unread = [name for name in given if _starts_with(name, family.unread_parts)]
+    names = {
+        full_name(module, modules, source, family.prefix_aliases): module
+        for module in given
+        if module not in unread
+    }
+    if not names:
+        raise InputError(
+            f"{source} adapts only modules that texts do not pass, such as "
+            f"{shortened(given[0])}"
+        )
+    if folder.kind == IA3:
+        parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
+    else:
+        parameters, scalings = read_lora(
+            folder.tensors, names, folder.settings, known, source
+        )
+    check_selection(folder.settings, names, known, source)
+    if unread:
+        warnings.warn(
+            f"{source} adapts {len(unread)} modules that texts do not pass, such as "
+            f"{shortened(unread[0])}: they are left out",
+            stacklevel=2,
+        )
+    return Adapter(
+        kind=folder.kind,
+        parameters=parameters,
+        scalings=scalings,
+        settings=folder.settings,
+    )
+
+
+def _starts_with(module: str, parts: Sequence[str]) -> bool:
+    """Returns whether a module belongs to one of the named parts of a model."""
+    return module.removeprefix("model.").split(".")[0] in parts
+
+
+def write_projections(
+    adapter: Adapter, config: ModelConfig
+) -> tuple[Arrays, dict[str, Any]]:
+    """Returns tensors of LoRA or IA3, and the settings that select their modules."""
+    known = projections(config)
+    check_projections(adapter, known)
+    settings = with_defaults(adapter)
+    derived: dict[str, Any] = {}
+    if adapter.kind == IA3:
+        tensors = write_ia3(adapter.parameters, known)
+    else:
+        tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
+        derived["use_dora"] = _has_dora(tensors)
+        if not _has_scalings(settings, tensors, scalings):
+            derived |= lora_settings(tensors, scalings, settings)
+    holders = by_module(known)
+    modules = {module_name(name) for name in tensors}
+    derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
+    names = {*holders, *unread_modules(config)}
+    inputs = {module for module in modules if holders[module][0].scales_input}
+    if not selects(settings, modules, inputs, names):
+        derived |= target_settings(adapter.kind, modules, inputs, names)
+    return tensors, derived
+
+
+def _has_dora(tensors: Arrays) -> bool:
+    """Returns whether the modules have DoRA.
+
+    Raises:
+      InputError: if only some have, since PEFT has one setting for all.
+    """
+    modules = {module_name(name) for name in tensors}
+    with_dora = {module_name(name) for name in tensors if name.endswith(LORA_MAGNITUDE)}
+    if with_dora and modules != with_dora:
+        raise InputError(
+            f"{min(with_dora)} has DoRA and {min(modules - with_dora)} has not, but "
+            "PEFT has one setting for all modules of an adapter"
+        )
+    return bool(with_dora)
+
+
+def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None:
+    """Checks that every parameter of a LoRA or IA3 belongs to a projection.
+
+    Raises:
+      InputError: with the first parameter that does not, or if there are no parameters.
+    """
+    for path in adapter.parameters:
+        projection, _, leaf = path.partition("/adapters/")
+        if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
+            raise InputError(
+                f"{path} does not belong to {adapter.kind} of a projection of this "
+                "model; was it trained on another model?"
+            )
+    if not adapter.parameters:
+        raise InputError(f"there is no {adapter.kind} to write")
+
+
+def _has_scalings(
+    settings: Settings, tensors: Arrays, scalings: Mapping[str, float]
+) -> bool:
+    """Whether the settings already set every module's rank and scaling."""
+    ranks = {module_name(name): len(x) for name, x in tensors.items() if LORA_A in name}
+    return all(
+        rank_of(settings, module) == ranks[module]
+        and scaling_of(settings, module) == scaling
+        for module, scaling in scalings.items()
+    )
