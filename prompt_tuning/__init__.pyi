@@ -72,6 +72,7 @@ from prompt_tuning.prompts.reparameterized import MLPPrompt as _MLPPrompt
 from prompt_tuning.prompts.reparameterized import ResidualPrompt as _ResidualPrompt
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyPrompt
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
+from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
 from prompt_tuning.reinforcement import reinforce as reinforce
 from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
@@ -1552,6 +1553,35 @@ def TokenObjective(
       >>> tuned = pt.tune(
       ...     model, prompt, pairs, objective=loss, steps=2, progress=False
       ... )
+    """
+
+def TrainedTokens(
+    *, tokens: Sequence[str | int], head: Sequence[str | int] | None = None
+) -> Configured[_TrainedTokens]:
+    """Rows of single tokens, new or existing, trained while the table stays frozen.
+
+    For words that the model does not know, such as `<tool>` before a call. It stands
+    alone or beside any prompt or adapter. A text that is one token already names that
+    token, and its row starts as it is. Any other text becomes a new token of the run's
+    tokenizer, whose row starts as the mean of the table, where transformers'
+    `resize_token_embeddings` puts new rows too. A head that shares the table sees the
+    rows as well; one that does not gets a row for each new token. This is PEFT's
+    `trainable_token_indices`.
+
+    Attributes:
+      tokens: texts of tokens, or ids.
+      head: the tokens whose rows of an output head of its own are trained too; the new
+        ones if None.
+
+    Raises:
+      InputError: if a token is named twice, or none is.
+
+    Examples:
+      >>> tuned = model.attach(pt.TrainedTokens(tokens=["<tool>", "a"]))
+      >>> trained, _ = tuned.partition()
+      >>> for path, array in trained.items():
+      ...     print(path, array.shape)
+      token_embedder/adapters/tokens/rows (2, 128)
     """
 
 def WaywardPrompt(

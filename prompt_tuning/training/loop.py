@@ -44,6 +44,7 @@ from prompt_tuning.training.run_directory import (
     check_steps,
     claim,
     hold_run,
+    keep_tokenizer,
     open_store,
     run_record,
 )
@@ -154,6 +155,7 @@ def train_held(
             lambda: vars(claim(directory, config, frozen_model, record))
         )
     )
+    processes.run_on_first(lambda: keep_tokenizer(directory, trainer.model))
     store = open_store(run)
     messages = list(notes)
     state = resume(trainer, store, messages.append)

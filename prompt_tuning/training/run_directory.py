@@ -19,11 +19,15 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited, read_object
+from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer
 from prompt_tuning.pretrained.checkpoint_path import hub_name_of
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.processes.group import is_first, run_on_first
 
 REVISION = "model_revision"
 """Field of a run's record with the commit of a frozen model of the hub."""
+TOKENIZER_FILE = "tokenizer.json"
+"""The tokenizer of a run with new tokens, in the form of the library tokenizers."""
 LOCK_FILE = ".writer.lock"
 DATA_FILES = "data_files"
 """Field of a run's record with the names of the files, in order."""
@@ -93,6 +97,17 @@ def claim(
             json.dumps(content, indent=2, sort_keys=True) + "\n",
         )
     return ConfigChanges()
+
+
+def keep_tokenizer(directory: Path, model: PromptedModel) -> None:
+    """Writes the tokenizer of a run that adds tokens, for other programs."""
+    tokenizer = model.tokenizer
+    if model.prompts.tokens is None or not isinstance(tokenizer, HuggingFaceTokenizer):
+        return
+    with reporting_disk_errors(directory):
+        replace_file(
+            directory / TOKENIZER_FILE, tokenizer.tokenizer.to_str(pretty=True)
+        )
 
 
 def _check_data(record: Mapping[str, Any], file: Path) -> None:

@@ -30,6 +30,7 @@ NEEDED = {
     "shared_features": 4,
     "task_features": 12,
     "reward": ["exact_match"],
+    "add_tokens": ["<a>"],
 }
 NEEDED_MACROS = {OPTIONS[name].macro: name for name in (*NEEDED, "context")}
 
@@ -171,8 +172,8 @@ def test_python_trains_a_method_as_its_config_does():
 def test_the_learning_rates_in_help_are_those_of_the_methods():
     assert list_rates() == (
         "0.3 with adafactor; 0.02 with adamw for decoder_prefix, prefix, "
-        "projected_prefix; 0.005 with adamw for text_prefix; 0.01 with adamw for ia3; "
-        "0.001 with adamw for lora"
+        "projected_prefix; 0.005 with adamw for text_prefix; 0.01 with adamw for ia3, "
+        "tokens; 0.001 with adamw for lora"
     )
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from prompt_tuning.adapters.adapter import PEFT_KINDS
+from prompt_tuning.adapters.adapter import PEFT_KINDS, TOKENS
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import split
 from prompt_tuning.prompts.adapter_kinds import (
@@ -60,7 +60,8 @@ def test_kinds_differ_in_leaves_or_number_of_axes():
 
 
 def test_every_kind_of_peft_has_a_class():
-    assert {*prompt_classes(), *adapter_specs()} >= set(PEFT_KINDS)
+    known = {*prompt_classes(), *adapter_specs(), TOKENS}
+    assert known >= set(PEFT_KINDS)
 
 
 def test_an_incomplete_or_unknown_prompt_has_no_kind():

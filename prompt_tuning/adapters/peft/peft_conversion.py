@@ -28,6 +28,13 @@ from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
     check_supported,
 )
+from prompt_tuning.adapters.peft.peft_token_rows import (
+    has_token_rows,
+    read_token_rows,
+    split_token_rows,
+    without_rows,
+    write_token_rows,
+)
 from prompt_tuning.adapters.peft.prompts import (
     STACKS,
     read_multitask,
@@ -47,13 +54,6 @@ from prompt_tuning.adapters.peft.shape_checks import (
 )
 from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
 from prompt_tuning.adapters.peft.table_copies import FrozenReader, without_copies
-from prompt_tuning.adapters.peft.token_rows import (
-    has_token_rows,
-    read_token_rows,
-    split_token_rows,
-    without_rows,
-    write_token_rows,
-)
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
 
