@@ -39,6 +39,9 @@ class TokenIds:
     head: tuple[int, ...] = ()
 
 
+NO_TOKENS = TokenIds()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapter:
     """One adapter, independent of its file format.
@@ -71,4 +74,4 @@ class Adapter:
     scalings: Mapping[str, float] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     unused: np.ndarray | None = None
-    tokens: TokenIds = TokenIds()
+    tokens: TokenIds = NO_TOKENS

@@ -113,7 +113,7 @@ TABLE = (
         "method; a text that is no token yet is added to the tokenizer",
         "TrainedTokens.tokens",
         kind=list,
-        macro="NEW_TOKENS",
+        macro="ADDED_TOKENS",
         metavar="TOKEN",
     ),
     FlatOption(

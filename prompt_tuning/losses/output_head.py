@@ -87,7 +87,7 @@ def tempered(head: AnyHead, temperature: float) -> OutputHead:
     head = as_output_head(head)
     bias = None if head.bias is None else head.bias / temperature
     cap = None if head.soft_cap is None else head.soft_cap / temperature
-    return OutputHead(head.kernel, bias, cap)
+    return OutputHead(head.kernel, bias, cap, head.rows, head.columns)
 
 
 def head_logits(

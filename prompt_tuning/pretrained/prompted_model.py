@@ -335,18 +335,16 @@ def open_pretrained(
     base_tokenizer = tokenizer
     if tuning.tokens is not None:
         check_one_device(source.weights, mesh is not None)
-        opened = open_tokens(tuning.tokens, config, tokenizer, recipes, stored)
-        config, tokenizer = opened.config, opened.tokenizer
-        started = dataclasses.replace(started, tokens=opened.rows)
+        given = (tuning.tokens, config, tokenizer, recipes, stored)
+        config, tokenizer, rows = open_tokens(*given)
+        started = dataclasses.replace(started, tokens=rows)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))
 
     model_key = named_key(key, "model")
     graph, abstract = describe(build, model_key)
-    placement = None
-    if mesh is not None:
-        placement = Placement.create(mesh.layout(config), graph, abstract)
+    placement = mesh and Placement.create(mesh.layout(config), graph, abstract)
     plan = plan_restore(
         abstract,
         recipes,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,7 @@ BLOCK = 2**14
 """Rows of a table that are averaged at once."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenedTokens:
+class OpenedTokens(NamedTuple):
     """A model's config and tokenizer with the tokens that a run trains.
 
     Attributes:

@@ -8,12 +8,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from prompt_tuning.adapters.adapter import ROWS_PATH
 from prompt_tuning.checkpoints.run_store.checkpoint_files import check_storable
+from prompt_tuning.config.config_values import (
+    CONFIG_FILE,
+    config_values,
+    literal,
+    resolved,
+)
+from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_groups import ExampleGroups
@@ -27,6 +36,7 @@ from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.prompts.trained_tokens import TrainedTokens
 from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
@@ -38,7 +48,12 @@ from prompt_tuning.training.pipeline_setup import (
     whole_mesh,
 )
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.transfer import Transfer, plan_transfer, read_source
+from prompt_tuning.training.transfer import (
+    Transfer,
+    TransferSource,
+    plan_transfer,
+    read_source,
+)
 
 
 def plan_run(run: Run) -> "RunPlan":
@@ -108,6 +123,36 @@ def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> N
         "--gin_file, give an adapter's or prompt's file after the run's. A prompt that "
         "is only read from a file is an InferenceOnlyPrompt"
     )
+
+
+def _check_tokens(source: TransferSource, run: Run, model: PromptedModel) -> None:
+    """Checks that rows of tokens that a run starts from are of the same tokens.
+
+    Raises:
+      InputError: if they are of others.
+    """
+    rows = model.prompts.tokens
+    if rows is None or ROWS_PATH not in source.leaves:
+        return
+    same = (rows.ids, rows.head_ids) == (source.tokens.rows, source.tokens.head)
+    if source.checkpoint is not None:
+        file = source.checkpoint.parent.parent / CONFIG_FILE
+        same = not file.is_file() or _tokens_in(file) == run.tuning.tokens
+    if not same:
+        raise InputError(
+            f"{source.origin} has trained rows of other tokens than this run, or in "
+            "another order: give the same TrainedTokens.tokens (--add_tokens)"
+        )
+
+
+def _tokens_in(file: Path) -> TrainedTokens | None:
+    """Returns the tokens of a run by its config, which is not read as a whole."""
+    values = config_values(read_limited(file, MAXIMUM_BYTES).decode())
+    tokens, head = (
+        literal(resolved(values, f"TrainedTokens.{name}"))
+        for name in ("tokens", "head")
+    )
+    return TrainedTokens(tokens=tokens, head=head) if tokens else None
 
 
 def refuse_stages(run: Run, subject: str) -> None:
@@ -231,8 +276,10 @@ class RunPlan:
         if run.start_from is None:
             return None
         trained, frozen = parameter_groups.partition(abstract, self.labels)
+        source = read_source(Path(run.start_from), self.model.config, run.model)
+        _check_tokens(source, self.run, self.model)
         return plan_transfer(
-            read_source(Path(run.start_from), self.model.config, run.model),
+            source,
             {path: trained[path] for path in self.labels},
             frozen,
             self.model.loras,

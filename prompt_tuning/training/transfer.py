@@ -17,7 +17,15 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from prompt_tuning.adapters.adapter import Adapter, Arrays
+from prompt_tuning.adapters.adapter import (
+    HEAD_PATH,
+    NO_TOKENS,
+    ROWS_PATH,
+    TOKENS,
+    Adapter,
+    Arrays,
+    TokenIds,
+)
 from prompt_tuning.adapters.peft.shared_parameters import trained_as_one
 from prompt_tuning.adapters.prompt_files import find_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
@@ -55,6 +63,7 @@ class TransferSource:
       checkpoint: directory of the checkpoint; None for other sources.
       frozen_model: fingerprint of the frozen model that they were trained with, if
         known.
+      tokens: tokens of a PEFT adapter's rows of tokens.
       trained_as_one: a clause about parameters of a PEFT adapter that PEFT trains as
         one, and that are several here; None if there are none.
     """
@@ -65,6 +74,7 @@ class TransferSource:
     checkpoint: Path | None = None
     frozen_model: str | None = None
     trained_as_one: str | None = None
+    tokens: TokenIds = NO_TOKENS
 
     def read_optimizer(self) -> dict[str, Leaf]:
         """The optimizer's leaves by key path; empty without a checkpoint."""
@@ -80,8 +90,12 @@ class TransferSource:
           InputError: if it contains several.
         """
         leaves: Arrays = {path: np.asarray(leaf) for path, leaf in self.leaves.items()}
-        kind = find_kind(leaves, self.origin)
-        return Adapter(kind=kind, parameters=leaves, scalings=self.scalings)
+        rows = (ROWS_PATH, HEAD_PATH) if self.tokens.rows else ()
+        others = {path: leaf for path, leaf in leaves.items() if path not in rows}
+        kind = find_kind(others, self.origin) if others or not rows else TOKENS
+        return Adapter(
+            kind=kind, parameters=leaves, scalings=self.scalings, tokens=self.tokens
+        )
 
     def with_model_path(self, paths: Iterable[str]) -> "TransferSource":
         """Moves a single prompt to the path of the model's only prompt.
@@ -131,7 +145,7 @@ def read_source(
     Raises:
       InputError: if the path contains nothing that can be read for this model.
     """
-    checkpoint = find_checkpoint(path)
+    checkpoint, config = find_checkpoint(path), config.without_new_tokens
     if checkpoint is None:
         frozen = None if model is None else functools.partial(read_frozen, model)
         adapter = read_adapter(path, config, frozen)
@@ -140,6 +154,7 @@ def read_source(
             leaves=adapter.parameters,
             scalings=adapter.scalings,
             trained_as_one=trained_as_one(adapter, config),
+            tokens=adapter.tokens,
         )
     state = checkpoint_files.verify(checkpoint)
     return TransferSource(

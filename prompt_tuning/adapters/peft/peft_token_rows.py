@@ -145,7 +145,7 @@ def _ids_by_module(
                 f"{source} has {name} {shown(given)}, expected different ids of "
                 "tokens, 0 or more"
             )
-        ids[found[0]] = each
+        ids[found[0]] = list(each)
     if table not in ids:
         raise InputError(
             f"{source} has {name} {shown(given)}, expected tokens of the embedding "
