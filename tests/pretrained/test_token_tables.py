@@ -35,10 +35,16 @@ def opened(folder, *, mesh=None, weights="device", **settings):
     return open_pretrained(source, tuning, key=KEY, mesh=mesh)
 
 
+def trained_ids(model):
+    tokens = model.prompts.tokens
+    assert tokens is not None
+    return tokens.ids
+
+
 def test_new_rows_are_the_mean_and_others_the_tables(folders):
     model = opened(folders["untied"], tokens=["<up>", "b", "<end>"])
     known = model.needed_tokenizer().encode("b")[0]
-    assert model.prompts.tokens.ids == (SIZE, known, SIZE + 1)
+    assert trained_ids(model) == (SIZE, known, SIZE + 1)
     parameters = model.read_parameters()
     for path, table, ids in (
         (ROWS, "token_embedder/embedding", [None, known, None]),
@@ -58,6 +64,7 @@ def test_a_new_token_is_one_token_and_stays_in_texts(folders):
     assert ids == [SIZE, *skills.encode("ab"), SIZE + 1]
     assert tokenizer.decode(ids) == "<up>ab<end>"
     assert model.config.vocabulary_size == SIZE + 2
+    assert model.base_tokenizer is not None
     assert model.base_tokenizer.vocabulary_size == SIZE
 
 
@@ -85,6 +92,6 @@ def test_a_model_without_a_tokenizer_needs_ids(folders, tmp_path):
     folder = write_model(tmp_path / "model", DECODER)
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert opened(folder, tokens=[5]).prompts.tokens.ids == (5,)
+    assert trained_ids(opened(folder, tokens=[5])) == (5,)
     with pytest.raises(InputError, match="has no tokenizer"):
         opened(folder, tokens=["b"])

@@ -47,10 +47,10 @@ def test_a_call_that_a_template_writes_is_read_back(name):
         chat_template_utils,
     )
 
-    folder = Path(trl.__file__).parent / "chat_templates"
+    folder = Path(str(trl.__file__)).parent / "chat_templates"
     template = (folder / f"{name}.jinja").read_text()
     syntax = syntax_of(template)
-    assert syntax is TEMPLATES[name]
+    assert syntax is not None and syntax is TEMPLATES[name]
     function = {"name": "get_weather", "arguments": ARGUMENTS}
     messages = [
         {"role": "user", "content": "How is the weather?"},
@@ -67,7 +67,9 @@ def test_a_call_that_a_template_writes_is_read_back(name):
         bos_token="",
         eos_token="",
     )
-    opening, closing = syntax.tags
+    tags = syntax.tags
+    assert tags is not None
+    opening, closing = tags
     answer = text[text.rindex(opening) : text.rindex(closing) + len(closing)]
     reader = TaggedReader(syntax=syntax, schemas={"get_weather": WEATHER["parameters"]})
     (part,) = [*reader.feed(answer), *reader.finish()]
