@@ -31,10 +31,10 @@ API = {
     "methods": (
         "Methods",
         "SoftPrompt DeepPrompt AddedDeepPrompt KeyValuePrefix ProjectedKeyValuePrefix "
-        "LoRA IA3 Prompting MLPPrompt ResidualPrompt DroppedPrompt WaywardPrompt "
-        "InstancePrompt PromptPool AddMultiTaskPrompt ConcatTimeMultiTaskPrompt "
-        "ConcatFeaturesMultiTaskPrompt ProjectMultiTaskPrompt "
-        "FactorizedMultiTaskPrompt InferenceOnlyPrompt",
+        "LoRA IA3 TrainedTokens Prompting MLPPrompt ResidualPrompt DroppedPrompt "
+        "WaywardPrompt InstancePrompt PromptPool AddMultiTaskPrompt "
+        "ConcatTimeMultiTaskPrompt ConcatFeaturesMultiTaskPrompt "
+        "ProjectMultiTaskPrompt FactorizedMultiTaskPrompt InferenceOnlyPrompt",
     ),
     "initial_values": (
         "Initial values",
