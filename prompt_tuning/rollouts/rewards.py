@@ -8,6 +8,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.patterns import compile_pattern
 
 RewardFunction = Callable[..., Any]
 """`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
@@ -145,18 +146,15 @@ def _compares(compare: Callable[[str, str], float]) -> Callable[..., Reward]:
 
 
 def _regex(name: str, value: str | None, answer_key: str) -> Reward:
-    """1 if a regular expression matches the whole completion, else 0."""
+    """1 if a regular expression of RE2 matches the whole completion, else 0."""
     del answer_key
-    try:
-        pattern = re.compile(value or "")
-    except re.error as problem:
-        raise InputError(f"the reward {name}={value}: {problem}") from problem
     if not value:
         raise InputError(f"the reward {name} needs an expression: {name}=[0-9]+")
+    pattern = compile_pattern(value, f"the reward {name}")
 
     def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
         del prompt, row
-        return float(pattern.fullmatch(completion) is not None)
+        return float(pattern.matches(completion))
 
     return Reward(f"{name}={value}", judge)
 

@@ -44,6 +44,7 @@ def test_numbers_are_compared_as_in_gsm8k(completion, answer, expected):
         ("regex=[0-9]+", "44", 1),
         ("regex=[0-9]+", "44!", 0),
         ("regex=a=b", "a=b", 1),
+        ("regex=(a+)+b", "a" * 40, 0),  # exponential for Python's re
         ("length=4", "abcd", 1),
         ("length=4", "abcdef", 0.5),
         ("length=4", "abcdefghij", 0),
