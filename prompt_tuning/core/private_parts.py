@@ -27,7 +27,7 @@ PRIVATE_PARTS = {
     # The key-value store of JAX's processes.
     "jax._src.distributed.global_state": "JAX 0.10.2",
     # Backward passes with the sums of all sources, not of one.
-    "jax._src.cudnn.fused_attention_stablehlo": "JAX 0.10.2 to 0.11.2",
+    "jax._src.cudnn.fused_attention_stablehlo": "JAX 0.10.2 to 0.12.0",
     "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel"
     "._splash_attention_bwd": "JAX 0.10.2",
 }

@@ -7,6 +7,7 @@ parameters are checked when a model is opened.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -42,6 +43,8 @@ _SETTINGS = (
 )  # fmt: skip
 _FORWARD = (*_ARRAYS, *_SETTINGS, "is_training")
 _BACKWARD = (*_ARRAYS, "activation", "fwd_output", "grad_output", *_SETTINGS)
+_UNSCORED: Mapping[str, Any] = {"score_mod_args": (), "score_mod": None}
+"""Parameters of JAX 0.12 for a function of the scores, of which there is none."""
 
 
 def forward(
@@ -106,7 +109,13 @@ def _settings(scale: float, causal: bool) -> dict[str, Any]:
         "mask_type": mask,
         "layout": cudnn.AttentionLayout.BNTH.value,
         "sliding_window_length": None,
+        **(_UNSCORED if _scores() else {}),
     }
+
+
+def _scores() -> bool:
+    """Whether this JAX has the parameters of `_UNSCORED`."""
+    return "score_mod" in inspect.signature(getattr(cudnn, FORWARD)).parameters
 
 
 def obstacle(config: ModelConfig) -> Obstacle | None:
@@ -116,7 +125,7 @@ def obstacle(config: ModelConfig) -> Obstacle | None:
     if changed := _changed():
         return Obstacle(
             f"JAX {jax.__version__} calls cuDNN in another way ({changed} changed)",
-            "install a JAX from 0.10.2 to 0.11.2",
+            "install a JAX from 0.10.2 to 0.12.0",
         )
     device = jax.local_devices()[0]
     if "cuda" not in device.client.platform_version or cudnn.cuda_versions is None:
@@ -151,7 +160,7 @@ def _changed() -> str | None:
     for name, expected in ((FORWARD, _FORWARD), (BACKWARD, _BACKWARD)):
         function = getattr(cudnn, name, None)
         parameters = inspect.signature(function).parameters if function else ()
-        if tuple(parameters) != expected:
+        if tuple(x for x in parameters if x not in _UNSCORED) != expected:
             return name
     return None
 
