@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import NonnegativeInteger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,8 @@ class TrainedTokens:
       token_embedder/adapters/tokens/rows (2, 128)
     """
 
-    tokens: Sequence[str | int]
-    head: Sequence[str | int] | None = None
+    tokens: Sequence[str | NonnegativeInteger]
+    head: Sequence[str | NonnegativeInteger] | None = None
 
     def __post_init__(self):
         check_fields(self)

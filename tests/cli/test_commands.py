@@ -283,6 +283,8 @@ MACROS = {
     "SHARED_FEATURES": 3,
     "TASK_FEATURES": 5,
     "CONTEXT": "a text",
+    "ADDED_TOKENS": ["<tool>"],
+    "REWARDS": ["exact_match"],
     "STEPS": 900,
     "LEARNING_RATE": 0.1,
 }

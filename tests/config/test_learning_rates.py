@@ -26,6 +26,7 @@ OWN = {
     ],
     "runs/context_distillation.gin": ["CONTEXT = 'hi'"],
     "models/t5_1_1_small.gin": ["TOKENIZER = 't5'"],
+    "adapters/tokens.gin": ["ADDED_TOKENS = ['<tool>']"],
 }
 
 
@@ -52,7 +53,8 @@ def test_a_run_has_a_learning_rate_by_name(name):
 
 @pytest.mark.parametrize("name", [*names("adapters"), "prompts/prefix.gin"])
 def test_a_method_after_a_run_has_it_too(name):
-    read_run(["runs/first_prompt.gin", name], ["MODEL = 'model'", *BINDINGS])
+    bindings = ["MODEL = 'model'", *BINDINGS, *OWN.get(name, [])]
+    read_run(["runs/first_prompt.gin", name], bindings)
     assert rates_in_use() == {"%LEARNING_RATE"}
     assert "LEARNING_RATE = 0.125" in operative_config()
 
