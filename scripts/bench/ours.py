@@ -68,11 +68,13 @@ class GivenEmbeddings(nnx.Module):
     Attributes:
       embedding: the table, which can also be the head.
       given: embedded text of every batch, `[B, T, D]`.
+      adapters: none; no rows of tokens are trained.
     """
 
     def __init__(self, table: Float[Array, "V D"], tokens: Int[np.ndarray, "B T"]):
         self.embedding = nnx.Param(table, axes=("vocab", "embed"))
         self.given = nnx.Param(table[tokens], axes=("batch", "length", "embed"))
+        self.adapters = nnx.Dict()
 
     def __call__(self, tokens: Int[Array, "B T"], dtype: Any) -> Float[Array, "B T D"]:
         """Returns the same vectors for all tokens."""
