@@ -16,6 +16,7 @@ from prompt_tuning.adapters.adapter import (
     MULTITASK,
     PEFT_KINDS,
     PREFIX,
+    PREFIX_PATH,
     PROMPT,
     ROWS_PATH,
     TOKENS,
@@ -24,7 +25,6 @@ from prompt_tuning.adapters.adapter import (
     TokenIds,
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
-from prompt_tuning.adapters.peft.prompts import PREFIX_PATH
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.models.build import projections
 from prompt_tuning.models.decoder_only import DecoderOnly
