@@ -47,8 +47,11 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.parameters import merge
     from prompt_tuning.models.language_model import LanguageModel
-    from prompt_tuning.prompts.tools.inspection import input_vectors, nearest_tokens
-    from prompt_tuning.report.measurement import token_text
+    from prompt_tuning.prompts.tools.inspection import (
+        input_vectors,
+        nearest_tokens,
+        shown_token,
+    )
     from prompt_tuning.tuned.load_tuned import load_tuned
 
     # One process can examine a prompt without the mesh and its devices.
@@ -66,7 +69,9 @@ def run(options: argparse.Namespace) -> int:
         rows = nearest_tokens(prompt, embeddings, options.nearest)
         for index, row in enumerate(rows):
             pairs = zip(row.tokens, row.similarities, strict=True)
-            tokens = "  ".join(f"{token_text(model, t)} {s:.2f}" for t, s in pairs)
+            tokens = "  ".join(
+                f"{shown_token(model.tokenizer, t)} {s:.2f}" for t, s in pairs
+            )
             table.add_row(str(index), f"{row.norm:.3f}", tokens)
         Console().print(table)
     return 0

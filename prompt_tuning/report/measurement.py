@@ -22,7 +22,11 @@ from prompt_tuning.evaluation.example_description import describe_examples
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.prompts.tools.inspection import input_vectors, nearest_tokens
+from prompt_tuning.prompts.tools.inspection import (
+    input_vectors,
+    nearest_tokens,
+    shown_token,
+)
 from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
 from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
 
@@ -253,19 +257,12 @@ def _measure_vectors(
     count = min(NEAREST, len(embeddings))
     nearest = [
         [
-            (token_text(model, token), cosine)
+            (shown_token(model.tokenizer, token), cosine)
             for token, cosine in zip(each.tokens, each.similarities, strict=True)
         ]
         for each in nearest_tokens(vectors, embeddings, count)
     ]
     return MeasuredVectors(norms, nearest, directions @ directions.T)
-
-
-def token_text(model: PromptedModel, token: int) -> str:
-    """Returns a token as text, or as its id where the tokenizer does not have it."""
-    if model.tokenizer is None or token >= model.tokenizer.vocabulary_size:
-        return f"#{token}"
-    return repr(model.tokenizer.token(token))
 
 
 def _peft_bytes(run: Run, model: PromptedModel, parameters: Parameters) -> int | str:

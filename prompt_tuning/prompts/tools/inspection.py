@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError, kind_of
+from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.prompts.prompt_module import PromptModule
 
 
@@ -88,3 +89,10 @@ def nearest_tokens(
         )
         for norm, tokens, row in zip(norms, order, similarities, strict=True)
     ]
+
+
+def shown_token(tokenizer: Tokenizer | None, token: int) -> str:
+    """Returns a token as text, or as its id where the tokenizer does not have it."""
+    if tokenizer is None or token >= tokenizer.vocabulary_size:
+        return f"#{token}"
+    return repr(tokenizer.token(token))
