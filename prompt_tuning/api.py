@@ -43,9 +43,6 @@ from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.report.measurement import measure_run
-from prompt_tuning.report.page import ReportedRun, render_page
-from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import TrainingResult, train
 from prompt_tuning.training.opening import open_run
@@ -150,6 +147,11 @@ class TunedModel(Model):
           >>> tuned.write_report("report.html")
           PosixPath('report.html')
         """
+        # Not at the top: they and jinja2 would delay every import of the interface.
+        from prompt_tuning.report.measurement import measure_run
+        from prompt_tuning.report.page import ReportedRun, render_page
+        from prompt_tuning.report.recorded_run import RecordedRun
+
         if self.directory is None:
             raise InputError("an adapter from a file has no log: load a run directory")
         check_replaceable(Path(file), force=force)

@@ -74,7 +74,6 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.prompts.tools.similarity import short_names
     from prompt_tuning.report.page import ReportedRun, render_page
     from prompt_tuning.report.recorded_run import RecordedRun
-    from prompt_tuning.report.verdict import judge
 
     directories = _directories(options)
     names = [str(directories[0])] if len(directories) == 1 else short_names(directories)
@@ -83,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         recorded = RecordedRun.read(directory)
         measured = _measure(options, recorded)
         runs.append(ReportedRun(name, recorded, measured))
-        print_lines(console, f"{name}: {judge(recorded, measured).sentence}")
+        print_lines(console, f"{name}: {runs[-1].verdict.sentence}")
     write_file(options.output, render_page(runs), force=options.force)
     print_lines(console, f"page: {options.output}")
     return 0

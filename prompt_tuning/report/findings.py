@@ -124,12 +124,17 @@ def _tenths(
     return np.array(losses[-2 * part : -part]), np.array(losses[-part:])
 
 
+def _mean_at_end(values: Sequence[float]) -> float:
+    """Returns the mean of the last tenth."""
+    return float(np.mean(values[-max(len(values) // 10, 1) :]))
+
+
 def _fit_of_training(recorded: RecordedRun) -> Finding:
     title = "Fits its training data"
     _, shares = recorded.curve("accuracy")
     if not shares:
         return Finding(title, None, "the log has no accuracy")
-    mean = float(np.mean(shares[-max(len(shares) // 10, 1) :]))
+    mean = _mean_at_end(shares)
     text = f"{100 * mean:.1f} % of the training tokens right at the end"
     if mean < POOR_FIT:
         advice = (
@@ -146,7 +151,7 @@ def _training_against_held_out(recorded: RecordedRun) -> Finding:
     _, training = recorded.curve("loss")
     if not held_out or not training:
         return Finding(title, None, "the log has no held-out loss")
-    mean = float(np.mean(training[-max(len(training) // 10, 1) :]))
+    mean = _mean_at_end(training)
     best = int(np.argmin(held_out))
     text = f"training {mean:.4g}, held out {held_out[-1]:.4g} at the end"
     text += f" and {held_out[best]:.4g} at best, at step {steps[best]:,}"

@@ -2,12 +2,13 @@
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jinja2
@@ -48,7 +49,8 @@ ROWS = 12
 """Rows of the table beside a curve."""
 
 
-class ReportedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ReportedRun:
     """A run for a page.
 
     Attributes:
@@ -61,6 +63,11 @@ class ReportedRun(NamedTuple):
     recorded: RecordedRun
     measured: Measurement | None
 
+    @functools.cached_property
+    def verdict(self) -> Verdict:
+        """Whether it has worked; judged once, because bootstraps take time."""
+        return judge(self.recorded, self.measured)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunView:
@@ -68,14 +75,12 @@ class RunView:
 
     Attributes:
       run: the run.
-      verdict: whether it has worked.
       findings: the checklist.
       metric: the deciding metric; empty without a measurement.
       samples: its samples; None without a measurement.
     """
 
     run: ReportedRun
-    verdict: Verdict
     findings: Sequence[Finding]
     metric: str
     samples: Samples | None
@@ -90,8 +95,12 @@ class RunView:
             metrics = measured.tuned.metrics
             metric = deciding_metric(metrics, keep_best, measured.evaluation)
             samples = samples_of(measured, metric, runs)
-        verdict, findings = judge(recorded, measured), check_run(recorded, measured)
-        return cls(run, verdict, findings, metric, samples)
+        return cls(run, check_run(recorded, measured), metric, samples)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the run has worked."""
+        return self.run.verdict
 
     @property
     def reasons(self) -> str:
