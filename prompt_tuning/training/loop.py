@@ -273,7 +273,9 @@ class _Loop:
                 # It had stopped early, and continues with other settings.
                 (member.directory / STOPPED_FILE).unlink(missing_ok=True)
         with contextlib.closing(self._batches):
-            while done < last and self._live and not stop and self._reason is None:
+            while done < last and self._live and not stop:
+                if self._reason is not None and self._batches.between(done):
+                    break
                 batch, sampled = self._batches.next(states, done)
                 with self._profile.step(done):
                     states, metrics = self._advance(states, batch.whole)

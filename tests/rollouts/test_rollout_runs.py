@@ -223,6 +223,15 @@ def test_a_run_without_differences_stops_with_the_reason(files, tmp_path):
     assert (tmp_path / "run" / "stopped.json").exists()
 
 
+def test_a_run_without_differences_stops_between_rollouts(files, tmp_path):
+    settings: dict[str, Any] = {
+        "rewards": [lambda *_: 0.25],
+        "rollouts": {"equal_steps": 1, "updates": 2},
+    }
+    tuned = reinforce(files, tmp_path / "run", **settings)
+    assert tuned.result is not None and tuned.result.step == 2
+
+
 def test_truncated_answers_are_masked_on_request(files, tmp_path):
     trainer = open_trainer(files, tmp_path / "run", files.decoder, pt.LoRA(rank=2))
     whole = first_batch(trainer)
