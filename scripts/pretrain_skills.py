@@ -18,8 +18,9 @@ import numpy as np
 
 from prompt_tuning.core import learning_rates, parameter_groups
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import split
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families.hf_folder import write_folder
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import open_pretrained

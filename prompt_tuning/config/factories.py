@@ -31,7 +31,7 @@ FACTORIES = {
     "warmup_linear_decay": "prompt_tuning.core.learning_rates",
     "warmup_cosine_decay": "prompt_tuning.core.learning_rates",
     "warmup_rsqrt_decay": "prompt_tuning.core.learning_rates",
-    "t5_config": "prompt_tuning.core.model_config",
+    "t5_config": "prompt_tuning.core.t5_config",
     **prompts.FACTORIES,
 }
 """The module of each factory."""

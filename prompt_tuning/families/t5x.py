@@ -11,7 +11,8 @@ import numpy as np
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.t5_config import t5_config
 
 
 def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:

@@ -11,9 +11,10 @@ import numpy as np
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.host_memory import PINNED
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary

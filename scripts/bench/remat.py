@@ -23,9 +23,10 @@ from rich.table import Table
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import split
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.models.build import build_model
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import SoftPrompt

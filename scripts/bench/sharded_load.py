@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
-from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.parameters import describe, split
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained

@@ -6,7 +6,7 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.t5_config import t5_config
 
 
 def test_the_sizes_of_t5_xxl_are_accepted():

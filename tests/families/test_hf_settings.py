@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import RotaryScaling, t5_config
+from prompt_tuning.core.model_config import RotaryScaling
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families import hf_folder
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

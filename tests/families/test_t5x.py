@@ -9,8 +9,8 @@ import pytest
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.model_config import t5_config
 from prompt_tuning.core.parameters import merge
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel

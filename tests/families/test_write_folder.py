@@ -8,7 +8,8 @@ from safetensors import safe_open
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
 from prompt_tuning.checkpoints.stored_tensors import assemble
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import ModelConfig, RotaryScaling, t5_config
+from prompt_tuning.core.model_config import ModelConfig, RotaryScaling
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families.hf_folder import find_recipes, read_config, write_folder
 from tests.support.shared_data import FIXTURES
 

@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel

@@ -16,7 +16,8 @@ import pytest
 from prompt_tuning.checkpoints.run_store import checkpoint_names
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
-from prompt_tuning.core.model_config import ModelConfig, t5_config
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from scripts import random_model, skills
 

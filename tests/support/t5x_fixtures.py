@@ -1,6 +1,6 @@
 """The T5X checkpoints of `scripts/make_t5x_fixtures.py` and their config."""
 
-from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.t5_config import t5_config
 from tests.support.shared_data import FIXTURES
 
 MSGPACK = FIXTURES / "t5x/msgpack/checkpoint_0"

@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.formats.t5x_checkpoint import open_t5x
 from prompt_tuning.checkpoints.formats.t5x_writer import write_t5x_checkpoint
 from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families.t5x import t5x_arrays, t5x_recipes
 from tests.support.expected_shapes import abstract
 from tests.support.t5x_fixtures import MSGPACK, T5X_CONFIG
