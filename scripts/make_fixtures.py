@@ -145,6 +145,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 4,
         "layer_types": ["full_attention", *["sliding_attention"] * 2],
     },
+    "ministral3": DECODER
+    | {
+        "num_hidden_layers": 2,
+        # Queries of later positions are scaled: 4 of them in the longest row.
+        "rope_parameters": YARN
+        | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
+    },
     "qwen2": NO_HEAD_DIM
     | {
         "hidden_size": 16,

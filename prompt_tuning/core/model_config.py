@@ -28,7 +28,11 @@ from prompt_tuning.core.model_choices import (
 from prompt_tuning.core.model_sizes import check_products, check_sizes
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
+from prompt_tuning.core.rotary_scaling import (
+    QueryScaling,
+    RotaryDivisors,
+    RotaryScaling,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,7 @@ class ModelConfig:
       rotary_width: leading elements of a head that are rotated (Phi-3); None for all.
       rotary_interleaved: whether the rotated pairs are neighbors (Su et al. 2021,
         equation 34) instead of elements of the first and the second half.
+      query_scaling: factor of queries by their position, or None (Ministral 3).
       unrotated_layers: numbers of the layers without rotary embedding (SmolLM3; Yang et
         al. 2025, "Rope to Nope").
       window: number of positions that a token in `windowed_layers` attends to, itself
@@ -168,6 +173,7 @@ class ModelConfig:
     rotary_scaling: RotaryScaling | RotaryDivisors | None = None
     rotary_width: int | None = None
     rotary_interleaved: bool = False
+    query_scaling: QueryScaling | None = None
     unrotated_layers: tuple[int, ...] = ()
     window: int | None = None
     windowed_layers: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ import dataclasses
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import PositiveInteger, PositiveNumber
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,3 +59,22 @@ class RotaryDivisors:
                 raise InputError(
                     f"RotaryDivisors has the number {value}, expected positive ones"
                 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryScaling:
+    """A factor of queries that grows with their position `p` (Ministral 3, Llama 4).
+
+    The factor is `1 + slope * log(1 + floor(p / positions))`, so it is 1 within the
+    first `positions`, and keeps attention sharp among the keys of longer rows.
+
+    Attributes:
+      slope: see above.
+      positions: see above.
+    """
+
+    slope: PositiveNumber
+    positions: PositiveInteger
+
+    def __post_init__(self):
+        check_fields(self)

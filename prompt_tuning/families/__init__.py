@@ -23,6 +23,7 @@ from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA,
         MISTRAL,
         MINISTRAL,
+        MINISTRAL3,
         QWEN2,
         QWEN3,
         GEMMA,

@@ -4,7 +4,11 @@ import math
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.rotary_scaling import RotaryDivisors, RotaryScaling
+from prompt_tuning.core.rotary_scaling import (
+    QueryScaling,
+    RotaryDivisors,
+    RotaryScaling,
+)
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -78,6 +82,17 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
     block = _block(settings, "rope_parameters", SLIDING)
     block.require("rope_type", "default", "scaling in windowed layers is unknown")
     return {"window_rotary_base": block.positive("rope_theta", base)}
+
+
+def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads the factor of queries by position, which is beside the rotary settings."""
+    block = _rotary_block(settings)
+    slope = block.number("llama_4_scaling_beta", minimum=0)
+    if not slope:
+        return {}
+    name = "original_max_position_embeddings"
+    scaling = QueryScaling(slope=slope, positions=block.integer(name, minimum=1))
+    return {"query_scaling": scaling}
 
 
 def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:

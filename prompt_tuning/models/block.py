@@ -30,7 +30,7 @@ from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense, FeedForward, Norm, normalize
-from prompt_tuning.models.rotary import rotate
+from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives
 
@@ -266,7 +266,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "n D"],
-        angles: tuple[Array, Array] | None,
+        angles: RotaryAngles | None,
         numbers: Int[Array, "n"],
         views: tuple[StreamView, ...],
         past: tuple[KeyValues, ...],
@@ -277,7 +277,7 @@ class Block(nnx.Module):
 
         Args:
           x: hidden states at all positions of all streams.
-          angles: rotary cosines and sines, or None.
+          angles: rotary angles of this block, or None.
           numbers: number of each position in the whole batch.
           views: the streams.
           past: keys and values that precede the streams' own.
@@ -346,9 +346,8 @@ class Block(nnx.Module):
         query = self.self_attention.queries(normed)  # [n, H, K]
         keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
         if angles is not None:
-            query, keys = (
-                rotate(part, angles, interleaved=self.self_attention.interleaved)
-                for part in (query, keys)
+            query, keys = rotate_queries_and_keys(
+                query, keys, angles, interleaved=self.self_attention.interleaved
             )
         query = named(query, "query")
         # Of each stream, [R, Q, G, K].

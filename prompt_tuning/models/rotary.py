@@ -1,13 +1,34 @@
 """Rotary embedding of queries and keys (Su et al. 2021)."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.rotary_scaling import RotaryDivisors
+from prompt_tuning.core.rotary_scaling import QueryScaling, RotaryDivisors
+
+
+class RotaryAngles(NamedTuple):
+    """What queries and keys are rotated by, at each position.
+
+    Attributes:
+      cosine: cosines of the angles, `[n, 1, K / 2]`, or of several tables of them.
+      sine: their sines.
+      query_factor: factor of queries (see `QueryScaling`), or None.
+    """
+
+    cosine: Float[Array, "*tables n 1 half"]
+    sine: Float[Array, "*tables n 1 half"]
+    query_factor: Float[Array, "n 1 1"] | None = None
+
+    def of_table(self, index: Int[Array, ""] | None) -> "RotaryAngles":
+        """Returns the angles of one of several tables; None if there is only one."""
+        if index is None:
+            return self
+        return self._replace(cosine=self.cosine[index], sine=self.sine[index])
 
 
 def rotary_table_indices(config: ModelConfig) -> list[int]:
@@ -40,9 +61,7 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
     return frequencies * (keep + (1 - keep) / scaling.factor)
 
 
-def rotary_angles(
-    positions: Int[Array, "n"], config: ModelConfig
-) -> tuple[Float[Array, "*tables n 1 half"], Float[Array, "*tables n 1 half"]]:
+def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles:
     """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34).
 
     If layers differ there are three tables: the usual angles, the unscaled angles of
@@ -50,8 +69,10 @@ def rotary_angles(
     """
     frequencies, scaling = rotary_frequencies(config), config.rotary_scaling
     magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
+    factor = _query_factor(positions, config.query_scaling)
     if not any(rotary_table_indices(config)):
-        return _cosines_and_sines(positions, frequencies, magnitude)
+        parts = _cosines_and_sines(positions, frequencies, magnitude)
+        return RotaryAngles(*parts, factor)
     base = config.window_rotary_base or config.rotary_base
     plain = dataclasses.replace(config, rotary_base=base, rotary_scaling=None)
     tables = (
@@ -61,7 +82,16 @@ def rotary_angles(
     )
     parts = [_cosines_and_sines(positions, *table) for table in tables]
     cosines, sines = zip(*parts, strict=True)
-    return jnp.stack(cosines), jnp.stack(sines)
+    return RotaryAngles(jnp.stack(cosines), jnp.stack(sines), factor)
+
+
+def _query_factor(
+    positions: Int[Array, "n"], scaling: QueryScaling | None
+) -> Float[Array, "n 1 1"] | None:
+    if scaling is None:
+        return None
+    times = (positions // scaling.positions).astype(jnp.float32)
+    return (1 + scaling.slope * jnp.log1p(times))[:, None, None]
 
 
 def _cosines_and_sines(
@@ -74,9 +104,23 @@ def _cosines_and_sines(
     return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
 
 
+def rotate_queries_and_keys(
+    queries: Float[Array, "n H K"],
+    keys: Float[Array, "n G K"],
+    angles: RotaryAngles,
+    *,
+    interleaved: bool = False,
+) -> tuple[Float[Array, "n H K"], Float[Array, "n G K"]]:
+    """Rotates queries and keys as `rotate`, and scales queries by position."""
+    parts = [rotate(x, angles, interleaved=interleaved) for x in (queries, keys)]
+    if angles.query_factor is None:
+        return parts[0], parts[1]
+    return parts[0] * angles.query_factor.astype(queries.dtype), parts[1]
+
+
 def rotate(
     x: Float[Array, "n heads K"],
-    angles: tuple[Array, Array],
+    angles: RotaryAngles,
     *,
     interleaved: bool = False,
 ) -> Float[Array, "n heads K"]:
@@ -86,7 +130,7 @@ def rotate(
     even index is rotated against its right neighbor, as in the original (Su et al.
     2021, equation 34).
     """
-    cosine, sine = angles
+    cosine, sine = angles.cosine, angles.sine
     half = cosine.shape[-1]
     wide = x[..., : 2 * half].astype(jnp.float32)
     if interleaved:

@@ -34,7 +34,11 @@ from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layers import Norm
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.relative_positions import RelativePositionBias
-from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices
+from prompt_tuning.models.rotary import (
+    RotaryAngles,
+    rotary_angles,
+    rotary_table_indices,
+)
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import (
     AttentionView,
@@ -143,7 +147,7 @@ class Stack(nnx.Module):
             )
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
-            own_angles = _angles_in_block(angles, values)
+            own_angles = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
             with intermediates.collect_block(captured, number) as captured:
                 hidden, key_values = block(
@@ -233,7 +237,7 @@ class Stack(nnx.Module):
         # One block at a time: a batched product would cast all kernels at once.
         return jax.lax.map(project, (parameters, keys))
 
-    def _angles(self, streams: Sequence[Stream]) -> tuple[Array, Array] | None:
+    def _angles(self, streams: Sequence[Stream]) -> RotaryAngles | None:
         """Computes the rotary angles of all positions of all streams."""
         if self.config.positions != "rotary":
             return None
@@ -319,16 +323,6 @@ def _mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
     if mask is None or len(mask) in (1, rows):
         return mask
     return jnp.repeat(mask, rows // len(mask), axis=0)
-
-
-def _angles_in_block(
-    angles: tuple[Array, Array] | None, values: BlockValues
-) -> tuple[Array, Array] | None:
-    """Returns the cosines and sines of one block, of several tables if they differ."""
-    if angles is None or values.rotary_table is None:
-        return angles
-    cosine, sine = (part[values.rotary_table] for part in angles)
-    return cosine, sine
 
 
 def _encoder_outputs(

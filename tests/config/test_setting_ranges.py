@@ -44,7 +44,7 @@ SETTINGS = (
 PAIRS = [("a", "b")]
 REFUSALS = InputError, TypeCheckError
 """The second is raised first, for a wrong type, where the tests check every call."""
-READ_FROM_FILES = {"ModelConfig", "RotaryScaling", "RotaryDivisors"}
+READ_FROM_FILES = {"ModelConfig", "RotaryScaling", "RotaryDivisors", "QueryScaling"}
 """Classes whose fields come from `config.json`, which `core.model_sizes` checks."""
 
 
