@@ -152,6 +152,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": YARN
         | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
     },
+    "mistral3": {
+        "text_config": DECODER
+        | {
+            "model_type": "ministral3",
+            "num_hidden_layers": 2,
+            "rope_parameters": YARN
+            | {"original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.5},
+        },
+        "vision_config": IMAGES | {"head_dim": 4, "hidden_size": 4},
+        "tie_word_embeddings": False,
+    },
     "qwen2": NO_HEAD_DIM
     | {
         "hidden_size": 16,
@@ -160,6 +171,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_window_layers": 1,
     },
     "qwen3": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
+    "qwen3_vl": {
+        "text_config": DECODER
+        | {
+            "num_hidden_layers": 2,
+            "rope_parameters": DEFAULT | {"mrope_section": [1, 1, 0]},
+        },
+        "vision_config": {
+            **dict.fromkeys(("depth", "num_heads", "in_channels"), 1),
+            **dict.fromkeys(("hidden_size", "intermediate_size"), 2),
+            **{"patch_size": 2, "num_position_embeddings": 4, "out_hidden_size": 8},
+            "deepstack_visual_indexes": [0],
+        },
+        **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
+        "tie_word_embeddings": True,
+    },
     "gemma": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
     "gemma2": DECODER
     | {
@@ -493,7 +519,9 @@ def auto_class(config: Any) -> Any:
     """Returns the class of transformers for a model with its head."""
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
 
 
 def randomize(model: torch.nn.Module) -> None:

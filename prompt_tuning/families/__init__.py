@@ -25,6 +25,7 @@ from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
+from prompt_tuning.families.mistral3 import MISTRAL3
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.olmoe import OLMOE
@@ -35,6 +36,7 @@ from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
 from prompt_tuning.families.qwen3_moe import QWEN3_MOE
+from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.stablelm import STABLELM
 from prompt_tuning.families.starcoder2 import STARCODER2
@@ -54,8 +56,10 @@ FAMILIES: dict[str, Family] = {
         MISTRAL,
         MINISTRAL,
         MINISTRAL3,
+        MISTRAL3,
         QWEN2,
         QWEN3,
+        QWEN3_VL,
         GEMMA,
         GEMMA2,
         GEMMA3_TEXT,

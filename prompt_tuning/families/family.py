@@ -47,6 +47,8 @@ class Family:
         and therefore of the prefixes that PEFT stores.
       tied_without_head: whether a checkpoint without a head has a tied one, whatever
         `config.json` declares.
+      omits_tied_setting: whether published folders with a head of its own do not
+        declare it, so that a head that differs from the table is one.
       inert: settings that `read_fields` ignores because they change no logits outside
         of training.
     """
@@ -66,6 +68,7 @@ class Family:
     unread_modules: tuple[str, ...] = ()
     cached_heads: Callable[[ModelConfig], int] = lambda config: config.key_value_heads
     tied_without_head: bool = False
+    omits_tied_setting: bool = False
     inert: frozenset[str] = frozenset()
 
 

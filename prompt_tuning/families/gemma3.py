@@ -4,11 +4,8 @@ Of models that also read images, the text model is read, and the rest is ignored
 """
 
 import dataclasses
-from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe
-from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.gemma import GEMMA, read_gemma_layout
 from prompt_tuning.families.gemma2 import SIZES
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -17,13 +14,17 @@ from prompt_tuning.families.layer_settings import (
     read_soft_caps,
     read_windows,
 )
-from prompt_tuning.families.llama_layout import layout_recipes
 from prompt_tuning.families.rotary_settings import read_rotary, read_window_rotary
+from prompt_tuning.families.text_part import (
+    ALIASES,
+    IMAGE_TOKENS,
+    STORED_HEAD,
+    TABLES,
+    TEXT,
+    read_text_part,
+    text_part_recipes,
+)
 
-TEXT = "text_config"
-STORED, LOADED = "language_model.model.", "model.language_model."
-"""Prefix of the text model in files, and in the model that transformers loads."""
-ALIASES = (LOADED, STORED, "language_model.", "model.")
 TEXT_DEFAULTS = {
     **SIZES,
     "vocab_size": 262_208,
@@ -66,21 +67,8 @@ def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    fields = read_gemma3(settings.part(TEXT, TEXT_DEFAULTS))
-    return fields | {"tied_head": settings.flag("tie_word_embeddings", True)}
-
-
-def text_model_recipes(
-    config: ModelConfig, names: Collection[str]
-) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
-    stored = f"{STORED}embed_tokens.weight" in names
-    return layout_recipes(
-        config,
-        names,
-        prefix=STORED if stored else LOADED,
-        head="language_model.lm_head.weight",
-    )
+    readers = {"gemma3_text": read_gemma3}
+    return read_text_part(settings, readers, tied=True, defaults=TEXT_DEFAULTS)
 
 
 GEMMA3_TEXT = dataclasses.replace(
@@ -95,20 +83,14 @@ GEMMA3 = dataclasses.replace(
     model_type="gemma3",
     title="Gemma 3 with images, of which the text model is read",
     read_fields=read_gemma3_with_images,
-    recipes=text_model_recipes,
-    embedding_tables=(f"{STORED}embed_tokens.weight", f"{LOADED}embed_tokens.weight"),
-    head_name="language_model.lm_head.weight",
+    recipes=text_part_recipes,
+    embedding_tables=TABLES,
+    head_name=STORED_HEAD,
     token_parts=(TEXT,),
     unread_parts=("vision_tower", "multi_modal_projector"),
     unread_modules=tuple(
         f"model.vision_tower.encoder.layers.{{}}.self_attn.{name}_proj"
         for name in ("q", "k", "v")
     ),
-    inert=GEMMA3_TEXT.inert
-    | frozenset(
-        {
-            *("vision_config", "mm_tokens_per_image"),
-            *("boi_token_index", "eoi_token_index", "image_token_index"),
-        }
-    ),
+    inert=GEMMA3_TEXT.inert | IMAGE_TOKENS | {"vision_config", "mm_tokens_per_image"},
 )

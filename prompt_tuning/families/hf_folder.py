@@ -50,6 +50,7 @@ TOKEN_IDS = {
     "decoder_start_id": "decoder_start_token_id",
 }
 EOS = "eos_token_id"
+TIED = "tie_word_embeddings"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MAXIMUM_END_IDS = 64
 """Maximum number of tokens that end a generated text; each is compared in each step."""
@@ -215,6 +216,8 @@ def _has_tied_head(
         return True
     # A T5 that does not scale its outputs was not trained with a tied head.
     if not fields.get("scale_tied_hidden", True):
+        return False
+    if family.omits_tied_setting and TIED not in settings:
         return False
     raise InputError(
         f"{settings.source} ties the head to the embedding table, but {name} "

@@ -219,7 +219,7 @@ def test_types_and_choices_from_python_are_checked_at_run_time():
     program = f"""
 import dataclasses
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_config import t5_config
+from prompt_tuning.core.t5_config import t5_config
 config = t5_config(width=8, feed_forward_width=16, layers=1, heads=2)
 for field, value in {wrong!r}.items():
     try:

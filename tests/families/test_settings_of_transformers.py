@@ -35,7 +35,12 @@ OPTIONS = {
     "phi3": LONGROPE,
 }
 """Settings with which further settings are read."""
-PARTS = {"gemma3": ("text_config",), "t5gemma": ("encoder", "decoder")}
+PARTS = {
+    "gemma3": ("text_config",),
+    "mistral3": ("text_config",),
+    "qwen3_vl": ("text_config",),
+    "t5gemma": ("encoder", "decoder"),
+}
 """Parts of `config.json` whose settings are read as well."""
 
 pytestmark = pytest.mark.torch

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, find_tokenizer, open_checkpoint
@@ -125,6 +126,32 @@ def test_the_text_model_of_a_folder_with_images_is_read_alone(tmp_path):
     assert (config.heads, config.attention_multiplier) == (8, 256**-0.5)
     change(folder, text_config=text | {"hidden_activation": "relu"})
     with pytest.raises(InputError, match=r"text_config in .* has hidden_activation"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("family", ["mistral3", "qwen3_vl"])
+def test_only_parts_that_read_images_are_ignored(family):
+    source = Pretrained(checkpoint=str(FAMILIES / family / "base"))
+    ignored = open_pretrained(source, key=jax.random.key(0)).plan.ignored
+    unread = KNOWN[family].unread_parts
+    assert {name.removeprefix("model.").split(".")[0] for name in ignored} == {*unread}
+
+
+def test_a_head_of_its_own_needs_no_setting(tmp_path):
+    """Published folders of Mistral Small 3.1 have a head and do not declare it."""
+    folder = copied("mistral3", tmp_path)
+    change(folder, removed=("tie_word_embeddings",))
+    assert not read_config(folder).tied_head
+    change(folder, tie_word_embeddings=True)
+    with pytest.raises(InputError, match="differs"):
+        read_config(folder)
+
+
+def test_a_text_model_of_another_family_is_refused_by_name(tmp_path):
+    folder = copied("mistral3", tmp_path)
+    text = settings_of(folder)["text_config"]
+    change(folder, text_config=text | {"model_type": "llama"})
+    with pytest.raises(InputError, match=r"text_config.*'llama'.*'ministral3'"):
         read_config(folder)
 
 

@@ -1,0 +1,57 @@
+"""Mistral Small 3.1 and later, and Ministral 3, with images: the text model is read."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.ministral3 import read_ministral3
+from prompt_tuning.families.mistral import MISTRAL, read_mistral
+from prompt_tuning.families.text_part import (
+    ALIASES,
+    IMAGE_TOKENS,
+    STORED_HEAD,
+    TABLES,
+    TEXT,
+    read_text_part,
+    text_part_recipes,
+)
+
+READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
+
+
+def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_text_part(settings, READERS, tied=True)
+
+
+MISTRAL3 = dataclasses.replace(
+    MISTRAL,
+    model_type="mistral3",
+    title="Mistral Small 3.1 and Ministral 3 with images, of which the text model is "
+    "read",
+    read_fields=read_mistral3,
+    recipes=text_part_recipes,
+    embedding_tables=TABLES,
+    head_name=STORED_HEAD,
+    omits_tied_setting=True,
+    prefix_aliases=ALIASES,
+    token_parts=(TEXT,),
+    unread_parts=("vision_tower", "multi_modal_projector"),
+    unread_modules=tuple(
+        f"model.vision_tower.transformer.layers.{{}}.{name}_proj"
+        for name in (
+            *("attention.q", "attention.k", "attention.v", "attention.o"),
+            *("feed_forward.gate", "feed_forward.up", "feed_forward.down"),
+        )
+    ),
+    inert=MISTRAL.inert
+    | IMAGE_TOKENS
+    | {
+        *("vision_config", "vision_feature_layer", "spatial_merge_size"),
+        *("projector_hidden_act", "multimodal_projector_bias"),
+    },
+)

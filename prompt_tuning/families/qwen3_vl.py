@@ -1,0 +1,59 @@
+"""Qwen 3 VL, dense: the text model is read, which is a Qwen 3.
+
+Each part of a head has its own kind of position (time, height, width), which are the
+same for texts, so that positions are as in other models.
+"""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import read_biases, read_layout
+from prompt_tuning.families.qwen3 import QWEN3
+from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.text_part import (
+    ALIASES,
+    IMAGE_TOKENS,
+    TABLES,
+    TEXT,
+    read_text_part,
+    text_part_recipes,
+)
+
+
+def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, head_width=128)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | {"query_key_norm": "head", "biases": read_biases(settings)}
+    )
+
+
+def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    readers = {"qwen3_vl_text": read_qwen3_vl_text}
+    return read_text_part(settings, readers, tied=False)
+
+
+QWEN3_VL = dataclasses.replace(
+    QWEN3,
+    model_type="qwen3_vl",
+    title="Qwen 3 VL (dense), of which the text model is read",
+    read_fields=read_qwen3_vl,
+    recipes=text_part_recipes,
+    embedding_tables=TABLES,
+    prefix_aliases=ALIASES,
+    token_parts=(TEXT,),
+    unread_parts=("visual",),
+    inert=QWEN3.inert | IMAGE_TOKENS | {"vision_config"},
+)

@@ -1,0 +1,60 @@
+"""The text part of models that also read images; texts do not pass the other parts."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import layout_recipes
+
+TEXT = "text_config"
+STORED, LOADED = "language_model.model.", "model.language_model."
+"""Prefix of the text model in most files, and in the model that transformers loads."""
+ALIASES = (LOADED, STORED, "language_model.", "model.")
+TABLES = (f"{STORED}embed_tokens.weight", f"{LOADED}embed_tokens.weight")
+STORED_HEAD = "language_model.lm_head.weight"
+IMAGE_TOKENS = frozenset(
+    f"{kind}_token_{suffix}"
+    for kind in ("boi", "eoi", "image", "video", "vision_start", "vision_end")
+    for suffix in ("id", "index")
+)
+"""Settings that name the tokens around images, which are tokens as any other."""
+
+
+def read_text_part(
+    settings: HuggingFaceSettings,
+    readers: Mapping[str, Callable[[HuggingFaceSettings], dict[str, Any]]],
+    *,
+    tied: bool,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Args:
+      settings: the settings in `config.json`.
+      readers: functions that read the text model's settings, by their `model_type`; the
+        first also reads settings without one.
+      tied: whether the head is tied if there is no setting.
+      defaults: values of settings of the text model that the folder lacks.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    part = settings.part(TEXT, defaults)
+    kind = part.text("model_type", next(iter(readers)))
+    if kind not in readers:
+        part.refuse("model_type", " or ".join(map(repr, readers)))
+    return readers[kind](part) | {
+        "tied_head": settings.flag("tie_word_embeddings", tied)
+    }
+
+
+def text_part_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    return layout_recipes(
+        config,
+        names,
+        prefix=STORED if TABLES[0] in names else LOADED,
+        head=STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
+    )
