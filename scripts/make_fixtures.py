@@ -275,6 +275,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
     },
+    "glm": DECODER
+    | {
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
+    "seed_oss": DECODER | {"num_hidden_layers": 2, "rope_parameters": DEFAULT},
+    "ernie4_5": DECODER
+    | {
+        "num_hidden_layers": 2,
+        "use_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": DEFAULT,
+    },
+    "exaone4": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": DEFAULT,
+    },
+    "arcee": DECODER | {"num_hidden_layers": 2, "rope_parameters": YARN},
     "helium": NO_HEAD_DIM
     | {
         "num_hidden_layers": 2,
@@ -335,6 +357,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "olmoe": NO_HEAD_DIM
+    | {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "flex_olmo": NO_HEAD_DIM
     | {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": NO_HEAD_DIM
     | {

@@ -5,15 +5,18 @@ with `scripts/make_fixtures.py`. `hf_folder` reads and writes Hugging Face folde
 all families.
 """
 
+from prompt_tuning.families.arcee import ARCEE
 from prompt_tuning.families.bart import BART
 from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
+from prompt_tuning.families.ernie4_5 import ERNIE4_5
+from prompt_tuning.families.exaone4 import EXAONE4
 from prompt_tuning.families.falcon import FALCON
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3, GEMMA3_TEXT
-from prompt_tuning.families.glm4 import GLM4
+from prompt_tuning.families.glm4 import GLM, GLM4
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neo import GPT_NEO
 from prompt_tuning.families.gpt_neox import GPT_NEOX
@@ -28,7 +31,7 @@ from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
-from prompt_tuning.families.olmoe import OLMOE
+from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
 from prompt_tuning.families.opt import OPT
 from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
@@ -37,6 +40,7 @@ from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
 from prompt_tuning.families.qwen3_moe import QWEN3_MOE
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
+from prompt_tuning.families.seed_oss import SEED_OSS
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.stablelm import STABLELM
 from prompt_tuning.families.starcoder2 import STARCODER2
@@ -72,7 +76,12 @@ FAMILIES: dict[str, Family] = {
         STABLELM,
         STARCODER2,
         PHI,
+        GLM,
         GLM4,
+        SEED_OSS,
+        ERNIE4_5,
+        EXAONE4,
+        ARCEE,
         HELIUM,
         COHERE,
         COHERE2,
@@ -81,6 +90,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2_MOE,
         QWEN3_MOE,
         OLMOE,
+        FLEX_OLMO,
         GRANITEMOE,
         GPT_OSS,
         GPTJ,

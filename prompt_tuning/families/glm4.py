@@ -1,4 +1,4 @@
-"""GLM-4: norms around each sublayer, interleaved and partial rotary positions."""
+"""GLM-4: interleaved and partial rotary positions; in 0414, norms around sublayers."""
 
 import dataclasses
 from collections.abc import Collection
@@ -20,7 +20,7 @@ NORMS = {
 }
 
 
-def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_glm(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
 
     Raises:
@@ -32,11 +32,15 @@ def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_rotary(settings, fields["head_width"], partial=0.5)
         | {
             "norm_epsilon": settings.positive("rms_norm_eps", 1.5625e-7),
-            "norm_placement": "around",
             "rotary_interleaved": True,
             "biases": "qkv" if settings.flag("attention_bias", True) else "none",
         }
     )
+
+
+def read_glm4(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; see `read_glm`."""
+    return read_glm(settings) | {"norm_placement": "around"}
 
 
 def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
@@ -45,7 +49,8 @@ def glm4_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
         f"mlp/{name}": (GATE_UP, FusedPart(i, (1, 1), in_first=False))
         for i, name in enumerate(("gate", "up"))
     }
-    return layout_recipes(config, names, fused=fused, norms=NORMS)
+    norms = NORMS if config.norm_placement == "around" else None
+    return layout_recipes(config, names, fused=fused, norms=norms)
 
 
 GLM4 = dataclasses.replace(
@@ -55,4 +60,7 @@ GLM4 = dataclasses.replace(
     read_fields=read_glm4,
     recipes=glm4_recipes,
     write_settings=None,
+)
+GLM = dataclasses.replace(
+    GLM4, model_type="glm", title="GLM-4 9B and Edge", read_fields=read_glm
 )

@@ -1,4 +1,4 @@
-"""OLMoE: a Llama with experts and norms of queries and keys over the whole width."""
+"""OLMoE and FlexOlmo: experts, and norms of queries and keys over the whole width."""
 
 import dataclasses
 from typing import Any
@@ -37,6 +37,23 @@ def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     )
 
 
+def read_flex_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; norms are after sublayers, as in OLMo 2.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_olmoe(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-6),
+            "norm_placement": "after",
+        }
+    )
+
+
 OLMOE = dataclasses.replace(
     LLAMA,
     model_type="olmoe",
@@ -45,4 +62,7 @@ OLMOE = dataclasses.replace(
     recipes=expert_recipes,
     write_settings=None,
     inert=INERT | BALANCING,
+)
+FLEX_OLMO = dataclasses.replace(
+    OLMOE, model_type="flex_olmo", title="FlexOlmo", read_fields=read_flex_olmo
 )

@@ -33,6 +33,7 @@ OPTIONS = {
     "qwen3_moe": WINDOWS,
     "smollm3": WINDOWS,
     "phi3": LONGROPE,
+    "exaone4": {"layer_types": None},
 }
 """Settings with which further settings are read."""
 PARTS = {
@@ -197,6 +198,7 @@ OLD_SCALING = {
         ("phi", {"tie_word_embeddings": True}),
         ("llama", {"partial_rotary_factor": 0.5}),
         ("gpt_neox", {"rope_theta": 5.0}),
+        ("seed_oss", {"attention_bias": False, "attention_out_bias": True}),
     ],
     ids=str,
 )

@@ -222,10 +222,11 @@ CLASSES: Mapping[str, TokenizerClass] = {
 """Classes by name, without `Fast`."""
 
 _GPT2_MODELS = ("gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen", "starcoder2")
-_QWEN_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next")
+_QWEN_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl")
 _GEMMA_MODELS = ("gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma")
 _GENERIC_MODELS = (
-    *("glm", "glm4", "granite", "granitemoe", "ministral", "ministral3", "mistral"),
+    *("flex_olmo", "glm", "glm4", "glm4_moe"),
+    *("granite", "granitemoe", "ministral", "ministral3", "mistral"),
     *("mistral3", "mixtral", "olmo2", "olmo3", "phi3", "phimoe", "stablelm", "umt5"),
 )
 MODEL_CLASSES: Mapping[str, str] = {

@@ -1,0 +1,29 @@
+"""AFM: a Llama with a feed-forward layer of two projections and a squared ReLU."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA, read_llama
+
+
+def read_arcee(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_llama(settings) | {
+        "activation": settings.activation(settings.text("hidden_act", "relu2")),
+        "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+        "gated": False,
+    }
+
+
+ARCEE = dataclasses.replace(
+    LLAMA,
+    model_type="arcee",
+    title="Arcee AFM 4.5B",
+    read_fields=read_arcee,
+    write_settings=None,
+)

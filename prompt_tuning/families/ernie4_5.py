@@ -1,0 +1,37 @@
+"""ERNIE 4.5, dense: a Llama with interleaved rotary positions."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_ernie4_5(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, tied=True, head_width=128)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "rotary_interleaved": True,
+            "biases": "all" if settings.flag("use_bias", False) else "none",
+        }
+    )
+
+
+ERNIE4_5 = dataclasses.replace(
+    LLAMA,
+    model_type="ernie4_5",
+    title="ERNIE 4.5 (dense)",
+    read_fields=read_ernie4_5,
+    write_settings=None,
+    inert=INERT - {"attention_dropout", "pretraining_tp"},
+)

@@ -1,0 +1,55 @@
+"""EXAONE 4: norms after sublayers, no rotary embedding in layers without a window."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import (
+    alternating,
+    read_windows,
+)
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.rotary_settings import FULL, read_rotary
+
+
+def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    layers, windows = fields["layers"], {}
+    rotary = read_rotary(settings, fields["head_width"])
+    if "sliding_window" in settings:
+        kinds = []
+        if "layer_types" not in settings:
+            # Published folders have both, and then a text such as "LLLG" here.
+            kinds = alternating(layers, settings.size("sliding_window_pattern", 4))
+        windows = read_windows(settings, layers, kinds)
+        windowed = windows.get("windowed_layers", ())
+        others = tuple(i for i in range(layers) if i not in windowed)
+        windows["unrotated_layers"] = others
+    else:
+        reason = "there is no sliding_window"
+        settings.require("layer_types", [FULL] * layers, reason)
+    return (
+        fields
+        | rotary
+        | windows
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "norm_placement": "after",
+            "query_key_norm": "head",
+        }
+    )
+
+
+EXAONE4 = dataclasses.replace(
+    LLAMA,
+    model_type="exaone4",
+    title="EXAONE 4",
+    read_fields=read_exaone4,
+    write_settings=None,
+)

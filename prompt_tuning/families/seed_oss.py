@@ -1,0 +1,49 @@
+"""Seed-OSS: a Llama whose biases are chosen apart for the projections of attention."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+BIASES = {
+    (False, False, False): "none",
+    (True, False, False): "qkv",
+    (True, True, False): "attention",
+    (False, False, True): "mlp",
+    (False, True, True): "out_mlp",
+    (True, True, True): "all",
+}
+"""Our name of the biases of queries, keys and values, of the output, and of the MLP."""
+
+
+def read_seed_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    inward = settings.flag("attention_bias", True)
+    outward = settings.flag("attention_out_bias", False)
+    feed_forward = settings.flag("mlp_bias", False)
+    if (inward, outward, feed_forward) not in BIASES:
+        expected = f"{not inward} with attention_out_bias = {outward} and mlp_bias = "
+        settings.refuse("attention_bias", f"{expected}{feed_forward}")
+    fields = read_layout(settings, head_width=128)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | {"biases": BIASES[inward, outward, feed_forward]}
+    )
+
+
+SEED_OSS = dataclasses.replace(
+    LLAMA,
+    model_type="seed_oss",
+    title="Seed-OSS",
+    read_fields=read_seed_oss,
+    write_settings=None,
+    inert=INERT | {"residual_dropout"},
+)
