@@ -39,7 +39,8 @@ API = {
     "initial_values": (
         "Initial values",
         "uniform from_sampled_vocabulary from_class_labels from_text from_template "
-        "from_file normal factors_of_ones normal_factors",
+        "from_chunks from_attention_matching from_file normal factors_of_ones "
+        "normal_factors",
     ),
     "data": (
         "Models, data and evaluation",

@@ -15,6 +15,8 @@ TOKENS = "TRAINABLE_TOKENS"
 PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3, TOKENS)
 """The kinds that PEFT has a method for, by the name of the method."""
 
+CARTRIDGE = "CARTRIDGE"
+"""PEFT's type of a prefix whose first positions are frozen."""
 PREFIX_PATH = "decoder/prompt/prompt"
 """Path of a decoder's key/value prefix."""
 ROWS_PATH, HEAD_PATH = (

@@ -119,7 +119,7 @@ TABLE = (
     FlatOption(
         "prompt_text",
         METHOD,
-        "text of the methods text, text_prefix and wayward",
+        "text of the methods text, text_prefix, memory and wayward",
         macro="PROMPT_TEXT",
         metavar="TEXT",
     ),

@@ -16,6 +16,7 @@ import optax
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value, checks_arguments
+from prompt_tuning.core.moving_slots import MOVING, update_moving_slots
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     NonnegativeNumber,
@@ -185,9 +186,21 @@ def partition(
 
 
 def group_optimizer(
-    groups: Sequence[ParameterGroup], labels: Mapping[str, int]
+    groups: Sequence[ParameterGroup],
+    labels: Mapping[str, int],
+    frozen_slots: Mapping[str, int] | None = None,
 ) -> optax.GradientTransformation:
-    """Builds one transformation that updates each parameter as its group sets."""
+    """Builds one transformation that updates each parameter as its group sets.
+
+    Args:
+      groups: the parameter groups.
+      labels: group of each trained parameter, by path.
+      frozen_slots: number of first slots of a prefix that no group updates, by path.
+    """
+    frozen = {p: count for p, count in (frozen_slots or {}).items() if p in labels}
+    if frozen:
+        moving = {p + MOVING if p in frozen else p: x for p, x in labels.items()}
+        return update_moving_slots(group_optimizer(groups, moving), frozen)
     transforms: dict[Hashable, optax.GradientTransformation] = {
         index: group.optimizer
         if group.lora_plus_ratio == 1

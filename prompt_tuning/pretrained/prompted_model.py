@@ -48,7 +48,7 @@ from prompt_tuning.pretrained.source import (
     open_checkpoint,
     open_embeddings,
 )
-from prompt_tuning.pretrained.text_prefixes import check_text, start_from_text
+from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
@@ -142,10 +142,10 @@ class PromptedModel:
           parameters: all parameters, as restored and as `initialize` returned them.
         """
         parameters = complete_magnitudes(parameters, self.loras, self.placement)
-        text = self.prompts.prefix_text
-        if text is None:
+        start = self.prompts.prefix_start
+        if start is None:
             return parameters
-        return start_from_text(parameters, text, self.config, self.placement)
+        return start_prefix(parameters, start, self.config, self.placement)
 
     def _restore(self, path: str, read: PartReader) -> Any:
         if self.placement is not None:
@@ -330,8 +330,8 @@ def open_pretrained(
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
         _check_positions(config, started)
-        if started.prefix_text is not None:
-            check_text(config, source.weights)
+        if started.prefix_start is not None:
+            check_start(started.prefix_start, config, source.weights, mesh)
     base_tokenizer = tokenizer
     if tuning.tokens is not None:
         check_one_device(source.weights, mesh is not None)

@@ -19,20 +19,27 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.attention_matching import check_matching, match_attention
 from prompt_tuning.pretrained.weight_storage import DEVICE
-from prompt_tuning.prompts.initializers import TextTokens
+from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.sharding.array_placement import Placement
+from prompt_tuning.sharding.mesh import MeshShape
 
 
-def check_text(config: ModelConfig, weights: str) -> None:
+def check_start(
+    start: PrefixStart, config: ModelConfig, weights: str, mesh: MeshShape | None
+) -> None:
     """Checks that the frozen model can compute the start of a prefix.
 
     Args:
+      start: what it is computed from.
       config: config of the frozen model.
       weights: `Pretrained.weights`.
+      mesh: mesh that shards the model; None for one device.
 
     Raises:
-      InputError: if it is an encoder-decoder, or its weights are not on the device.
+      InputError: if it is an encoder-decoder, its weights are not on the device, or the
+        start needs another model.
     """
     if config.architecture != "decoder_only":
         raise InputError(
@@ -45,19 +52,43 @@ def check_text(config: ModelConfig, weights: str) -> None:
             "text needs all weights at once: give "
             f"{how_to_set('Pretrained.weights', DEVICE)}, or use another initializer"
         )
+    if start.windows:
+        check_matching(start, config, on_mesh=mesh is not None)
 
 
-def start_from_text(
+def start_prefix(
     parameters: Parameters,
-    tokens: TextTokens,
+    start: PrefixStart,
     config: ModelConfig,
     placement: Placement | None,
 ) -> Parameters:
-    """Replaces the prefix by the keys and values of the tokens.
+    """Replaces the prefix by what it starts from.
 
     Args:
       parameters: all parameters by path.
-      tokens: as many tokens as the prefix has slots.
+      start: the tokens, and what the prefix is computed from them.
+      config: config of the frozen model.
+      placement: placement of the parameters on a mesh; None on one device.
+    """
+    text = keys_and_values(parameters, start.tokens, config, placement)
+    if not start.windows:
+        return parameters | {PREFIX_PATH: text}
+    slots = parameters[PREFIX_PATH].shape[2]
+    matched = match_attention(parameters, text, start, slots, config)
+    return parameters | {PREFIX_PATH: matched}
+
+
+def keys_and_values(
+    parameters: Parameters,
+    tokens: tuple[int, ...],
+    config: ModelConfig,
+    placement: Placement | None = None,
+) -> Float[Array, "L 2 T G K"]:
+    """Computes the keys and values of a text, as a prefix has them.
+
+    Args:
+      parameters: parameters of the frozen model by path, and perhaps more.
+      tokens: tokens of the text.
       config: config of the frozen model.
       placement: placement of the parameters on a mesh; None on one device.
     """
@@ -65,17 +96,17 @@ def start_from_text(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )
 
-    def compute(frozen: Parameters, ids: Int[Array, "P"]) -> Float[Array, "L 2 P G K"]:
+    def compute(frozen: Parameters, ids: Int[Array, "T"]) -> Float[Array, "L 2 T G K"]:
         if placement is not None:
             frozen = placement.unpad(frozen)
         model = cast(LanguageModel, merge(graph, frozen))
         _, cache = model.prefill(ids[None], jnp.array([len(ids)]), 1)
         text = cache.past[-1].key_values
         assert isinstance(text, KeyValues)
-        both = jnp.stack([x[:, :, 0] for x in text], axis=1)  # [L, 2, G, P, K]
+        both = jnp.stack([x[:, :, 0] for x in text], axis=1)  # [L, 2, G, T, K]
         return both.swapaxes(2, 3).astype(jnp.float32)
 
     sharding = None if placement is None else placement.shardings[PREFIX_PATH]
     run = WeightedJit(compute, out_shardings=sharding)
     frozen = {path: parameters[path] for path in abstract}
-    return parameters | {PREFIX_PATH: run(frozen, jnp.array(tokens))}
+    return run(frozen, jnp.array(tokens))

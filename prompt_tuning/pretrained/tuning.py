@@ -16,9 +16,9 @@ from prompt_tuning.prompts.adapter_kinds import (
 )
 from prompt_tuning.prompts.initializers import (
     StackShape,
-    TextTokens,
     Vocabulary,
 )
+from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -84,7 +84,7 @@ class Tuning:
           InputError: if a prompt cannot be built, or the prompts of encoder and decoder
             do not go together.
         """
-        vocabulary = dataclasses.replace(vocabulary, prefix_texts=[])
+        vocabulary = dataclasses.replace(vocabulary, prefix_starts=[])
         decoder = _stack_shape(config, config.layers)
         first = decoder
         if config.architecture == "encoder_decoder":
@@ -93,8 +93,8 @@ class Tuning:
             _start(self.prompt, "prompt", key, vocabulary, first),
             _start(self.decoder_prompt, "decoder_prompt", key, vocabulary, decoder),
         )
-        if vocabulary.prefix_texts:
-            pair = dataclasses.replace(pair, prefix_text=vocabulary.prefix_texts[-1])
+        if vocabulary.prefix_starts:
+            pair = dataclasses.replace(pair, prefix_start=vocabulary.prefix_starts[-1])
         counts = [prompt.count for prompt in pair.prompts]
         if len({count for count in counts if count > 1}) > 1:
             raise InputError(
@@ -112,14 +112,14 @@ class PromptPair:
     Attributes:
       prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
       decoder_prompt: prompt of the decoder of an encoder-decoder.
-      prefix_text: tokens whose keys and values `prompt` starts from; None if it starts
-        as it is.
+      prefix_start: what the values of `prompt` are computed from; None if it starts as
+        it is.
       tokens: trained rows of single tokens.
     """
 
     prompt: PromptModule | None = None
     decoder_prompt: PromptModule | None = None
-    prefix_text: TextTokens | None = None
+    prefix_start: PrefixStart | None = None
     tokens: TokenRows | None = None
 
     @property
@@ -142,6 +142,18 @@ class PromptPair:
     def decoder_length(self) -> int:
         """Vectors or positions of `decoder_prompt`; 0 without one."""
         return 0 if self.decoder_prompt is None else self.decoder_prompt.length
+
+    def frozen_slots(self, architecture: str) -> dict[str, int]:
+        """Number of first slots of prefixes that are not trained, by path."""
+        first = "decoder" if architecture == "decoder_only" else "encoder"
+        stacks = {first: self.prompt}
+        if self.decoder_prompt is not None:
+            stacks["decoder"] = self.decoder_prompt
+        return {
+            f"{stack}/prompt/prompt": prompt.frozen_slots
+            for stack, prompt in stacks.items()
+            if prompt is not None and prompt.frozen_slots
+        }
 
     @property
     def at_input(self) -> bool:

@@ -35,6 +35,8 @@ _LISTED = {
     "from_sampled_vocabulary": "prompt_tuning.prompts.initializers",
     "from_class_labels": "prompt_tuning.prompts.initializers",
     "from_text": "prompt_tuning.prompts.initializers",
+    "from_chunks": "prompt_tuning.prompts.text_starts",
+    "from_attention_matching": "prompt_tuning.prompts.text_starts",
     "from_template": "prompt_tuning.prompts.initializers",
 }
 FACTORIES = with_configured(_LISTED, "prompts", ("prompts", "adapters"))

@@ -23,6 +23,7 @@ from prompt_tuning.core.number_ranges import NonnegativeNumber, PositiveInteger
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.prompts.prefix_start import PrefixStart
 
 PREFIX_DIMENSIONS = 5
 """Dimensions of the array of a `KeyValuePrefix`, `[L, 2, P, G, K]`."""
@@ -42,10 +43,6 @@ class StackShape(NamedTuple):
     head_width: int
 
 
-TextTokens = tuple[int, ...]
-"""Tokens of a text whose keys and values a prefix starts from."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """The parts of the frozen model that an initializer can use.
@@ -56,14 +53,14 @@ class Vocabulary:
       tokenizer: None if the model has no tokenizer.
       stack: shape of the stack that the prompt attaches to, for prompts that attach at
         every block; None if only the input matters.
-      prefix_texts: collects the tokens that prefixes start from, because their keys
-        and values can be computed only after the model is read.
+      prefix_starts: collects what prefixes start from, because their keys and values
+        can be computed only after the model is read.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
     tokenizer: Tokenizer | None = None
     stack: StackShape | None = None
-    prefix_texts: list[TextTokens] = dataclasses.field(default_factory=list)
+    prefix_starts: list[PrefixStart] = dataclasses.field(default_factory=list)
 
     @property
     def width(self) -> int:
@@ -310,17 +307,22 @@ def from_text(text: str, fallback: Initializer | None = None) -> TextInitializer
     def initialize(key, shape, vocabulary):
         ids = vocabulary.encode(text)
         if len(shape) == PREFIX_DIMENSIONS:
-            return _ask_for_prefix(ids, shape, vocabulary)
+            ids = document_tokens(ids, shape, vocabulary)[: shape[2]]
+            return request_start(PrefixStart(ids), shape, vocabulary)
         ids = _truncate(ids, shape[0], "tokens of the text")
         return _fill(list(vocabulary.rows(ids)), key, shape, vocabulary, fallback)
 
     return initialize
 
 
-def _ask_for_prefix(
+def document_tokens(
     ids: Sequence[int], shape: tuple[int, ...], vocabulary: Vocabulary
-) -> Array:
-    """Notes the tokens of a prefix, and returns zeros in place of it."""
+) -> tuple[int, ...]:
+    """Returns the tokens of a text behind those that begin each text, such as BOS.
+
+    Raises:
+      InputError: if there are fewer than the prefix has slots.
+    """
     tokenizer, slots = vocabulary.tokenizer, shape[2]
     assert tokenizer is not None  # it encoded the text
     ids = [*tokenizer.begin_ids, *ids]
@@ -329,7 +331,14 @@ def _ask_for_prefix(
             f"a prefix of {slots} slots starts from a text of {len(ids)} tokens: give "
             f"a longer text, or {how_to_set('KeyValuePrefix.length', len(ids))} at most"
         )
-    vocabulary.prefix_texts.append(tuple(ids[:slots]))
+    return tuple(ids)
+
+
+def request_start(
+    start: PrefixStart, shape: tuple[int, ...], vocabulary: Vocabulary
+) -> Array:
+    """Notes what a prefix starts from, and returns zeros in place of it."""
+    vocabulary.prefix_starts.append(start)
     return jnp.zeros(shape)
 
 

@@ -13,10 +13,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from prompt_tuning.adapters.adapter import PREFIX
+from prompt_tuning.adapters.adapter import CARTRIDGE, PREFIX
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.number_ranges import AxisLength, NonnegativeNumber
+from prompt_tuning.core.number_ranges import (
+    AxisLength,
+    NonnegativeInteger,
+    NonnegativeNumber,
+)
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.prompt_module import (
     Attachment,
@@ -44,13 +49,18 @@ class KeyValuePrefix(PromptModule):
     Args:
       length: number of positions `P`, at least 1.
       initializer: where keys and values start; `normal()` if None.
+      frozen_slots: number of first positions that training leaves as they start, below
+        `P`. Models look at their first position from everywhere, so a memory of a text
+        freezes it (Eyuboglu et al. 2025, "Cartridges"). PEFT then reads the prefix as
+        CARTRIDGE.
 
     Attributes:
       prompt: keys and values, `[L, 2, P, G, K]`, float32, for `G` key/value heads of
         width `K`.
 
     Raises:
-      InputError: if the length is below 1, or the initializer returns another shape.
+      InputError: if the length is below 1, all slots are frozen, or the initializer
+        returns another shape.
 
     Examples:
       >>> trained, _ = model.attach(pt.KeyValuePrefix(length=5)).partition()
@@ -68,6 +78,7 @@ class KeyValuePrefix(PromptModule):
         *,
         length: AxisLength,
         initializer: PrefixInitializer | None = None,
+        frozen_slots: NonnegativeInteger = 0,
     ):
         shape = prefix_shape(vocabulary.stack_for(type(self).__name__), length)
         initial = (initializer or normal())(key, shape, vocabulary)
@@ -76,7 +87,14 @@ class KeyValuePrefix(PromptModule):
                 f"the prefix's initializer returned {initial.shape}, expected {shape}: "
                 "blocks, keys and values, positions, key/value heads, head width"
             )
+        if frozen_slots >= length:
+            raise InputError(
+                f"KeyValuePrefix.frozen_slots is {frozen_slots}, but the prefix has "
+                f"{length} slots, so nothing would be trained: freeze fewer, or give "
+                f"{how_to_set('KeyValuePrefix.length', frozen_slots + 1)} at least"
+            )
         self.prompt = nnx.Param(initial.astype(jnp.float32), axes=PREFIX_AXES)
+        self.frozen_slots = frozen_slots
 
     @property
     def length(self) -> int:
@@ -86,11 +104,19 @@ class KeyValuePrefix(PromptModule):
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "L 2 P G K"]:
         """Returns the keys and values."""
         del key
-        return self.prompt[...]
+        slots = self.prompt[...]
+        if not self.frozen_slots:
+            return slots
+        frozen, moving = jnp.split(slots, [self.frozen_slots], axis=2)
+        return jnp.concatenate([jax.lax.stop_gradient(frozen), moving], axis=2)
 
     def export(self) -> ExportedPrompt:
         """Exports the keys and values."""
-        return ExportedPrompt(PREFIX, {"prompt": np.asarray(self())})
+        settings = {}
+        if self.frozen_slots:
+            count = self.frozen_slots
+            settings = {"peft_type": CARTRIDGE, "num_frozen_tokens": count}
+        return ExportedPrompt(PREFIX, {"prompt": np.asarray(self())}, settings)
 
 
 class ProjectedKeyValuePrefix(KeyValuePrefix):

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -82,10 +82,12 @@ class ExportedPrompt(NamedTuple):
     Attributes:
       kind: the kind of the adapter.
       arrays: float32 arrays by leaf.
+      settings: settings of PEFT that the arrays do not show, where not the defaults.
     """
 
     kind: str
     arrays: Arrays
+    settings: Mapping[str, Any] = {}
 
 
 class PromptModule(nnx.Module):
@@ -97,12 +99,15 @@ class PromptModule(nnx.Module):
         always exported as another one.
       has_penalty: whether `penalty` may differ from 0; known before anything runs.
       drops: whether the prompt drops something in training, which takes a random key.
+      frozen_slots: number of first positions of a prefix that training leaves as they
+        start.
     """
 
     attachment: ClassVar[Attachment]
     form: ClassVar[StoredForm | None] = None
     has_penalty: bool = False
     drops: bool = False
+    frozen_slots: int = 0
 
     @property
     def length(self) -> int:

@@ -77,11 +77,12 @@ def plan_run(run: Run) -> "RunPlan":
     parameter_groups.check_matches(
         run.save_paths, list(model.plan.abstract), "Run.save_paths"
     )
+    frozen = model.prompts.frozen_slots(model.config.architecture)
     return RunPlan(
         run=run,
         model=model.in_training(run.model.trained_weights, labels),
         labels=labels,
-        optimizer=parameter_groups.group_optimizer(run.groups, labels),
+        optimizer=parameter_groups.group_optimizer(run.groups, labels, frozen),
     )
 
 
@@ -331,7 +332,8 @@ class RunPlan:
     def optimizer_of(self, paths: Collection[str]) -> optax.GradientTransformation:
         """Returns the optimizer of some trained parameters."""
         labels = {path: self.labels[path] for path in paths}
-        return parameter_groups.group_optimizer(self.run.groups, labels)
+        frozen = self.model.prompts.frozen_slots(self.model.config.architecture)
+        return parameter_groups.group_optimizer(self.run.groups, labels, frozen)
 
     def pipeline_plan(self, batch_plan: BatchPlan) -> PipelinePlan | None:
         """Plans the run's pipeline; None without one.

@@ -46,8 +46,10 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
       InputError: for an adapter of a projection that cannot be exported.
     """
     parameters: dict[str, Arrays] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for stack, prompt in model.prompts().items():
-        kind, arrays = prompt.export()
+        kind, arrays, own = prompt.export()
+        settings.setdefault(kind, {}).update(own)
         leaves = {f"{stack}/prompt/{leaf}": array for leaf, array in arrays.items()}
         parameters.setdefault(kind, {}).update(leaves)
     if MULTITASK in parameters and PROMPT in parameters:
@@ -57,7 +59,10 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
         for path, vectors in parameters.pop(PROMPT).items():
             repeated = np.broadcast_to(vectors, (tasks, *vectors.shape))
             multitask |= factorized_adapter({_stack(path): repeated}).parameters
-    prompts = [Adapter(kind=kind, parameters=x) for kind, x in parameters.items()]
+    prompts = [
+        Adapter(kind=kind, parameters=x, settings=settings[kind])
+        for kind, x in parameters.items()
+    ]
     return prompts + _export_projections(model) + _export_tokens(model)
 
 

@@ -122,6 +122,13 @@ def test_a_task_prompt_and_a_plain_prompt_can_be_combined():
     np.testing.assert_array_equal(prompts_in(exported.tensors), expected)
 
 
+def test_a_prefix_with_frozen_slots_is_pefts_cartridge():
+    prompt = prompt_of(KeyValuePrefix, length=P, frozen_slots=2)
+    adapter = only_adapter(model_of(LLAMA, prompt))
+    settings = to_peft(adapter, LLAMA).settings
+    assert (settings["peft_type"], settings["num_frozen_tokens"]) == ("CARTRIDGE", 2)
+
+
 @pytest.mark.parametrize("cls", [KeyValuePrefix, ProjectedKeyValuePrefix])
 def test_a_prefix_is_its_keys_and_values(cls):
     prefix = prompt_of(cls, length=P)

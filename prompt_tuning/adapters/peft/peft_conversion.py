@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 from prompt_tuning.adapters.adapter import (
+    CARTRIDGE,
     IA3,
     LORA,
     MULTITASK,
@@ -57,7 +58,7 @@ from prompt_tuning.adapters.peft.table_copies import FrozenReader, without_copie
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
 
-READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, "CARTRIDGE", LORA, IA3, TOKENS)
+READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, CARTRIDGE, LORA, IA3, TOKENS)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
 _ENDINGS = {LORA: (LORA_A, LORA_B, LORA_MAGNITUDE), IA3: (IA3_ENDING,)}
 _NAMES = {
@@ -65,7 +66,7 @@ _NAMES = {
     "P_TUNING": {EMBEDDINGS},
     "CPT": {EMBEDDINGS},
     PREFIX: {EMBEDDINGS},
-    "CARTRIDGE": {EMBEDDINGS},
+    CARTRIDGE: {EMBEDDINGS},
     MULTITASK: {EMBEDDINGS, COLUMNS, ROWS},
 }
 
@@ -111,7 +112,7 @@ def from_peft(
         read = read_projections(AdapterFolder(settings, tensors), config, source)
         parameters = read.parameters | own
         return dataclasses.replace(read, parameters=parameters, tokens=tokens)
-    if kind in (PREFIX, "CARTRIDGE"):
+    if kind in (PREFIX, CARTRIDGE):
         return read_prefix(tensors, settings, config, source)
     width = tensors[EMBEDDINGS].shape[1]
     if width != config.width:
@@ -194,12 +195,23 @@ def to_peft(
       InputError: if PEFT cannot represent the adapter, or its shapes do not fit the
         model.
     """
+    if config is not None and config.architecture == "encoder_decoder":
+        adapter = _without_frozen_tokens(adapter)
     tensors, derived = _convert_tensors(adapter, config)
     settings = with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
     if base_model is not None:
         settings["base_model_name_or_path"] = base_model
     return AdapterFolder(settings, tensors)
+
+
+def _without_frozen_tokens(adapter: Adapter) -> Adapter:
+    """Returns a cartridge, which PEFT has for decoders alone, as a plain prefix."""
+    if adapter.settings.get("peft_type") != CARTRIDGE:
+        return adapter
+    dropped = ("peft_type", "num_frozen_tokens")
+    kept = {name: x for name, x in adapter.settings.items() if name not in dropped}
+    return dataclasses.replace(adapter, settings=kept)
 
 
 def _convert_tensors(

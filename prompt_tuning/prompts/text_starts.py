@@ -1,0 +1,118 @@
+"""Starts of a key/value prefix that is to stand for a whole text."""
+
+import numpy as np
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.number_ranges import PositiveInteger
+from prompt_tuning.prompts.initializers import (
+    PREFIX_DIMENSIONS,
+    TextInitializer,
+    Vocabulary,
+    document_tokens,
+    request_start,
+)
+from prompt_tuning.prompts.prefix_start import PrefixStart
+
+
+def from_chunks(text: str, chunks: PositiveInteger = 8) -> TextInitializer:
+    """Starts a `KeyValuePrefix` from windows that are spread evenly over a text.
+
+    The model reads the tokens that begin each text, such as BOS, and then the windows,
+    one behind the other. Their keys and values are the prefix. Prefer it to `from_text`
+    if the text is much longer than the prefix, and all of it matters.
+
+    Args:
+      text: the text, of at least as many tokens as the prefix has slots.
+      chunks: number of windows; at most one for each slot.
+
+    Raises:
+      InputError: when it initializes the prompt, if the text is too short, or the
+        prompt is none of keys and values.
+
+    Examples:
+      >>> start = pt.from_chunks("reverse: abcdefghijkl", chunks=2)
+      >>> prefix = pt.KeyValuePrefix(length=6, initializer=start)
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 6, 4, 32)
+    """
+
+    def initialize(key, shape, vocabulary):
+        del key
+        ids = _read(text, shape, vocabulary, "from_chunks")
+        begin = len(vocabulary.tokenizer.begin_ids)
+        return request_start(
+            PrefixStart(spread_windows(ids, shape[2], chunks, begin)), shape, vocabulary
+        )
+
+    return initialize
+
+
+def from_attention_matching(
+    text: str, windows: PositiveInteger = 16
+) -> TextInitializer:
+    """Starts a `KeyValuePrefix` where attention to it is closest to that to a text.
+
+    In each block and head, the slots are the keys of the text that get most attention
+    while the model reads windows of the text again. The values follow by least squares,
+    so that the prefix gives the attention output that the whole text gives. No gradient
+    is computed. It is the closed form of Zweiger et al. (2026, "Attention Matching",
+    arXiv 2602.16284), without its bias of each slot, and the best start of a memory:
+    training then takes a fraction of the steps.
+
+    Args:
+      text: the text, of more tokens than the prefix has slots.
+      windows: number of windows of the text that the model reads again.
+
+    Raises:
+      InputError: when it initializes the prompt, if the text is too short, or the model
+        has attention that the closed form does not know.
+
+    Examples:
+      >>> start = pt.from_attention_matching("reverse: abcdefghijkl", windows=2)
+      >>> prefix = pt.KeyValuePrefix(length=6, initializer=start)
+      >>> trained, _ = model.attach(prefix).partition()
+      >>> trained["decoder/prompt/prompt"].shape
+      (4, 2, 6, 4, 32)
+    """
+
+    def initialize(key, shape, vocabulary):
+        del key
+        ids = _read(text, shape, vocabulary, "from_attention_matching")
+        return request_start(PrefixStart(ids, windows), shape, vocabulary)
+
+    return initialize
+
+
+def _read(
+    text: str, shape: tuple[int, ...], vocabulary: Vocabulary, name: str
+) -> tuple[int, ...]:
+    if len(shape) != PREFIX_DIMENSIONS:
+        raise InputError(
+            f"{name}() computes keys and values, and this prompt has vectors: use it "
+            "with KeyValuePrefix, or use from_text()"
+        )
+    return document_tokens(vocabulary.encode(text), shape, vocabulary)
+
+
+def spread_windows(
+    ids: tuple[int, ...], slots: int, count: int, begin: int
+) -> tuple[int, ...]:
+    """Returns the first tokens, and windows spread evenly over the others.
+
+    Args:
+      ids: tokens of the text, at least `slots`.
+      slots: number of tokens to return.
+      count: number of windows.
+      begin: number of first tokens that are kept, such as BOS.
+    """
+    begin = min(begin, slots - 1)
+    count = min(count, slots - begin)
+    sizes = [len(part) for part in np.array_split(np.arange(slots - begin), count)]
+    free = len(ids) - slots  # tokens that are left out, between the windows
+    chosen, first = list(ids[:begin]), begin
+    for number, size in enumerate(sizes):
+        skipped = free * number // max(count - 1, 1)
+        chosen += ids[first + skipped : first + skipped + size]
+        first += size
+    return tuple(chosen)
