@@ -1,10 +1,18 @@
 """Projections of all experts of a layer, stored as one tensor."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
-from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
+from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    StoredTensor,
+    Transform,
+    transformed_shape,
+    transpose,
+)
 from prompt_tuning.core.array_slices import Block
 
 
@@ -61,3 +69,48 @@ class EveryOther(Transform):
         *others, last = block
         pairs = tensor.read((*others, slice(2 * last.start, 2 * last.stop)))
         return pairs[..., self.first :: 2]
+
+
+def experts_apart(
+    path: str, recipe: Recipe, stored: Mapping[str, StoredTensor]
+) -> tuple[Recipe, dict[str, StoredTensor]]:
+    """Returns a recipe of kernels with a tensor `[out, in]` for each, and the tensors.
+
+    A tensor of all experts of a layer becomes one for each expert, which reads nothing
+    else; other recipes remain as they are. Tensors that are not stored are left out.
+
+    Raises:
+      InputError: if a tensor cannot be transformed.
+    """
+    tensors = {name: stored[name] for name in recipe.sources if name in stored}
+    transform, apart = recipe.transform, {}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) != 3:
+            return recipe, tensors
+        shape = transformed_shape(path, name, tensor, transform)
+        for expert in range(shape[0]):
+            apart[f"{name}[{expert}]"] = _one_expert(tensor, transform, expert)
+    count = len(apart) // max(len(tensors), 1)
+    return Recipe(tuple(apart), True, transpose, count), apart
+
+
+def _one_expert(
+    tensor: StoredTensor, transform: Transform, expert: int
+) -> StoredTensor:
+    """Returns the kernel of one expert, `[out, in]`, with its codes."""
+
+    def taken(whole: StoredTensor) -> StoredTensor:
+        _, size_in, size_out = transformed_shape("", whole.source, whole, transform)
+
+        def read(block: Block) -> np.ndarray:
+            columns, rows = block
+            needed = (slice(expert, expert + 1), rows, columns)
+            return transform.read(whole, needed)[0].T
+
+        shape = size_out, size_in
+        return dataclasses.replace(whole, shape=shape, read_block=read, pieces=None)
+
+    kernel = taken(tensor)
+    if not isinstance(kernel, WidenedTensor) or kernel.codes is None:
+        return kernel
+    return dataclasses.replace(kernel, codes=kernel.codes.changed(taken))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.packed_kernel import PackedKernel
 from prompt_tuning.checkpoints.published_kernel import PublishedKernel
 from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
@@ -40,6 +41,7 @@ def published_readers(
 ) -> Readers:
     """Yields readers of a kernel that stays in its codes, and of what belongs to it."""
     shape = weight_shape(abstract[path])
+    recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
     yield path, kernel.read
     yield scale_path(path), kernel.read_scales
@@ -69,6 +71,8 @@ def readers(
     """
     leaf = abstract[path]
     shape = weight_shape(leaf)
+    if is_quantized(leaf):
+        recipe, stored = experts_apart(path, recipe, stored)
     if is_packed(leaf):
         codebook = codebook_path(path)
         packed = PackedKernel(

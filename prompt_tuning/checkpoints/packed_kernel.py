@@ -75,7 +75,7 @@ class PackedKernel(ScaledKernel):
 
     def read_codebooks(
         self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "L n"]]:
+    ) -> list[Float32[np.ndarray, "*lead n"]]:
         """Returns the table of values for each layer."""
         assert self.codebook is not None
         tables = [self.codebook[part[-1]] for part in parts]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float32, Int16, Int32, UInt8
+from jaxtyping import Float32, Int16, Int32, Shaped, UInt8
 
 from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.quantized.scaled_tensors import stretched
@@ -87,7 +87,7 @@ class PublishedKernel:
 
     def read_scales(
         self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "*lead out"]]:
+    ) -> list[Shaped[np.ndarray, "*lead out"]]:
         """Reads blocks of the scales.
 
         Raises:
@@ -103,7 +103,7 @@ class PublishedKernel:
                 )
             return numbers
 
-        return self._read_each(parts, np.float32, scales)
+        return self._read_each(parts, self._store.scale_dtype, scales)
 
     def read_zeros(
         self, parts: Sequence[Block]
@@ -118,7 +118,7 @@ class PublishedKernel:
 
         return self._read_each(parts, np.int16, zeros)
 
-    def read_order(self, parts: Sequence[Block]) -> list[Int32[np.ndarray, "L n"]]:
+    def read_order(self, parts: Sequence[Block]) -> list[Int32[np.ndarray, "*lead n"]]:
         """Reads parts of the order of the inputs."""
 
         def order(_: str, codes: Codes, block: Block) -> np.ndarray:
@@ -130,7 +130,7 @@ class PublishedKernel:
 
     def read_codebooks(
         self, parts: Sequence[Block]
-    ) -> list[Float32[np.ndarray, "L n"]]:
+    ) -> list[Float32[np.ndarray, "*lead n"]]:
         """Returns the table of values of each layer."""
 
         def table(_: str, codes: Codes, block: Block) -> np.ndarray:
@@ -142,7 +142,7 @@ class PublishedKernel:
     def _read_each(
         self,
         parts: Sequence[Block],
-        dtype: type,
+        dtype: type | str,
         read: Callable[[str, Codes, Block], np.ndarray],
     ) -> list[np.ndarray]:
         results = [empty(extent(part), np.dtype(dtype)) for part in parts]
@@ -194,4 +194,4 @@ def keeps_inputs(recipe: Recipe) -> bool:
     turned = isinstance(transform, Transpose) or (
         isinstance(transform, FusedPart) and not transform.in_first
     )
-    return recipe.stacked and recipe.experts is None and turned
+    return recipe.stacked and turned

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 
+from prompt_tuning.checkpoints.fused_experts import experts_apart
 from prompt_tuning.checkpoints.published_kernel import codes_of, keeps_inputs
 from prompt_tuning.checkpoints.quantized.codes import (
     SMALLEST_GROUP,
     WidenedTensor,
 )
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
-from prompt_tuning.core.quantization.stores import UNQUANTIZED, Store
+from prompt_tuning.core.quantization.stores import UNQUANTIZED, Store, is_kernel
 
 KERNEL = "/kernel"
 
@@ -28,17 +29,23 @@ def published_stores(
     """Returns the store of each parameter that holds it as it is published.
 
     Kernels stay in their codes, and parameters that are not quantized in their dtype.
-    Quantized parameters without such a store become bfloat16: experts, groups of
-    several sizes, and stacks of which only some layers are quantized.
+    Quantized parameters without such a store become bfloat16: groups of several sizes,
+    and stacks of which only some layers or experts are quantized.
     """
     stores = {}
     for path, recipe in recipes.items():
         tensors = [stored[name] for name in recipe.sources if name in stored]
         if tensors:
-            kernel = path.endswith(KERNEL) and keeps_inputs(recipe)
-            store = _common(tensors) if kernel else None
+            store = _of_kernel(path, recipe, stored) if is_kernel(path) else None
             stores[path] = store or Store(_widest(tensors))
     return stores
+
+
+def _of_kernel(
+    path: str, recipe: Recipe, stored: Mapping[str, StoredTensor]
+) -> Store | None:
+    apart, tensors = experts_apart(path, recipe, stored)
+    return _common(list(tensors.values())) if keeps_inputs(apart) else None
 
 
 def _common(tensors: Sequence[StoredTensor]) -> Store | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int
 
-from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
+from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
 
@@ -31,16 +31,8 @@ def reordered(tensor: StoredTensor, order: Int[np.ndarray, "rows"]) -> StoredTen
     changed = dataclasses.replace(tensor, read_block=read, pieces=None)
     if not isinstance(changed, WidenedTensor) or changed.codes is None:
         return changed
-    return dataclasses.replace(changed, codes=_reordered_codes(changed.codes, order))
-
-
-def _reordered_codes(codes: Codes, order: Int[np.ndarray, "rows"]) -> Codes:
-    return dataclasses.replace(
-        codes,
-        values=reordered(codes.values, order),
-        scales=reordered(codes.scales, order),
-        zeros=None if codes.zeros is None else reordered(codes.zeros, order),
-    )
+    codes = changed.codes.changed(lambda part: reordered(part, order))
+    return dataclasses.replace(changed, codes=codes)
 
 
 def turned(tensor: StoredTensor) -> StoredTensor:
@@ -65,10 +57,15 @@ def shifted(tensor: StoredTensor, number: float) -> StoredTensor:
 def stacked_part(tensor: StoredTensor, index: int) -> StoredTensor:
     """Returns one of the arrays that a tensor stacks on its first axis."""
 
-    def read(block: Block) -> np.ndarray:
-        return tensor.read((slice(index, index + 1), *block))[0]
+    def part(whole: StoredTensor) -> StoredTensor:
+        def read(block: Block) -> np.ndarray:
+            return whole.read((slice(index, index + 1), *block))[0]
 
-    return _changed(tensor, tensor.shape[1:], read)
+        return _changed(whole, whole.shape[1:], read)
+
+    if not isinstance(tensor, WidenedTensor) or tensor.codes is None:
+        return part(tensor)
+    return dataclasses.replace(part(tensor), codes=tensor.codes.changed(part))
 
 
 def as_row(tensor: StoredTensor) -> StoredTensor:

@@ -261,7 +261,7 @@ def check_recipe(
                 f"one of {', '.join(FLOATING)}; quantized weights are not supported: "
                 "use the folder of the unquantized model"
             )
-        transformed = _transformed_shape(path, name, tensor, recipe.transform)
+        transformed = transformed_shape(path, name, tensor, recipe.transform)
         if transformed != expected:
             raise InputError(
                 f"{path}: {name} in {tensor.source} has shape {tensor.shape}, which "
@@ -270,9 +270,14 @@ def check_recipe(
             )
 
 
-def _transformed_shape(
+def transformed_shape(
     path: str, name: str, tensor: StoredTensor, transform: Transform
 ) -> tuple[int, ...]:
+    """Returns the shape of a transformed array, without reading it.
+
+    Raises:
+      InputError: if the array cannot be transformed.
+    """
     # A broadcast view of one element has the shape but needs no memory.
     stand_in = np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape)
     try:

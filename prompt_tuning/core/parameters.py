@@ -24,6 +24,7 @@ from prompt_tuning.core.quantization.nibbles import (
     group_size,
     pack,
 )
+from prompt_tuning.core.quantization.product import StoredKernel
 from prompt_tuning.core.quantization.stores import (
     INT4,
     INT8,
@@ -89,6 +90,22 @@ class KernelParameters(NamedTuple):
     zero: nnx.Param | None = None
     order: nnx.Param | None = None
 
+    def set_in(self, module: nnx.Module, name: str) -> None:
+        """Makes them attributes of a module: `name`, `name_scale` and so on."""
+        for part, array in self._asdict().items():
+            attribute = name if part == "kernel" else f"{name}_{part}"
+            # An attribute that was None before is not expected to hold an array.
+            setattr(module, attribute, None if array is None else nnx.data(array))
+
+    @classmethod
+    def arrays_in(cls, module: nnx.Module, name: str) -> StoredKernel:
+        """Returns the arrays that `set_in` has put into a module."""
+        others = [getattr(module, f"{name}_{part}") for part in cls._fields[1:]]
+        return StoredKernel(
+            getattr(module, name)[...],
+            *(None if other is None else other[...] for other in others),
+        )
+
 
 def declare_kernel(
     key: Key[Array, ""],
@@ -97,7 +114,7 @@ def declare_kernel(
     initializer: Initializer,
     dtype: str,
 ) -> KernelParameters:
-    """Declares a kernel `[L, in, out]` that may be quantized.
+    """Declares kernels `[L, ..., in, out]` that may be quantized.
 
     Args:
       key: random key.
@@ -112,42 +129,44 @@ def declare_kernel(
     if dtype not in STORES:
         return KernelParameters(declare(key, shape, axes, initializer, dtype))
     _check_axes(shape, axes)
-    weights = initializer(key, shape, jnp.float32)  # [L, in, out]
+    weights = initializer(key, shape, jnp.float32)  # [L, ..., in, out]
     group = None if dtype == INT8 else group_size(shape[-2])
     return store_kernel(weights, axes, Store(dtype, group))
 
 
 def store_kernel(
-    weights: Float[Array, "L in out"], axes: tuple[str, ...], store: Store
+    weights: Float[Array, "*lead in out"], axes: tuple[str, ...], store: Store
 ) -> KernelParameters:
-    """Declares the arrays that store the weights of a kernel.
+    """Declares the arrays that store the weights of kernels.
 
     Raises:
       InputError: if the inputs cannot be packed.
     """
     if not store.quantized:
         return KernelParameters(nnx.Param(weights.astype(store.name), axes=axes))
+    *lead, size_in, size_out = weights.shape
     if store.packed:
         codebook = None if store.name == INT4 else NORMAL_FLOAT
         kernel, scale = pack(weights, codebook, store.group)
-        tables = None if codebook is None else jnp.tile(codebook, (len(weights), 1))
+        scale = scale.astype(store.scale_dtype)
+        tables = None if codebook is None else jnp.tile(codebook, (*lead, 1))
     else:
-        groups = 1 if store.group is None else weights.shape[-2] // store.group
-        grouped = weights.reshape(len(weights), groups, -1, weights.shape[-1])
-        scale = channel_scale(grouped)  # [L, groups, out]
+        groups = 1 if store.group is None else size_in // store.group
+        grouped = weights.reshape(*lead, groups, -1, size_out)
+        scale = channel_scale(grouped)  # [L, ..., groups, out]
         kernel = quantize(grouped, scale).reshape(weights.shape).astype(store.name)
-        scale, tables = scale[:, 0] if store.group is None else scale, None
+        scale, tables = scale[..., 0, :] if store.group is None else scale, None
     middle = MIDDLE if store.packed else 0
     zero = jnp.full(scale.shape, middle, jnp.int16) if store.zeros else None
     order = None
     if store.ordered:
-        order = jnp.tile(jnp.arange(weights.shape[-2]), (len(weights), 1))
+        order = jnp.tile(jnp.arange(size_in), (*lead, 1))
         order = nnx.Param(order.astype(jnp.int32), axes=axes[:-1])
-    scale_axes = axes if scale.ndim == len(axes) else (axes[0], axes[-1])
+    scale_axes = axes if scale.ndim == len(axes) else (*axes[:-2], axes[-1])
     return KernelParameters(
         nnx.Param(kernel, axes=axes),
         nnx.Param(scale, axes=scale_axes),
-        None if tables is None else nnx.Param(tables, axes=(axes[0], "codes")),
+        None if tables is None else nnx.Param(tables, axes=(*axes[:-2], "codes")),
         None if zero is None else nnx.Param(zero, axes=scale_axes),
         order,
     )

@@ -10,9 +10,10 @@ from prompt_tuning.adapters.peft.modules import projections as projections_in_pe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.core.quantization.stores import Store
+from prompt_tuning.core.quantization.stores import EXPERT_KERNELS, Store
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
+from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
@@ -173,8 +174,13 @@ def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
     for path, dense in projections(model):
         if f"{path}/kernel" in stores:
             dense.store_as(stores[f"{path}/kernel"])
-    for path, node in list(nnx.iter_graph(model)):
-        store = stores.get("/".join(map(str, path)))
+    nodes = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(model)}
+    for path, node in nodes.items():
+        if isinstance(node, MixtureOfExperts):
+            for name in EXPERT_KERNELS:
+                if f"{path}/{name}" in stores:
+                    node.store_as(name, stores[f"{path}/{name}"])
+        store = stores.get(path)
         if isinstance(node, nnx.Param) and store is not None and not store.quantized:
             node.set_value(node[...].astype(store.name))
 

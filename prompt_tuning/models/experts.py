@@ -15,17 +15,40 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import declare, fan_in, named_key
+from prompt_tuning.core.parameters import (
+    KernelParameters,
+    declare,
+    declare_kernel,
+    fan_in,
+    named_key,
+    store_kernel,
+)
+from prompt_tuning.core.quantization.product import StoredKernel, as_float32
+from prompt_tuning.core.quantization.stores import (
+    EXPERT_KERNELS,
+    STORES,
+    UNQUANTIZED,
+    Store,
+)
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
 from prompt_tuning.sharding import collectives
 
+STACKED = ("layers", "experts")
+"""Logical axes before those of a kernel."""
+
 
 class ExpertKernels(NamedTuple):
-    """Kernels of the experts of one block, or this device's shard of `F`."""
+    """Kernels of the experts of one block, or this device's shard of `F`.
 
-    gate: Float[Array, "E D F"]
-    up: Float[Array, "E D F"]
-    down: Float[Array, "E F D"]
+    Attributes:
+      gate: `[E, D, F]`, in any store.
+      up: `[E, D, F]`.
+      down: `[E, F, D]`.
+    """
+
+    gate: StoredKernel
+    up: StoredKernel
+    down: StoredKernel
 
 
 class ExpertBiases(NamedTuple):
@@ -36,13 +59,16 @@ class ExpertBiases(NamedTuple):
 
 
 class MixtureOfExperts(nnx.Module):
-    """Router and experts; in bfloat16 if projections are quantized.
+    """Router and experts.
+
+    The kernels of experts may be quantized, e.g. with the scales `expert_gate_scale`.
+    The router is not: the choice of experts depends on it.
 
     Attributes:
       router: `[L, D, E]`.
-      expert_gate: `[L, E, D, F]`.
-      expert_up: `[L, E, D, F]`.
-      expert_down: `[L, E, F, D]`.
+      expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits.
+      expert_up: as `expert_gate`.
+      expert_down: `[L, E, F, D]`, or `[L, E, F / 2, D]`.
       expert_gate_bias: `[L, E, F]`, or None.
       expert_up_bias: `[L, E, F]`, or None.
       expert_down_bias: `[L, E, D]`, or None.
@@ -55,6 +81,7 @@ class MixtureOfExperts(nnx.Module):
         width, inner, count = config.width, config.feed_forward_width, config.experts
 
         biased = "gate" in config.biased_projections
+        dtype = config.parameter_dtype
 
         def dense(name, size, axis, bias=False):
             return Dense(
@@ -63,30 +90,30 @@ class MixtureOfExperts(nnx.Module):
                 ("embed", axis),
                 layers=layers,
                 bias=bias,
-                dtype=config.parameter_dtype,
+                dtype=UNQUANTIZED if dtype in STORES else dtype,
             )
 
         def kernels(name, sizes, axes):
-            return declare(
+            declare_kernel(
                 named_key(key, name),
                 (layers, count, *sizes),
-                ("layers", "experts", *axes),
+                (*STACKED, *axes),
                 fan_in(sizes[0]),
-                config.parameter_dtype,
-            )
+                dtype,
+            ).set_in(self, name)
 
         def biases(name, size, axis):
             if not biased:
                 return None
-            shape, axes = (layers, count, size), ("layers", "experts", axis)
-            zeros, dtype = jax.nn.initializers.zeros, config.parameter_dtype
+            shape, axes = (layers, count, size), (*STACKED, axis)
+            zeros = jax.nn.initializers.zeros
             return declare(named_key(key, name), shape, axes, zeros, dtype)
 
         self.router = dense("router", count, "experts", biased)
         inward = ((width, inner), ("embed", "mlp"))
-        self.expert_gate = kernels("expert_gate", *inward)
-        self.expert_up = kernels("expert_up", *inward)
-        self.expert_down = kernels("expert_down", (inner, width), ("mlp", "embed"))
+        kernels("expert_gate", *inward)
+        kernels("expert_up", *inward)
+        kernels("expert_down", (inner, width), ("mlp", "embed"))
         self.expert_gate_bias = biases("expert_gate_bias", inner, "mlp")
         self.expert_up_bias = biases("expert_up_bias", inner, "mlp")
         self.expert_down_bias = biases("expert_down_bias", width, "embed")
@@ -111,10 +138,7 @@ class MixtureOfExperts(nnx.Module):
         """
         chosen, weights = route(self.router(x), self.config)
         kernels = ExpertKernels(
-            *(
-                kernel[...].astype(x.dtype)
-                for kernel in (self.expert_gate, self.expert_up, self.expert_down)
-            )
+            *(KernelParameters.arrays_in(self, name) for name in EXPERT_KERNELS)
         )
         biases = None
         if self.expert_gate_bias is not None and self.expert_up_bias is not None:
@@ -139,6 +163,17 @@ class MixtureOfExperts(nnx.Module):
             return output
         weight = jax.nn.sigmoid(self.shared_gate(x))  # [n, 1]
         return output + weight * self.shared(x, key, numbers)
+
+    def store_as(self, name: str, store: Store) -> None:
+        """Stores one of the kernels of all experts in another way.
+
+        Raises:
+          InputError: if the inputs cannot be packed.
+        """
+        held = KernelParameters.arrays_in(self, name)
+        weights = jax.vmap(jax.vmap(as_float32))(*held)
+        inward = ("mlp", "embed") if name == "expert_down" else ("embed", "mlp")
+        store_kernel(weights, (*STACKED, *inward), store).set_in(self, name)
 
 
 GROUPED = ("gpu", "tpu")
@@ -192,17 +227,34 @@ def run_grouped(
     """Runs each token through its experts, with the tokens of an expert together."""
     count = chosen.shape[1]
     order = jnp.argsort(chosen.reshape(-1))  # [n * k], by expert
-    sizes = jnp.bincount(chosen.reshape(-1), length=len(kernels.gate)).astype(jnp.int32)
+    length = len(kernels.gate.kernel)
+    sizes = jnp.bincount(chosen.reshape(-1), length=length).astype(jnp.int32)
     tokens = x[order // count]
-    gate = jax.lax.ragged_dot(tokens, kernels.gate, sizes)
-    up = jax.lax.ragged_dot(tokens, kernels.up, sizes)
+    gate = multiply_groups(tokens, kernels.gate, sizes)
+    up = multiply_groups(tokens, kernels.up, sizes)
     if biases is not None:
         expert = chosen.reshape(-1)[order]
         gate, up = gate + biases.gate[expert], up + biases.up[expert]
     inner = activate(gate, up, activation, limit)
     weighted = inner * weights.reshape(-1)[order, None]
-    outputs = jax.lax.ragged_dot(weighted, kernels.down, sizes)
+    outputs = multiply_groups(weighted, kernels.down, sizes)
     return outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).sum(1)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def multiply_groups(
+    x: Float[Array, "m in"], kernels: StoredKernel, sizes: Int[Array, "E"]
+) -> Float[Array, "m out"]:
+    """Multiplies groups of rows with a kernel each.
+
+    The kernels of one layer are widened for the product, and again in the backward
+    pass, as in `quantization.product.multiply`.
+    """
+    if kernels.scale is None:
+        wide = kernels.kernel.astype(x.dtype)
+    else:
+        wide = jax.vmap(as_float32)(*kernels).astype(x.dtype)  # [E, in, out]
+    return jax.lax.ragged_dot(x, wide, sizes)
 
 
 def run_all(
@@ -217,18 +269,22 @@ def run_all(
     """Runs every token through all experts, one expert at a time.
 
     CPUs compute `jax.lax.ragged_dot` as if each group had all rows, which is slower.
+    The kernels of one expert are widened at a time, and again in the backward pass.
     """
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def add_expert(total, expert):
-        number, kernel, bias = expert
+        number, stored, bias = expert
+        gate_kernel, up_kernel, down_kernel = (
+            kernel.widened_to(x.dtype) for kernel in stored
+        )
         weight = jnp.where(chosen == number, weights, 0).sum(1)  # [n]
-        gate, up = x @ kernel.gate, x @ kernel.up
+        gate, up = x @ gate_kernel, x @ up_kernel
         if bias is not None:
             gate, up = gate + bias.gate, up + bias.up
         inner = activate(gate, up, activation, limit)
         # The gradient of a factor of the output would need the output again.
-        return total + (inner * weight[:, None]) @ kernel.down, None
+        return total + (inner * weight[:, None]) @ down_kernel, None
 
-    experts = (jnp.arange(len(kernels.gate)), kernels, biases)
+    experts = (jnp.arange(len(kernels.gate.kernel)), kernels, biases)
     return jax.lax.scan(add_expert, jnp.zeros_like(x), experts)[0]

@@ -14,13 +14,14 @@ from jaxtyping import Array, Float, Float32, Int, Key
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
+    KernelParameters,
     declare,
     declare_kernel,
     fan_in,
     named_key,
     store_kernel,
 )
-from prompt_tuning.core.quantization.product import as_float32, multiply
+from prompt_tuning.core.quantization.product import StoredKernel, as_float32, multiply
 from prompt_tuning.core.quantization.stores import Store
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
@@ -74,9 +75,8 @@ class Dense(nnx.Module):
         initializer = jax.nn.initializers.normal(scale * size_in**-0.5)
         shape, names = (layers, size_in, size_out), ("layers", *axes)
         arrays = declare_kernel(key, shape, names, initializer, dtype)
-        self.kernel, *others = arrays
-        self.kernel_scale, self.kernel_codebook, self.kernel_zero, *others = others
-        (self.kernel_order,) = others
+        self.kernel = arrays.kernel
+        arrays.set_in(self, "kernel")
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
@@ -89,12 +89,8 @@ class Dense(nnx.Module):
         Raises:
           InputError: if the inputs cannot be packed.
         """
-        weights = jax.vmap(as_float32)(self.kernel[...], *self._scales())
-        arrays = store_kernel(weights, ("layers", *self.axes), store)
-        for name, array in arrays._asdict().items():
-            # An attribute that was None before is not expected to hold an array.
-            attribute = "kernel" if name == "kernel" else f"kernel_{name}"
-            setattr(self, attribute, None if array is None else nnx.data(array))
+        weights = jax.vmap(as_float32)(*self._arrays())
+        store_kernel(weights, ("layers", *self.axes), store).set_in(self, "kernel")
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block and its adapters."""
@@ -114,18 +110,15 @@ class Dense(nnx.Module):
 
     def product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Multiplies by the kernel of one block, without bias and adapters."""
-        y = multiply(x, self.kernel[...], *self._scales())
+        y = multiply(x, *self._arrays())
         return collectives.reduce_from_shards(y, self.axes[0])
 
     def wide_kernel(self) -> Float32[Array, "in out"]:
         """Returns the weights of one block, or this device's shard of them."""
-        return as_float32(self.kernel[...], *self._scales())
+        return as_float32(*self._arrays())
 
-    def _scales(self) -> tuple[Array | None, ...]:
-        """Returns the arrays of a quantized kernel besides its codes."""
-        scales = self.kernel_scale, self.kernel_codebook, self.kernel_zero
-        others = (*scales, self.kernel_order)
-        return tuple(None if x is None else x[...] for x in others)
+    def _arrays(self) -> StoredKernel:
+        return KernelParameters.arrays_in(self, "kernel")
 
 
 class Norm(nnx.Module):

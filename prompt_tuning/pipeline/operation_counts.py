@@ -11,6 +11,7 @@ from typing import Any
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.core.quantization.stores import describes_kernel, weight_shape
 
 LAYERS, EXPERTS = "layers", "experts"
 READS_ENCODER = ("cross_attention/key/", "cross_attention/value/")
@@ -134,8 +135,8 @@ class _Stack:
         for path, logical in axes.items():
             names = logical.names
             own = path.startswith(f"{self.name}/") and LAYERS in names
-            if own and _is_matrix(path, names):
-                size = _used_size(config, names, shapes[path].shape)
+            if own and _is_matrix(path, names) and not describes_kernel(path):
+                size = _used_size(config, names, weight_shape(shapes[path]))
                 work += self._product(path, size, path in trained)
         if self._policy(config) == "nothing":  # p1 runs the block again
             again = Work(input_gradient=work.forward, prefix_backward=0)

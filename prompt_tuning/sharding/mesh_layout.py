@@ -175,7 +175,7 @@ class MeshLayout:
         for name, size, entry in zip(axes.names, shape, spec, strict=True):
             split = axes_of(entry)
             count = math.prod(self.mesh.shape[axis] for axis in split)
-            if count > 1 and name in SPLIT_NAMES and path.endswith("kernel_order"):
+            if count > 1 and name in SPLIT_NAMES and path.endswith("_order"):
                 raise InputError(
                     f"{path}: the inputs of this kernel are quantized in groups that "
                     f"do not follow each other, so {name!r} cannot be divided among "
@@ -184,7 +184,7 @@ class MeshLayout:
                 )
             if size % count:
                 # Those that share a scale stay together.
-                noun = "groups" if path.endswith("kernel_scale") else "numbers"
+                noun = "groups" if path.endswith("_scale") else "numbers"
                 raise InputError(
                     f"{path} has {size} {noun} along {name!r}, which cannot be "
                     f"divided among {count} devices along {', '.join(split)}; choose "

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from prompt_tuning.core.quantization.product import StoredKernel
 from prompt_tuning.models.experts import (
     ExpertBiases,
     ExpertKernels,
@@ -26,7 +27,9 @@ def random(*shape):
 
 
 X = random(N, D)
-KERNELS = ExpertKernels(random(E, D, F), random(E, D, F), random(E, F, D))
+KERNELS = ExpertKernels(
+    *(StoredKernel(random(E, *size)) for size in ((D, F), (D, F), (F, D)))
+)
 # No token chooses the last expert.
 CHOSEN = jnp.asarray([RANDOM.permutation(E - 1)[:K] for _ in range(N)])
 WEIGHTS = random(N, K)
@@ -38,7 +41,7 @@ def expected(x, chosen, weights, kernels):
     for row, experts, factors in zip(x, chosen, weights, strict=True):
         total = 0
         for expert, factor in zip(experts, factors, strict=True):
-            gate, up, down = (kernel[int(expert)] for kernel in kernels)
+            gate, up, down = (each.kernel[int(expert)] for each in kernels)
             total = total + factor * ((jax.nn.silu(row @ gate) * (row @ up)) @ down)
         rows.append(total)
     return jnp.stack(rows)
@@ -70,10 +73,11 @@ def test_biased_experts_clamp_gates_above_and_projections_on_both_sides(run):
     for x, experts, factors in zip(X, CHOSEN, WEIGHTS, strict=True):
         total = 0
         for e, factor in zip(experts, factors, strict=True):
-            gate = jnp.minimum(x @ KERNELS.gate[e] + biases.gate[e], limit)
-            up = jnp.clip(x @ KERNELS.up[e] + biases.up[e], -limit, limit)
+            gate_kernel, up_kernel, down_kernel = (each.kernel[e] for each in KERNELS)
+            gate = jnp.minimum(x @ gate_kernel + biases.gate[e], limit)
+            up = jnp.clip(x @ up_kernel + biases.up[e], -limit, limit)
             inner = gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
-            total = total + factor * (inner @ KERNELS.down[e])
+            total = total + factor * (inner @ down_kernel)
         rows.append(total)
     actual = run(X, CHOSEN, WEIGHTS, KERNELS, "quick_gelu", biases, limit)
     np.testing.assert_allclose(actual, jnp.stack(rows), atol=2e-5)

@@ -16,6 +16,8 @@ from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT
 
 Tensors = dict[str, np.ndarray]
 GROUP = 32
+SMALLEST = 8
+"""Number of outputs of the smallest quantized weight."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -134,7 +136,8 @@ def write_quantized(base: Path, folder: Path, kind: str) -> Path:
     settings, draw = KINDS[kind]
     random, tensors = np.random.default_rng(0), {}
     for name, array in load_file(file).items():
-        if ".layers." not in name or array.ndim != 2:
+        few = array.ndim != 2 or len(array) < SMALLEST  # such as routers
+        if ".layers." not in name or few:
             tensors[name] = array.astype(ml_dtypes.bfloat16)
             continue
         module = name.removesuffix("weight")
@@ -143,4 +146,46 @@ def write_quantized(base: Path, folder: Path, kind: str) -> Path:
     save_file(tensors, file)
     content = json.loads(config.read_text())
     config.write_text(json.dumps(content | {"quantization_config": settings}))
+    return folder
+
+
+def enlarge(base: Path, folder: Path, factor: int) -> Path:
+    """Writes a folder with random weights, whose widths are multiples of another's."""
+    shutil.copytree(base, folder)
+    random, tensors = np.random.default_rng(0), {}
+    counted = ("embed", "lm_head", "router", "moe.gate.", "sinks", "experts.gate_up")
+    for name, array in load_file(folder / "model.safetensors").items():
+        first, *others = array.shape
+        counts = any(part in name for part in (*counted, "experts.down"))
+        shape = (first if counts else factor * first, *(factor * x for x in others))
+        drawn = random.standard_normal(shape) * shape[-1] ** -0.5
+        tensors[name] = (drawn + ("norm" in name)).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    file = folder / "config.json"
+    content = json.loads(file.read_text())
+    for name in ("hidden_size", "intermediate_size", "head_dim"):
+        if content.get(name) is not None:
+            content[name] *= factor
+    file.write_text(json.dumps(content))
+    return folder
+
+
+def write_mxfp4(folder: Path) -> Path:
+    """Packs the experts of a folder of gpt-oss, `[E, in, out]`, with random codes."""
+    file = folder / "model.safetensors"
+    random, tensors = np.random.default_rng(0), load_file(file)
+    for name in [name for name in tensors if name.endswith("_proj")]:
+        experts, columns, rows = tensors.pop(name).shape
+        shape = experts, rows, columns // 32
+        blocks = random.integers(0, 256, (*shape, 16), np.uint8)
+        tensors[f"{name}_blocks"] = blocks
+        tensors[f"{name}_scales"] = random.integers(122, 127, shape, np.uint8)
+    narrow = {
+        name: array.astype(ml_dtypes.bfloat16) if array.dtype == np.float32 else array
+        for name, array in tensors.items()
+    }
+    save_file(narrow, file)
+    config = folder / "config.json"
+    quantized = {"quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
     return folder

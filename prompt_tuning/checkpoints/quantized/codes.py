@@ -20,10 +20,12 @@ SMALLEST_GROUP = 4
 class Codes:
     """The codes of a weight `[out, in]`, as `quantization.stores` has them.
 
+    Those of experts have a leading axis, and the axes that their weights have.
+
     Attributes:
       store: store that holds them exactly.
       values: one code in each byte, `[out, in]`.
-      scales: float32 `[out, groups]`.
+      scales: `[out, groups]`, float32 or the `scale_dtype` of the store.
       zeros: codes that stand for 0, int16 `[out, groups]`; None if they are in the
         middle.
       table: values of the 16 codes; None if they are whole multiples.
@@ -36,6 +38,15 @@ class Codes:
     zeros: StoredTensor | None = None
     table: Float32[np.ndarray, "16"] | None = None
     order: Int32[np.ndarray, "in"] | None = None
+
+    def changed(self, change: Callable[[StoredTensor], StoredTensor]) -> "Codes":
+        """Returns the codes with a change of each of their tensors."""
+        return dataclasses.replace(
+            self,
+            values=change(self.values),
+            scales=change(self.scales),
+            zeros=None if self.zeros is None else change(self.zeros),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +93,7 @@ def integer_codes(
     name, middle = (INT4, MIDDLE) if packed else (INT8, 0)
     # What is added to an integer to make a code of it.
     shift = -lowest if packed else -lowest - 2 ** (bits - 1)
-    group = group_of(values.shape[1], scales.shape[1])
+    group = group_of(values.shape[-1], scales.shape[-1])
     if group is None or (packed and group % 2) or (zeros is None and shift != middle):
         return None
 
@@ -90,7 +101,7 @@ def integer_codes(
         return integers + np.int16(shift) if shift else integers
 
     points = None if zeros is None else mapped(zeros, np.int16, shifted)
-    by_column = group == values.shape[1] and not packed and zeros is None
+    by_column = group == values.shape[-1] and not packed and zeros is None
     dtype = np.uint8 if packed else np.int8
     return Codes(
         Store(name, None if by_column else group, zeros is not None),

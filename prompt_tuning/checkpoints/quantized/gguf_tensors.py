@@ -50,9 +50,9 @@ def _open(path: Path, tensor: GgufTensor) -> StoredTensor:
 
 
 def _codes(path: Path, tensor: GgufTensor) -> Codes | None:
-    """Returns the integers and scales of a matrix; None if it has offsets as well."""
+    """Returns the integers and scales of matrices; None if it has offsets as well."""
     integers = INTEGERS.get(tensor.type.name)
-    if integers is None or len(tensor.shape) != 2:
+    if integers is None or len(tensor.shape) not in (2, 3):
         return None
     values = _computed(path, tensor, tensor.type.size, lambda x: integers.read(x)[0])
     scales = _computed(path, tensor, integers.groups, lambda x: integers.read(x)[1])

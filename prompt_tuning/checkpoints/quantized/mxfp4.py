@@ -2,7 +2,7 @@
 
 gpt-oss stores the kernels of experts so: `NAME_blocks [E, out, in / 32, 16]`, two
 numbers to a byte with the first in the lower half, and `NAME_scales [E, out, in / 32]`,
-exponents with a bias of 127. They are unpacked when they are read.
+exponents with a bias of 127. Both are held as they are.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
+from prompt_tuning.checkpoints.quantized.codes import Codes, WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block, blocks_of
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.quantization.stores import MXFP4, Store
 from prompt_tuning.core.typed_json import JsonObject
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -71,7 +72,41 @@ def _unpacked(blocks: StoredTensor, scales: StoredTensor) -> StoredTensor:
         return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
 
     shape = (experts, groups * BLOCK_SIZE, rows)
-    return WidenedTensor(shape, np.dtype(ml_dtypes.bfloat16), blocks.source, read)
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    codes = _codes(blocks, scales, shape)
+    return WidenedTensor(shape, dtype, blocks.source, read, codes=codes)
+
+
+def _codes(
+    blocks: StoredTensor, scales: StoredTensor, shape: tuple[int, int, int]
+) -> Codes:
+    """Returns the codes `[E, in, out]` and the scales `[E, in / 32, out]`."""
+
+    def read(block: Block) -> np.ndarray:
+        expert, column, row = block
+        needed = (expert, row, blocks_of(column, BLOCK_SIZE), slice(0, BYTES))
+        packed = blocks.read(needed)  # [e, out, n, 16]
+        both = np.stack([packed & 0x0F, packed >> 4], axis=-1)
+        array = both.reshape(*packed.shape[:2], -1)  # [e, out, n * 32]
+        start = column.start % BLOCK_SIZE
+        return array[..., start : start + column.stop - column.start].swapaxes(1, 2)
+
+    def read_scales(block: Block) -> np.ndarray:
+        expert, group, row = block
+        exponents = scales.read((expert, row, group))
+        return exponents.view(ml_dtypes.float8_e8m0fnu).swapaxes(1, 2)
+
+    experts, size_in, size_out = shape
+    store = Store(MXFP4, BLOCK_SIZE)
+    of_groups = (experts, size_in // BLOCK_SIZE, size_out)
+    return Codes(
+        store,
+        StoredTensor(shape, np.dtype(np.uint8), blocks.source, read),
+        StoredTensor(
+            of_groups, np.dtype(store.scale_dtype), scales.source, read_scales
+        ),
+        table=NUMBERS,
+    )
 
 
 def unpack(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -1,18 +1,40 @@
 """The product with a kernel in any store."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int16, Int32
+from jaxtyping import Array, Float, Float32, Int16, Int32, Shaped
 
 from prompt_tuning.core.quantization.channels import widen
 from prompt_tuning.core.quantization.nibbles import unpack
 from prompt_tuning.core.quantization.stores import is_packed
 
 
+class StoredKernel(NamedTuple):
+    """The arrays of a kernel, in the order of the arguments of `multiply`.
+
+    They may be stacked for several kernels, e.g. those of experts, `[E, in, out]`.
+    """
+
+    kernel: Array
+    scale: Array | None = None
+    codebook: Array | None = None
+    zero: Array | None = None
+    order: Array | None = None
+
+    def widened_to(self, dtype: jnp.dtype) -> Float[Array, "in out"]:
+        """Returns the weights of one kernel."""
+        if self.scale is None:
+            return self.kernel.astype(dtype)
+        # As in `multiply`, the barrier keeps the widening out of the product.
+        return jax.lax.optimization_barrier(as_float32(*self).astype(dtype))
+
+
 def multiply(
     x: Float[Array, "*lead in"],
     kernel: Array,
-    scale: Float32[Array, "..."] | None = None,
+    scale: Shaped[Array, "..."] | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
     order: Int32[Array, "in"] | None = None,
@@ -60,11 +82,12 @@ def _widen_and_multiply(
 
 def widened(
     kernel: Array,
-    scale: Float32[Array, "..."],
+    scale: Shaped[Array, "..."],
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
 ) -> Float32[Array, "in out"]:
     """Returns the weights of a quantized kernel; arguments as of `multiply`."""
+    scale = scale.astype(jnp.float32)  # powers of two may be stored in a byte each
     if is_packed(kernel):
         return unpack(kernel, scale, codebook, zero)
     return widen(kernel, scale if scale.ndim == 2 else scale[None], zero)
@@ -72,7 +95,7 @@ def widened(
 
 def as_float32(
     kernel: Array,
-    scale: Float32[Array, "..."] | None = None,
+    scale: Shaped[Array, "..."] | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
     order: Int32[Array, "in"] | None = None,

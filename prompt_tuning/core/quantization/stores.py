@@ -1,7 +1,8 @@
 """How a quantized kernel is stored: names of the stores, and the arrays of each.
 
 A kernel `[in, out]` is stored as one to three arrays next to each other, and the dtype
-of the first tells which:
+of the first tells which. Kernels of experts are `[E, in, out]`, and so all their arrays
+have a leading axis:
 
 | store | `kernel` | `kernel_scale` | third array |
 |---|---|---|---|
@@ -9,13 +10,14 @@ of the first tells which:
 | the same in groups | `[in, out]` | float32 `[in / group, out]` | `kernel_zero` |
 | int4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_zero` |
 | nf4, fp4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_codebook` |
+| mxfp4 | uint8 `[in / 2, out]` | float8_e8m0fnu `[in / 32, out]` | `kernel_codebook` |
 
 With `kernel_order`, int32 `[in]`, the kernel has its inputs in another order: row `i`
 is for input `order[i]`, so that those of a group follow each other.
 
 `kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
 weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
-Float8 and fp4 are only for weights that are published in them.
+Float8, fp4 and mxfp4 are only for weights that are published in them.
 """
 
 import dataclasses
@@ -25,7 +27,9 @@ if TYPE_CHECKING:  # the help of the command reads the names
     import numpy as np
 
 INT8, INT4, NF4 = "int8", "int4", "nf4"
-FLOAT8, FP4 = "float8_e4m3fn", "fp4"
+FLOAT8, FP4, MXFP4 = "float8_e4m3fn", "fp4", "mxfp4"
+EXPERT_KERNELS = ("expert_gate", "expert_up", "expert_down")
+"""Names of the kernels of all experts of a layer."""
 STORES = (INT8, INT4, NF4)
 """Values of `ModelConfig.parameter_dtype` that quantize the projections."""
 UNQUANTIZED = "bfloat16"
@@ -41,7 +45,8 @@ class Store:
     """How one parameter is stored.
 
     Attributes:
-      name: the dtype of its numbers; "int4", "nf4" or "fp4" for two in each byte.
+      name: the dtype of its numbers; "int4", "nf4", "fp4" or "mxfp4" for two in each
+        byte.
       group: number of inputs that share a scale; None if whole columns do, or if
         there are no scales.
       zeros: whether each group has a code that stands for 0.
@@ -56,7 +61,12 @@ class Store:
     @property
     def packed(self) -> bool:
         """Whether two numbers share a byte."""
-        return self.name in (INT4, NF4, FP4)
+        return self.name in (INT4, NF4, FP4, MXFP4)
+
+    @property
+    def scale_dtype(self) -> str:
+        """The dtype of the scales; that of MXFP4 has powers of two."""
+        return "float8_e8m0fnu" if self.name == MXFP4 else "float32"
 
     @property
     def quantized(self) -> bool:
@@ -85,6 +95,11 @@ class Leaf(Protocol):
         ...
 
 
+def is_kernel(path: str) -> bool:
+    """Returns whether a parameter is a kernel, which may be quantized."""
+    return path.rpartition("/")[2] in ("kernel", *EXPERT_KERNELS)
+
+
 def scale_path(path: str) -> str:
     """Returns the path of the scales of a quantized kernel, next to the kernel."""
     return f"{path}_scale"
@@ -103,6 +118,11 @@ def order_path(path: str) -> str:
 def codebook_path(path: str) -> str:
     """Returns the path of a kernel's table of values, next to the kernel."""
     return f"{path}_codebook"
+
+
+def describes_kernel(path: str) -> bool:
+    """Returns whether an array belongs to a quantized kernel, next to its codes."""
+    return path.endswith(("_scale", "_zero", "_order", "_codebook"))
 
 
 def is_packed(leaf: Leaf) -> bool:
