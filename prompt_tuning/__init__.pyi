@@ -864,6 +864,7 @@ def LoRA(
     alpha_pattern: Mapping[str, float] | None = None,
     initial: Literal["kaiming", "gaussian", "orthogonal"] = "kaiming",
     dora: bool = False,
+    bias: Literal["none", "lora_only", "all"] = "none",
 ) -> Configured[_LoRA]:
     """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
     2022).
@@ -896,6 +897,9 @@ def LoRA(
         product 0).
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
+      bias: which biases of the model are trained too, by PEFT's names: "none",
+        "lora_only" (those of the adapted modules) or "all" (those of norms and of the
+        head too). The model must have some; the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.
@@ -1036,8 +1040,9 @@ def ParameterGroup(
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
-      lora_plus_ratio: factor of the updates of `b` of LoRA, and of DoRA's magnitudes:
-        the ratio of their learning rate to that of `a` (LoRA+, Hayou et al. 2024).
+      lora_plus_ratio: factor of the updates of `b` of LoRA, of DoRA's magnitudes and
+        of trained biases: the ratio of their learning rate to that of `a` (LoRA+, Hayou
+        et al. 2024).
 
     Raises:
       InputError: if `regexes` is not a list, the optimizer is none, an expression

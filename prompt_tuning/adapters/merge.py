@@ -17,6 +17,7 @@ from prompt_tuning.adapters.adapter import IA3, LORA, Adapter
 from prompt_tuning.adapters.peft.adapted_projections import check_projections
 from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
+from prompt_tuning.adapters.peft.lora_biases import write_biases
 from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
 from prompt_tuning.checkpoints.quantized.methods import SETTINGS
@@ -79,6 +80,9 @@ def write_merged(
                 "and IA3 can be merged"
             )
         check_projections(adapter, by_path)
+    biases: dict[str, np.ndarray] = {}
+    for adapter in adapters:
+        biases |= write_biases(adapter, read_config(base), stored)
     by_name = by_module(by_path)
     copied = [path for name in COPIED for path in base.glob(name) if path.is_file()]
     if (base / INDEX).is_file():
@@ -91,7 +95,10 @@ def write_merged(
         for path in copied:
             shutil.copyfile(path, directory / path.name)
         for file, names in files.items():
-            arrays = {n: _merge(n, stored[n], by_name, adapters) for n in names}
+            arrays = {
+                name: _merge(name, stored[name], biases.get(name), by_name, adapters)
+                for name in names
+            }
             save_file(arrays, directory / file, metadata={"format": "pt"})
 
     written = {*(path.name for path in copied), *files}
@@ -101,13 +108,19 @@ def write_merged(
 def _merge(
     name: str,
     tensor: StoredTensor,
+    bias: np.ndarray | None,
     by_name: Mapping[str, list[Projection]],
     adapters: Sequence[Adapter],
 ) -> np.ndarray:
-    """Returns one stored array with the adapters merged in, else the same bits."""
+    """Returns one stored array with the adapters merged in, else the same bits.
+
+    A trained `bias` takes its place.
+    """
     module, _, leaf = name.rpartition(".")
     adapted = [part for part in by_name.get(module, ()) if _adapted(part, adapters)]
     array = tensor.read()
+    if bias is not None:
+        array = bias.astype(array.dtype)
     if not adapted or leaf not in ("weight", "bias"):
         return np.ascontiguousarray(array)
     wide = array.astype(np.float32)

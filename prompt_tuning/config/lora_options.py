@@ -69,6 +69,12 @@ LORA_OPTIONS = (
         "LoRA.dora",
     ),
     FlatOption(
+        "lora_bias",
+        METHOD,
+        "biases of the model that are trained beside LoRA, by PEFT's names",
+        "LoRA.bias",
+    ),
+    FlatOption(
         "lora_plus_ratio",
         METHOD,
         "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",

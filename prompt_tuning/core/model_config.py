@@ -60,7 +60,7 @@ class ModelConfig:
       key_value_heads: number of key/value heads `G`; `H` is a multiple of it.
       head_width: `K`.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
-        `layers.Norm`), layer norm (scale and bias), or layer norm without a bias
+        `norms.Norm`), layer norm (scale and bias), or layer norm without a bias
         (Cohere).
       norm_epsilon: added to the mean square.
       norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,

@@ -31,7 +31,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 Leaf = TypeVar("Leaf")
 LearningRate = PositiveNumber | optax.Schedule
 StateType = Literal["float32", "bfloat16"]
-FASTER = ("/lora/b", "/lora/magnitude")
+FASTER = ("/lora/b", "/lora/magnitude", "/lora/bias")
 """Ends of the paths whose updates `ParameterGroup.lora_plus_ratio` multiplies."""
 
 
@@ -56,8 +56,9 @@ class ParameterGroup:
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
-      lora_plus_ratio: factor of the updates of `b` of LoRA, and of DoRA's magnitudes:
-        the ratio of their learning rate to that of `a` (LoRA+, Hayou et al. 2024).
+      lora_plus_ratio: factor of the updates of `b` of LoRA, of DoRA's magnitudes and
+        of trained biases: the ratio of their learning rate to that of `a` (LoRA+, Hayou
+        et al. 2024).
 
     Raises:
       InputError: if `regexes` is not a list, the optimizer is none, an expression

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.decoding.bias_tables import bias_tables
 from prompt_tuning.decoding.prompt_prefixes import (
     PromptPrefixes,
     is_added,
@@ -27,7 +28,7 @@ from prompt_tuning.decoding.row_adapters import (
 )
 from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.build import biased_layers, build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
@@ -40,6 +41,7 @@ from prompt_tuning.prompts.projection_adapters import (
     ProjectionAdapter,
 )
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
+from prompt_tuning.prompts.trained_bias import TrainedBias
 
 Kind = TypeVar("Kind", bound=ProjectionAdapter)
 
@@ -85,7 +87,7 @@ class ResidentAdapter:
 
     @property
     def has_entry(self) -> bool:
-        """Whether it has a LoRA or IA3 in the decoder, or rows of tokens."""
+        """Whether it has a LoRA, IA3 or biases in the decoder, or rows of tokens."""
         return bool(self.decoder_adapters) or self.token_rows is not None
 
     @property
@@ -97,11 +99,12 @@ class ResidentAdapter:
 
     @property
     def decoder_adapters(self) -> Parameters:
-        """Parameters of its adapters of the decoder's projections."""
+        """Parameters of its adapters of the decoder's layers, and of the head."""
+        others = ("encoder", "token_embedder/")
         return {
             path: leaf
             for path, leaf in self.parameters.items()
-            if path.startswith("decoder/") and "/adapters/" in path
+            if "/adapters/" in path and not path.startswith(others)
         }
 
 
@@ -154,7 +157,8 @@ def check_projections(name: str, model: PromptedModel, parameters: Parameters) -
     merged = cast(LanguageModel, merge(model.graph, parameters))
     for path, dense in projections(merged):
         for adapter in dense.adapters.values():
-            if not isinstance(adapter, LowRank | OutputScale | InputScale):
+            known = LowRank | OutputScale | InputScale | TrainedBias
+            if not isinstance(adapter, known):
                 raise InputError(
                     f"adapter {name}: {path} has a {type(adapter).__name__}, and the "
                     "engine serves LoRA and IA3; merge it into the weights"
@@ -214,20 +218,21 @@ def stack_adapters(
     while count < len(chosen) + 1:
         count *= 2
     entries = {adapter.name: i for i, adapter in enumerate(chosen, start=1)}
-    models = {
-        entries[adapter.name]: dict(
-            projections(
-                cast(LanguageModel, merge(adapter.model.graph, adapter.parameters))
-            )
+    merged = {
+        entries[adapter.name]: cast(
+            LanguageModel, merge(adapter.model.graph, adapter.parameters)
         )
         for adapter in chosen
     }
+    models = {entry: dict(projections(model)) for entry, model in merged.items()}
     paths = next(iter(models.values()), {})
     modules = {
         path: _tables({entry: found[path] for entry, found in models.items()}, count)
         for path in paths
         if path.startswith("decoder/")
     }
+    for path, table in bias_tables(merged, count).items():
+        modules.setdefault(path, {})["row_bias"] = table
 
     rows = {entries[each.name]: each.token_rows for each in chosen}
     tokens = _token_tables({n: x for n, x in rows.items() if x}, count, config)
@@ -236,9 +241,10 @@ def stack_adapters(
         model = build_model(key, config)
         if tokens is not None:
             model.token_embedder.adapters[NAME] = tokens
-        for path, dense in projections(model):
-            for name, module in modules.get(path, {}).items():
-                dense.adapters[name] = module
+        layers = dict(projections(model)) | dict(biased_layers(model))
+        for path, by_name in modules.items():
+            for name, module in by_name.items():
+                layers[path].adapters[name] = module
         return split(model)
 
     tables = {

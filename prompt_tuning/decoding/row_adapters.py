@@ -86,8 +86,8 @@ class RowLowRank(ProjectionAdapter):
         added = self._product(x).reshape(y.shape)
         if self.outputs is None:
             return y + added
-        bias = 0 if frozen.bias is None else frozen.bias[...].astype(y.dtype)
-        product = y - bias
+        bias = frozen.applied_bias()
+        product = y if bias is None else y - bias.astype(y.dtype)
         change = _scale_rows(product, self.outputs[...] - 1)
         return y + change + _scale_rows(added, self.outputs[...])
 
@@ -146,6 +146,28 @@ class RowInputScale(ProjectionAdapter):
     def before(self, x: Float[Array, "n in"]) -> Float[Array, "n in"]:
         """Scales the input."""
         return _scale_rows(x, self.scale[...])
+
+
+class RowBias(ProjectionAdapter):
+    """The difference between each row's trained bias and the frozen one.
+
+    Attributes:
+      change: `[L, N, out]`, or `[N, out]` of a layer that there is once.
+    """
+
+    def __init__(self, change: Float[Array, "*L N out"]):
+        axes = ("layers", "entries", "adapter")[-change.ndim :]
+        self.change = nnx.Param(change, axes=axes)
+
+    def after(
+        self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
+    ) -> Float[Array, "*lead out"]:
+        """Adds the difference."""
+        del x
+        entries = _entry_of_each_row()
+        changes = jnp.take(self.change[...], entries, axis=0, mode="clip")  # [R, out]
+        rows = y.reshape(len(entries), -1, y.shape[-1])
+        return (rows + changes[:, None].astype(y.dtype)).reshape(y.shape)
 
 
 class RowTokenRows(nnx.Module):

@@ -282,7 +282,7 @@ def write_folder(
     numpy_dtype = np.float32 if dtype == "float32" else ml_dtypes.bfloat16
     tensors = {
         name: np.ascontiguousarray(array, dtype=numpy_dtype)
-        for name, array in _stored_arrays(parameters, recipes)
+        for name, array in stored_arrays(parameters, recipes)
     }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -322,7 +322,7 @@ def _check_paths(
         )
 
 
-def _stored_arrays(
+def stored_arrays(
     parameters: Mapping[str, np.ndarray], recipes: Mapping[str, Recipe]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields name and array of each stored tensor: the inverse of the recipes."""

@@ -29,7 +29,8 @@ from prompt_tuning.models.attention import (
 from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.flash_attention import attend_fused
-from prompt_tuning.models.layers import Dense, FeedForward, Norm, normalize
+from prompt_tuning.models.layers import Dense, FeedForward
+from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
 from prompt_tuning.sharding import collectives

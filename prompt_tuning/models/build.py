@@ -1,12 +1,14 @@
 """Builds a model of a config's family with the prompts and adapters that tune it."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from flax import nnx
 from jaxtyping import Array, Key
 
+from prompt_tuning.adapters.peft.lora_biases import trainable_biases
 from prompt_tuning.adapters.peft.modules import projections as projections_in_peft
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
@@ -15,7 +17,8 @@ from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.layers import Dense, Head
+from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
 from prompt_tuning.models.prompted import (
     PromptDecoder,
@@ -24,10 +27,12 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
+from prompt_tuning.prompts.trained_bias import TrainedBias
 
 ENCODERS: Mapping[Attachment, Callable[..., Encoder]] = {
     Attachment.INPUT: PromptEncoder,
@@ -97,6 +102,7 @@ def build_model(
         )
     store_as(model, dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
+    train_biases(model, adapters)
     if tokens is not None:
         model.token_embedder.adapters[NAME] = tokens
     return model
@@ -156,10 +162,72 @@ def _decoder(
     return functools.partial(decoder, prompt=prompt, prompting=prompting)
 
 
+def train_biases(model: LanguageModel, adapters: Sequence[AdapterSpec]) -> None:
+    """Adds the trained biases that a LoRA asks for.
+
+    Raises:
+      InputError: if the model has no such biases, a module has LoRA in some of its
+        projections alone, or several LoRAs ask for different biases.
+    """
+    loras = [spec for spec in adapters if isinstance(spec, LoRA)]
+    choices = {spec.bias for spec in loras} - {"none"}
+    if not choices:
+        return
+    choice = choices.pop()
+    if choices:
+        raise InputError(
+            f"LoRA.bias is {choice!r} in one LoRA and {choices.pop()!r} in another, "
+            "expected the same in all"
+        )
+    recipes, started = trainable_biases(model.config), []
+    for path, node in list(biased_layers(model)):
+        lora = node.adapters.get(LoRA.name)
+        if path not in recipes or (lora is None and choice == "lora_only"):
+            continue
+        assert node.bias is not None  # `biased_layers` yields no others
+        if lora is None:
+            node.adapters[LoRA.name] = TrainedBias(node.bias)
+        else:
+            lora.train_bias(node.bias, choice)
+        started.append(path)
+    _check_biases(choice, started, recipes)
+
+
+def _check_biases(
+    choice: str, started: Collection[str], recipes: Mapping[str, Recipe]
+) -> None:
+    """Checks that there are trained biases, and all of each module in transformers.
+
+    Raises:
+      InputError: if not.
+    """
+    if not started:
+        which = "no biases" if choice == "all" else "no biases in the adapted modules"
+        raise InputError(
+            f"LoRA.bias is {choice!r}, but the model has {which}: leave it out"
+        )
+    sources = {recipes[path].sources for path in started}
+    for path, recipe in recipes.items():
+        if path not in started and recipe.sources in sources:
+            raise InputError(
+                f"LoRA.bias is {choice!r}, but {path} is not adapted, and its module "
+                f"in transformers, {recipe.sources[0].removesuffix('.bias')}, holds "
+                "adapted projections too: PEFT trains the bias of a whole module, so "
+                "adapt all of its projections, e.g. by its name in LoRA.at"
+            )
+
+
 def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
     """Yields the projections of a model with their paths."""
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense):
+            yield "/".join(map(str, path)), node
+
+
+def biased_layers(model: nnx.Module) -> Iterator[tuple[str, Dense | Norm | Head]]:
+    """Yields the layers of a model that have a bias, with their paths."""
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, Dense | Norm | Head) and node.bias is not None:
             yield "/".join(map(str, path)), node
 
 

@@ -23,7 +23,7 @@ from prompt_tuning.models.input_layers import (
     position_embedder,
 )
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import normalize
+from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack

@@ -22,7 +22,8 @@ from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.input_layers import InputLayers
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import TokenEmbedding, normalize
+from prompt_tuning.models.layers import TokenEmbedding
+from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack

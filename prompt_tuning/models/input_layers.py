@@ -8,7 +8,8 @@ from jaxtyping import Array, Key
 from prompt_tuning.core.dropout import dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.models.layers import Embedding, Norm, normalize
+from prompt_tuning.models.layers import Embedding
+from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.streams import Stream
 
 

@@ -20,7 +20,12 @@ from prompt_tuning.losses.output_head import (
 )
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.layers import Head, TokenEmbedding
+from prompt_tuning.models.layers import (
+    Head,
+    TokenEmbedding,
+    adapted_output,
+    applied_bias,
+)
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.prompts.token_rows import NAME, HeadRows
 from prompt_tuning.sharding import collectives
@@ -188,11 +193,12 @@ class LanguageModel(nnx.Module):
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
         kernel, cap = self.head_kernel(), self.config.logit_soft_cap
-        bias = None if self.head is None else self.head.bias
+        bias = None
+        if self.head is not None:
+            bias = applied_bias(self.head.bias, self.head.adapters)
         own = self._own_rows()
         if cap is None and bias is None and own is None:
             return kernel
-        bias = None if bias is None else bias[...]
         if own is None:
             return OutputHead(kernel, bias, cap)
         columns = ReplacedColumns(own.ids, self.config.vocabulary_size)
@@ -211,6 +217,8 @@ class LanguageModel(nnx.Module):
         logits = head_logits(collectives.gather_rows(hidden), head)
         for rows in self.token_embedder.adapters.values():
             logits = rows.row_logits(hidden, logits, self.config)
+        if self.head is not None:
+            logits = adapted_output(hidden, logits, self.head.adapters)
         return collectives.local_rows(collectives.gather_vocabulary(logits))
 
     def token_logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:

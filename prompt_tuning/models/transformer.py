@@ -31,8 +31,8 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.block import Attention, Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
-from prompt_tuning.models.layers import Norm
 from prompt_tuning.models.linear_bias import linear_bias
+from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import (
     RotaryAngles,

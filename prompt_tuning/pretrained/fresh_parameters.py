@@ -13,6 +13,7 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.dora import MAGNITUDE, initial_magnitudes
 from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.trained_bias import BIAS, FROZEN_BIAS, frozen_biases
 from prompt_tuning.sharding.array_placement import Placement
 
 
@@ -38,8 +39,8 @@ def initialize(
     return jax.jit(compute, out_shardings=shardings)(key)
 
 
-def check_magnitudes(paths: Iterable[str], weights: str) -> None:
-    """Checks that the frozen weights are where DoRA computes with them.
+def check_on_device(paths: Iterable[str], weights: str) -> None:
+    """Checks that the frozen weights are where DoRA and trained biases need them.
 
     Args:
       paths: paths of all parameters.
@@ -48,7 +49,16 @@ def check_magnitudes(paths: Iterable[str], weights: str) -> None:
     Raises:
       InputError: if they are not on the device.
     """
-    if weights != DEVICE and any(path.endswith(MAGNITUDE) for path in paths):
+    if weights == DEVICE:
+        return
+    paths = list(paths)
+    if any(path.endswith(BIAS) for path in paths):
+        raise InputError(
+            f"Pretrained.weights is {shown(weights)}, but trained biases start from "
+            "the frozen ones, which must be on the device: give "
+            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.bias"
+        )
+    if any(path.endswith(MAGNITUDE) for path in paths):
         raise InputError(
             f"Pretrained.weights is {shown(weights)}, but DoRA computes the norms of "
             "the frozen weights in each step, which must be on the device: give "
@@ -82,10 +92,30 @@ def complete_magnitudes(
     return parameters | jax.jit(start, out_shardings=shardings)(read)
 
 
+def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
+    """Copies the frozen biases to the trained ones that start from them.
+
+    Args:
+      parameters: all parameters by path.
+      placement: placement of the parameters on a mesh; None on one device.
+    """
+    paths = [path for path in parameters if path.endswith(BIAS)]
+    if not paths:
+        return parameters
+    shardings = None
+    if placement is not None:
+        shardings = {path: placement.shardings[path] for path in paths}
+    frozen = [path.removesuffix(BIAS) + FROZEN_BIAS for path in paths]
+    read = {path: parameters[path] for path in (*paths, *frozen)}
+    return parameters | jax.jit(frozen_biases, out_shardings=shardings)(read)
+
+
 def initialized_by(path: str, tuning: Tuning) -> str:
     """Describes the initializer of a fresh parameter."""
     if path.startswith("token_embedder/adapters/"):
         return "the tokens' own rows, and the table's mean for new tokens"
+    if path.endswith(BIAS):
+        return "the frozen bias"
     if "/adapters/" in path:
         value = "one" if "/adapters/ia3/" in path else "zero at one factor"
         return f"the adapter ({value}, so the model is unchanged)"

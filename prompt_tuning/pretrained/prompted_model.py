@@ -37,7 +37,8 @@ from prompt_tuning.models.attention_choice import check_attention, choose_attent
 from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.fresh_parameters import (
-    check_magnitudes,
+    check_on_device,
+    complete_biases,
     complete_magnitudes,
     initialize,
     initialized_by,
@@ -142,6 +143,7 @@ class PromptedModel:
           parameters: all parameters, as restored and as `initialize` returned them.
         """
         parameters = complete_magnitudes(parameters, self.loras, self.placement)
+        parameters = complete_biases(parameters, self.placement)
         start = self.prompts.prefix_start
         if start is None:
             return parameters
@@ -354,7 +356,7 @@ def open_pretrained(
         fresh_by=lambda path: initialized_by(path, tuning),
         stores=dict(config.stores),
     )
-    check_magnitudes(abstract, source.weights)
+    check_on_device(abstract, source.weights)
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:
         placement = placement.with_pinned(storage.pinned)

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Key
 
 from prompt_tuning.adapters.adapter import LORA
+from prompt_tuning.adapters.peft.lora_biases import TrainedBiases
 from prompt_tuning.core.branch_dropout import branch_dropout
 from prompt_tuning.prompts.dora import magnitude_factors, output_norms
 from prompt_tuning.prompts.projection_adapters import (
@@ -19,6 +20,7 @@ from prompt_tuning.prompts.projection_adapters import (
     ProjectionAdapter,
     adapter_axes,
 )
+from prompt_tuning.prompts.trained_bias import started_like
 from prompt_tuning.sharding import collectives
 
 Initial = Literal["kaiming", "gaussian", "orthogonal"]
@@ -38,6 +40,8 @@ class LowRank(ProjectionAdapter):
       dropout: share of the input's elements that training zeroes.
       rank_stabilized: whether the scaling was divided by the root of the rank.
       initial: what the factors were initialized with.
+      bias: trained bias, `[L, out]`, or None; see `train_bias`.
+      biases: which biases the run trains, PEFT's `bias`.
     """
 
     kind = LORA
@@ -69,6 +73,22 @@ class LowRank(ProjectionAdapter):
         self.scaling = scaling
         self.path, self.dropout, self.drops = path, dropout, dropout > 0
         self.rank_stabilized, self.initial = rank_stabilized, initial
+        self.bias, self.biases = None, "none"
+
+    def train_bias(self, frozen: nnx.Param, biases: TrainedBiases) -> None:
+        """Trains the projection's bias too, in all layers if all biases are trained."""
+        # An attribute that was None before is not expected to hold an array.
+        self.bias, self.biases = nnx.data(started_like(frozen)), biases
+
+    def bias_instead_of(self, frozen: Float[Array, "out"]) -> Float[Array, "out"]:
+        """Returns the bias of one block: the trained one where it has LoRA."""
+        if self.bias is None:
+            return frozen
+        if self.biases == "all":
+            return self.bias[...]
+        adapted = jnp.any(self.a[...] != 0).astype(jnp.float32)
+        adapted = collectives.reduce_from_shards(adapted, self.axes[0])
+        return jnp.where(adapted > 0, self.bias[...], frozen.astype(self.bias.dtype))
 
     @property
     def rank(self) -> int:
@@ -88,8 +108,10 @@ class LowRank(ProjectionAdapter):
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
             "init_lora_weights": True if self.initial == "kaiming" else self.initial,
+            "bias": self.biases,
         }
         defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
+        defaults["bias"] = "none"
         return {name: x for name, x in given.items() if x != defaults[name]}
 
     def adapt(
@@ -106,7 +128,8 @@ class LowRank(ProjectionAdapter):
         if dropped is not x:
             product = frozen.product(dropped)  # PEFT rescales this part alone
         else:
-            product = y if frozen.bias is None else y - frozen.bias[...].astype(y.dtype)
+            bias = frozen.applied_bias()
+            product = y if bias is None else y - bias.astype(y.dtype)
         factors = self.factors_of_outputs(frozen.wide_kernel())
         own, rest = factors.astype(y.dtype), (factors - 1).astype(y.dtype)
         return y + rest * product + own * self._product(dropped)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import LORA, Adapter
+from prompt_tuning.adapters.peft.lora_biases import TrainedBiases, biases_of
 from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
 from prompt_tuning.adapters.peft.peft_settings import find_pattern
 from prompt_tuning.core.errors import InputError, shown
@@ -65,6 +66,9 @@ class LoRA(AdapterSpec):
         product 0).
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
+      bias: which biases of the model are trained too, by PEFT's names: "none",
+        "lora_only" (those of the adapted modules) or "all" (those of norms and of the
+        head too). The model must have some; the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.
@@ -90,6 +94,7 @@ class LoRA(AdapterSpec):
     alpha_pattern: Mapping[str, AnyNumber] | None = None
     initial: Initial = "kaiming"
     dora: bool = False
+    bias: TrainedBiases = "none"
     name: ClassVar[str] = "lora"
     kind: ClassVar[str] = LORA
 
@@ -119,8 +124,9 @@ class LoRA(AdapterSpec):
 
     @property
     def names_modules(self) -> bool:
-        """Whether `at` or a pattern is given."""
-        return bool(self.at or self.rank_pattern or self.alpha_pattern)
+        """Whether `at`, `bias` or a pattern is given."""
+        given = self.at or self.rank_pattern or self.alpha_pattern
+        return bool(given) or self.bias != "none"
 
     @property
     def _targets(self) -> str | Sequence[str] | None:
@@ -275,6 +281,7 @@ class LoRA(AdapterSpec):
             group = (leaf.shape[2], adapter.scalings[projection], dora)
             groups.setdefault(group, []).append(re.escape(projection))
         stabilized = bool(adapter.settings.get("use_rslora"))
+        biases = biases_of(adapter)
         return tuple(
             cls(
                 regexes=regexes,
@@ -283,6 +290,7 @@ class LoRA(AdapterSpec):
                 rank_stabilized=stabilized,
                 dropout=adapter.settings.get("lora_dropout") or 0.0,
                 dora=dora,
+                bias=biases,
             )
             for (rank, scaling, dora), regexes in groups.items()
         )

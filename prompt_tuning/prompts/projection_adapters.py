@@ -62,7 +62,9 @@ class ExportedAdapter(NamedTuple):
 class FrozenProjection(Protocol):
     """The frozen projection of one block, as an adapter may use it."""
 
-    bias: nnx.Param | None
+    def applied_bias(self) -> Float[Array, "out"] | None:
+        """Returns the bias, trained or frozen."""
+        ...
 
     def product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Multiplies by the kernel, without the bias."""
@@ -81,12 +83,18 @@ class ProjectionAdapter(nnx.Module):
       scaling: factor of a low-rank product; None for adapters without one.
       drops: whether the adapter drops something in training, which takes a random key.
       alone: whether no other adapter may act on its projection.
+      bias: a trained bias, `[L, out]`; None if it trains none.
     """
 
     kind: ClassVar[str | None] = None
     scaling: float | None = None
     drops: bool = False
     alone: bool = False
+    bias: nnx.Param | None = None
+
+    def bias_instead_of(self, frozen: Float[Array, "out"]) -> Float[Array, "out"]:
+        """Returns the bias of one block where `bias` is trained."""
+        return frozen if self.bias is None else self.bias[...]
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.adapter_kinds import find_kind
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
 from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.trained_bias import BIAS
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over
@@ -289,6 +290,7 @@ def plan_transfer(
     for path in sorted(started):
         check_shape(source.origin, path, source.leaves[path], trained[path])
     _check_magnitudes(source, trained, started)
+    _check_biases(source, trained)
     source.check_scalings(loras)
     if source.trained_as_one is not None:
         warnings.warn(
@@ -326,6 +328,21 @@ def _check_magnitudes(
                 f"run trains {trains}, which would compute something else at its start:"
                 f" set LoRA.dora = {found} ({how_to_set('LoRA.dora', found)})"
             )
+
+
+def _check_biases(source: TransferSource, trained: Shapes) -> None:
+    """Checks that a run that starts from trained biases trains them too.
+
+    Raises:
+      InputError: with the setting that does.
+    """
+    others = [x for x in source.leaves if x.endswith(BIAS) and x not in trained]
+    if others:
+        raise InputError(
+            f"{source.origin} has trained biases, such as {others[0]}, which this run "
+            "does not train, so it would compute something else at its start: set "
+            f"LoRA.bias to its choice ({how_to_set('LoRA.bias', 'all')})"
+        )
 
 
 def check_shape(origin: str, path: str, leaf: Any, expected: Any) -> None:

@@ -70,11 +70,12 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 
 
 FEW = ("soft", "lora", "dora")
+BIASED = ("none", "biases", "dora")
 
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    sample(1, [("llama", FEW), *((name, KINDS) for name in FAMILIES)]),
+    sample(2, [("llama", FEW), ("gpt2", BIASED), *((x, KINDS) for x in FAMILIES)]),
 )
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
     config = FAMILIES[name]

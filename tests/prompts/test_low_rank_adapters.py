@@ -97,6 +97,7 @@ def test_all_linear_leaves_out_experts_and_their_router():
         ({"rank_pattern": {"0.self_attn.q_proj": 4}}, "by 4 in layer 0, 2 in layer 1"),
         ({"initial": "orthogonal", "rank": 3}, "even ranks, .* has rank 3"),
         ({"dropout": 1.0}, "LoRA.dropout is 1"),
+        ({"bias": "all"}, "LoRA.bias is 'all', but the model has no biases"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(options, message):
@@ -282,6 +283,11 @@ def test_dora_excludes_other_adapters_and_weights_in_host_memory():
     source = Pretrained(checkpoint="bundled:skills-decoder", weights="streamed")
     with pytest.raises(InputError, match="weights is 'streamed', but DoRA computes"):
         open_pretrained(source, Tuning(adapters=[LoRA(dora=True)]), key=KEY)
+
+
+def test_biases_of_a_fused_module_are_trained_together():
+    with pytest.raises(InputError, match="key is not adapted, and its module in tr"):
+        build_model(KEY, GPT2, adapters=[LoRA(bias="lora_only")])
 
 
 def test_part_of_a_fused_module_with_dora_is_not_exported():

@@ -29,6 +29,11 @@ CONFIGS = {
     "t5": dataclasses.replace(dummies.T5_GATED, dropout_rate=0.1, head_width=4),
 }
 METHODS = {method.name: method for method in methods.METHODS}
+METHODS["biases"] = methods.Method(
+    name="biases",
+    files=("adapters/lora.gin",),
+    choices=("LoRA.at = 'all-linear'", "LoRA.bias = 'all'"),
+)
 MESHES = {
     "data 2, fsdp 2, tensor 2": MeshShape(data=2, fsdp=2, tensor=2),
     # More devices along `tensor` than key/value heads.
@@ -58,6 +63,7 @@ CHOSEN = [
     ("projected prefix", "t5", MOST, EACH),
     ("LoRA", "decoder", SHARED_HEADS, TOGETHER),
     ("deep prompt", "gpt2", MOST, TOGETHER),
+    ("biases", "gpt2", MOST, EACH),
 ]
 if os.environ.get("EVERY_MESH"):
     CHOSEN = [

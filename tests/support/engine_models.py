@@ -54,6 +54,7 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
     adapters = {
         "lora": [LoRA(regexes=[r".*/(query|value|up)"], rank=3)],
         "dora": [LoRA(regexes=[r".*/(query|out|down)"], rank=2, dora=True)],
+        "biases": [LoRA(at="all-linear", rank=2, bias="all")],
         "ia3": [IA3()],
     }
     prompt = prompts[kind]() if kind in prompts else None

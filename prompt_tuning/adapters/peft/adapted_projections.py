@@ -8,6 +8,12 @@ from prompt_tuning.adapters.adapter import IA3, Adapter, Arrays
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
 from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
+from prompt_tuning.adapters.peft.lora_biases import (
+    BIAS,
+    biases_of,
+    named_in_peft,
+    write_biases,
+)
 from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
@@ -99,13 +105,16 @@ def write_projections(
     check_projections(adapter, known)
     settings = with_defaults(adapter)
     derived: dict[str, Any] = {}
+    biases: Arrays = {}
     if adapter.kind == IA3:
         tensors = write_ia3(adapter.parameters, known)
     else:
         tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
+        biases = write_biases(adapter, config)
         derived["use_dora"] = _has_dora(tensors)
         if not _has_scalings(settings, tensors, scalings):
             derived |= lora_settings(tensors, scalings, settings)
+        derived["bias"] = biases_of(adapter)
     holders = by_module(known)
     modules = {module_name(name) for name in tensors}
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
@@ -113,7 +122,7 @@ def write_projections(
     inputs = {module for module in modules if holders[module][0].scales_input}
     if not selects(settings, modules, inputs, names):
         derived |= target_settings(adapter.kind, modules, inputs, names)
-    return tensors, derived
+    return tensors | named_in_peft(biases, modules), derived
 
 
 def _has_dora(tensors: Arrays) -> bool:
@@ -140,6 +149,8 @@ def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None
     """
     for path in adapter.parameters:
         projection, _, leaf = path.partition("/adapters/")
+        if path.endswith(BIAS):
+            continue  # also of norms and the head; `write_biases` checks them
         if projection not in known or not leaf.startswith(f"{adapter.kind.lower()}/"):
             raise InputError(
                 f"{path} does not belong to {adapter.kind} of a projection of this "

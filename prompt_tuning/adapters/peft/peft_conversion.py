@@ -25,6 +25,7 @@ from prompt_tuning.adapters.peft.adapted_projections import (
     write_projections,
 )
 from prompt_tuning.adapters.peft.folder import AdapterFolder
+from prompt_tuning.adapters.peft.lora_biases import read_biases, split_biases
 from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
     check_supported,
@@ -101,6 +102,7 @@ def from_peft(
     tensors = folder.tensors
     if has_token_rows(settings):
         own, tensors = split_token_rows(tensors, config)
+    biases, tensors = split_biases(settings, tensors)
     tensors = without_copies(tensors, config, source, frozen)
     _check_names(kind, tensors, source)
     tokens = TokenIds()
@@ -110,6 +112,8 @@ def from_peft(
         return Adapter(kind=kind, parameters=own, settings=settings, tokens=tokens)
     if kind in (LORA, IA3):
         read = read_projections(AdapterFolder(settings, tensors), config, source)
+        if kind == LORA:
+            own |= read_biases(biases, read, config, source)
         parameters = read.parameters | own
         return dataclasses.replace(read, parameters=parameters, tokens=tokens)
     if kind in (PREFIX, CARTRIDGE):

@@ -125,7 +125,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # For each setting the value that changes nothing, and why others are not supported.
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "bias": ("none", "biases of the frozen model were trained as well"),
     "lora_bias": (False, "biases were added to the adapter"),
     "use_qalora": (False, "QALoRA pools its inputs"),
     "use_bdlora": (None, "BD-LoRA's factors are block diagonal"),
@@ -211,6 +210,11 @@ def check_supported(settings: Settings, source: str) -> None:
                 f"{reason}, which is not supported. Merge the adapter with PEFT "
                 "(merge_and_unload), or train it without this setting"
             )
+    bias = setting(settings, "bias")
+    if settings["peft_type"] == "LORA" and bias not in ("none", "lora_only", "all"):
+        raise InputError(
+            f"{source} has bias = {shown(bias)}, expected 'none', 'lora_only' or 'all'"
+        )
     _warn_of_unknown(settings, source)
     start = setting(settings, "init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_MOVES_BASE):

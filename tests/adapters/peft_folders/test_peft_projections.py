@@ -393,7 +393,13 @@ def test_ia3_lists_its_feed_forward_modules_separately():
 
 
 REFUSED = {
-    "biases": (lora(QUERIES, bias="lora_only"), "bias = 'lora_only'"),
+    "bias": (
+        AdapterFolder(
+            lora(QUERIES, bias="all").settings,
+            lora(QUERIES).tensors | {f"base_model.model.{q_proj(0)}.bias": normal(D)},
+        ),
+        "has a trained bias base_model.*, which this model does not have",
+    ),
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),

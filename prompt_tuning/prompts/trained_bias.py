@@ -1,0 +1,63 @@
+"""Biases of a model that are trained beside LoRA, as by PEFT's setting `bias`.
+
+A trained bias replaces the frozen one, from which it starts. Its path is that of the
+layer with `/adapters/lora/bias`: a projection with LoRA has it in its `LowRank`, and
+any other layer has a `TrainedBias` alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float32
+
+from prompt_tuning.adapters.adapter import LORA
+from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
+from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
+
+BIAS = "/adapters/lora/bias"
+FROZEN_BIAS = "/bias"
+
+
+class TrainedBias(ProjectionAdapter):
+    """The trained bias of a layer without LoRA.
+
+    Attributes:
+      bias: `[L, out]`, or `[out]` of a layer that there is once.
+    """
+
+    kind = LORA
+
+    def __init__(self, frozen: nnx.Param):
+        self.bias = started_like(frozen)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """PEFT's setting: only where all biases are trained, is one without LoRA."""
+        return {"bias": "all"}
+
+
+def started_like(frozen: nnx.Param) -> nnx.Param:
+    """Declares the trained bias of a frozen one; `frozen_biases` has its values."""
+    names = (
+        x if x in (*SPLIT_NAMES, "layers", "vocab") else "adapter" for x in frozen.axes
+    )
+    return nnx.Param(
+        jnp.zeros(frozen.shape, jnp.float32),
+        axes=tuple(names),
+        partial_over=frozen.partial_over,
+    )
+
+
+def frozen_biases(parameters: Mapping[str, Array]) -> dict[str, Float32[Array, "..."]]:
+    """Returns the first values of the trained biases: the frozen ones.
+
+    Args:
+      parameters: the trained and the frozen biases by path.
+    """
+    paths = [path for path in parameters if path.endswith(BIAS)]
+    return {
+        path: parameters[path.removesuffix(BIAS) + FROZEN_BIAS].astype(jnp.float32)
+        for path in paths
+    }
