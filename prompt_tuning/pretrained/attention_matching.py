@@ -26,7 +26,7 @@ from prompt_tuning.models.block import Block
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.input_layers import embed_inputs
-from prompt_tuning.models.layers import normalize
+from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices, rotate
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
