@@ -39,6 +39,7 @@ from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjecti
 from prompt_tuning.model import Model as Model
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.pretrained.source import Pretrained as _Pretrained
+from prompt_tuning.prompts.class_head import ClassHead as _ClassHead
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt
 from prompt_tuning.prompts.deep import DeepPrompt as _DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt as _DroppedPrompt
@@ -208,6 +209,41 @@ def BlockRange(
       ...     "bundled:skills-decoder",
       ...     rematerialization=pt.Rematerialization(ranges=[first_two]),
       ... )
+    """
+
+def ClassHead(
+    *, labels: Sequence[str] | None = None, pooling: Literal["last", "mean"] = "last"
+) -> Configured[_ClassHead]:
+    """A head `[C, D]` for the classes of a task, trained beside a frozen model.
+
+    It stands alone or beside any prompt or adapter. Prefer it to labels that are ranked
+    by their texts (`pt.ClassObjective`) if there are many examples or classes: a step
+    reads each example once. The completion of each example is the name of its class.
+    The model reads the prompt alone, and the head scores the classes by its last state
+    or the mean of its states, as `AutoModelForSequenceClassification` of transformers
+    does by the last one. A model with such a head generates no text.
+
+    It starts from the head of a checkpoint that has one for as many classes, and
+    otherwise from a normal distribution of deviation 0.02, as in transformers.
+
+    Attributes:
+      labels: names of the `C` classes; those of the checkpoint if None.
+      pooling: the states of the prompt that it reads: "last", or the "mean" of them.
+
+    Raises:
+      InputError: if there are fewer than two labels, or two are equal.
+
+    Examples:
+      >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     [pt.SoftPrompt(length=5), pt.ClassHead(labels=["yes", "no"])],
+      ...     reviews,
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> sorted(tuned.predict("good: ").probabilities)
+      ['no', 'yes']
     """
 
 def ClassObjective(

@@ -31,8 +31,8 @@ API = {
     "methods": (
         "Methods",
         "SoftPrompt DeepPrompt AddedDeepPrompt KeyValuePrefix ProjectedKeyValuePrefix "
-        "LoRA IA3 TrainedTokens Prompting MLPPrompt ResidualPrompt DroppedPrompt "
-        "WaywardPrompt InstancePrompt PromptPool AddMultiTaskPrompt "
+        "LoRA IA3 TrainedTokens ClassHead Prompting MLPPrompt ResidualPrompt "
+        "DroppedPrompt WaywardPrompt InstancePrompt PromptPool AddMultiTaskPrompt "
         "ConcatTimeMultiTaskPrompt ConcatFeaturesMultiTaskPrompt "
         "ProjectMultiTaskPrompt FactorizedMultiTaskPrompt InferenceOnlyPrompt",
     ),

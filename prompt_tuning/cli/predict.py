@@ -192,9 +192,10 @@ def _predict(
         predict_labels,
     )
 
-    evaluation = label_settings(run, options.labels, options.batch_size)
-    source = run.source if evaluation is None else evaluation.data
     model, parameters = load_tuned(run, options.prompt)
+    of_head = model.config.labels
+    evaluation = label_settings(run, options.labels, options.batch_size, of_head)
+    source = run.source if evaluation is None else evaluation.data
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:
         new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens

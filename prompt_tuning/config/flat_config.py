@@ -12,7 +12,7 @@ from prompt_tuning.config.config_table import (
     find_choice,
     shipped,
 )
-from prompt_tuning.config.flat_options import ADDED
+from prompt_tuning.config.flat_options import ADDED, HEAD
 from prompt_tuning.config.option_checks import (
     EVALUATES,
     Choices,
@@ -30,6 +30,7 @@ IMPLIED = {
 }
 """Bindings that refer to a factory if a user sets one of the factory's values."""
 MODEL_FILE = BASE[0]
+ADAPTERS_FILE, HEAD_FILE = "adapters/training.gin", "adapters/class_head.gin"
 
 
 class FlatConfig(NamedTuple):
@@ -72,13 +73,14 @@ def flat_config(
             chosen.append(find_choice(option, choices[option]))
     names = [*BASE, *(config.name for config in chosen)]
     macros = set[str]().union(*(shipped(name).macros for name in names))
+    if HEAD in choices:
+        macros |= shipped(HEAD_FILE).macros
     lines = _set({**choices, "out": str(out)}, macros)
     if "eval" not in choices:
         lines += ["Run.evaluation = None", "EVALUATION_FILES = []"]
     if "template" in choices:
         lines += _in_template(method)
-    if ADDED in choices:
-        lines += _with_tokens(method)
+    lines += _trained_beside(method, choices)
     return FlatConfig(
         [*names[: len(BASE)], *files, *names[len(BASE) :]], lines + _implied(bindings)
     )
@@ -121,16 +123,36 @@ def _set(choices: Choices, macros: Collection[str]) -> list[str]:
     return lines
 
 
-def _with_tokens(method: ShippedConfig) -> list[str]:
-    """Lets a method train rows of tokens too, by its own optimizer."""
+def _trained_beside(method: ShippedConfig, choices: Choices) -> list[str]:
+    """Lets a method train rows of tokens or a class head too.
+
+    Rows of tokens are trained by the method's optimizer. So is a head beside an
+    adapter; beside a prompt, whose rate would be far too high, it has its own.
+    """
     adapters = method.values.get("Run.adapters", "[]").strip("[]")
-    if "@TrainedTokens()" in adapters:
-        return []
-    listed = [*filter(None, [adapters]), "@TrainedTokens()"]
-    regexes = [*method.regexes, *shipped("adapters/training.gin").regexes]
+    listed = {ADDED: "@TrainedTokens()", HEAD: "@ClassHead()"}
+    more = [x for name, x in listed.items() if name in choices and x not in adapters]
+    lines = []
+    if HEAD in choices:
+        labels = "%CLASS_LABELS" if "labels" in choices else "None"
+        lines.append(f"ClassHead.labels = {labels}")
+    if not more:
+        return lines
+    beside = [*filter(None, [adapters]), *more]
+    lines.append(f"Run.adapters = [{', '.join(beside)}]")
+    training = shipped(ADAPTERS_FILE)
+    if listed[HEAD] not in more or set(training.regexes) <= set(method.regexes):
+        regexes = dict.fromkeys([*method.regexes, *training.regexes])
+        return [*lines, f"ParameterGroup.regexes = {list(regexes)}"]
+    regexes = [*method.regexes, *["token_embedder/adapters/.*"] * (ADDED in choices)]
+    optimizer, rate = training.optimizer
     return [
-        f"Run.adapters = [{', '.join(listed)}]",
-        f"ParameterGroup.regexes = {list(dict.fromkeys(regexes))}",
+        *lines,
+        f"ParameterGroup.regexes = {regexes}",
+        "Run.groups = [@ParameterGroup(), @head/ParameterGroup()]",
+        "head/ParameterGroup.regexes = ['head/adapters/.*']",
+        f"head/ParameterGroup.optimizer = @head/{optimizer}()",
+        f"head/{optimizer}.learning_rate = {rate}",
     ]
 
 

@@ -24,8 +24,9 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
-ADDED = "add_tokens"
-"""The option of tokens, which all methods have."""
+ADDED, HEAD = "add_tokens", "head"
+BESIDE = (ADDED, HEAD)
+"""The options of what is trained beside any method."""
 
 OF_LOSSES = (
     "context",
@@ -115,6 +116,14 @@ TABLE = (
         kind=list,
         macro="ADDED_TOKENS",
         metavar="TOKEN",
+    ),
+    FlatOption(
+        HEAD,
+        METHOD,
+        "train a head that scores the --labels by the last state of a prompt, or the "
+        "mean of its states, with any method; the model then generates no text",
+        "ClassHead.pooling",
+        choices=("last", "mean"),
     ),
     FlatOption(
         "prompt_text",

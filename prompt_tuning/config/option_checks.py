@@ -16,7 +16,7 @@ from prompt_tuning.config.config_table import (
 )
 from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.flat_option import METHOD
-from prompt_tuning.config.flat_options import ADDED, OF_LOSSES
+from prompt_tuning.config.flat_options import BESIDE, HEAD, OF_LOSSES
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
@@ -82,7 +82,7 @@ def check_training(choices: Choices) -> None:
     name = choices.get("method", DEFAULT_METHOD)
     method = find_choice("method", name)
     for option in TABLE:
-        depends = option.group == METHOD and option.name not in ("method", ADDED)
+        depends = option.group == METHOD and option.name not in ("method", *BESIDE)
         if depends and option.name in choices and not _uses(method, option.name):
             raise InputError(
                 f"{option.flag} has no effect on --method {name}; it is an option of "
@@ -99,7 +99,8 @@ def check_training(choices: Choices) -> None:
     }
     if "eval" not in choices:
         evaluating = ["eval_every", "exact_match", "keep_best"]
-        if not (_uses(objective, "labels") or _uses(method, "labels")):
+        read = _uses(objective, "labels") or _uses(method, "labels")
+        if not (read or HEAD in choices):
             evaluating.append("labels")
         unused |= dict.fromkeys(evaluating, "there is no --eval")
     for name, reason in unused.items():

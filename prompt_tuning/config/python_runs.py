@@ -29,6 +29,7 @@ from prompt_tuning.data.rows.python_rows import (
 )
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
+from prompt_tuning.prompts.class_head import ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.trained_tokens import TrainedTokens
 
@@ -255,7 +256,7 @@ def _shipped(method: Any) -> Configured:
 def _is_adapter(method: Configured) -> bool:
     factory = method.factory
     return isinstance(factory, type) and issubclass(
-        factory, (AdapterSpec, TrainedTokens)
+        factory, (AdapterSpec, TrainedTokens, ClassHead)
     )
 
 

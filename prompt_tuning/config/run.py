@@ -21,6 +21,7 @@ from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pipeline.pipeline_settings import Pipeline
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.class_head import ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
@@ -52,7 +53,8 @@ class Run:
       prompting: position and visibility of the prompt; a prefix if None.
       decoder_prompt: factory of the prompt in the decoder of an encoder-decoder.
       decoder_prompting: position and visibility of the decoder's prompt.
-      adapters: adapters of projections, and the tokens whose rows are trained.
+      adapters: adapters of projections, the tokens whose rows are trained, and the
+        class head.
       mesh: number of devices along each axis of the mesh; None for a single device.
       pipeline: how the stages of the mesh share a step, if it has several; `Pipeline()`
         if None.
@@ -116,7 +118,7 @@ class Run:
     prompting: Prompting | None = None
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
-    adapters: Sequence[AdapterSpec | TrainedTokens] = ()
+    adapters: Sequence[AdapterSpec | TrainedTokens | ClassHead] = ()
     mesh: MeshShape | None = None
     pipeline: Pipeline | None = None
     groups: Sequence[ParameterGroup] = ()
@@ -176,7 +178,10 @@ class Run:
 
     @property
     def _labels(self) -> Sequence[str] | None:
-        return None if self.evaluation is None else self.evaluation.labels
+        if self.evaluation is None:
+            return None
+        head = self.tuning.class_head
+        return self.evaluation.labels or (None if head is None else head.labels)
 
     @property
     def order_seed(self) -> int:

@@ -141,6 +141,8 @@ class ModelConfig:
       stores: parameters that are stored in another way, by path.
       new_tokens: number of the last tokens of the vocabulary that the checkpoint's
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
+      labels: names of the classes that the head scores, in the order of its rows; empty
+        for a head that scores tokens (see `prompts.class_head`).
     """
 
     architecture: Architecture
@@ -207,6 +209,7 @@ class ModelConfig:
     parameter_dtype: str = "float32"
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
+    labels: tuple[str, ...] = ()
     attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization

@@ -46,6 +46,7 @@ class ModelInterface:
       placement: where the prompt vectors stand; see `Prompting.placement`.
       prefix_attention: whether prompt tokens attend to each other in both directions.
       rows: how the rows of a batch are divided among devices.
+      labels: names of the classes that the head scores; empty if it scores tokens.
     """
 
     architecture: Architecture
@@ -63,6 +64,7 @@ class ModelInterface:
     placement: str = "prefix"
     prefix_attention: bool = False
     rows: RowDivision = ONE_PART
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self):
         for name in ("bos_id", "eos_id"):

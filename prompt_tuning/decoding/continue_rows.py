@@ -11,7 +11,11 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.length_groups import LengthGroup, group_by_length
 from prompt_tuning.decoding.batch_decoding import continue_batch
-from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_checks import (
+    check_generates,
+    check_prompt_ids,
+    check_rows,
+)
 from prompt_tuning.decoding.row_draws import content_number, repetitions
 from prompt_tuning.decoding.row_encoding import LENGTH_MULTIPLE, pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices, sampling_needs
@@ -56,9 +60,10 @@ def continue_rows(
 
     Raises:
       InputError: if the batch size is not positive, the settings need more than a
-        temperature on a mesh or with streamed weights, and as `check_rows` and
-        `check_prompt_ids`.
+        temperature on a mesh or with streamed weights, and as `check_generates`,
+        `check_rows` and `check_prompt_ids`.
     """
+    check_generates(model)
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1")
     if not runs_in_slots(model):

@@ -2,11 +2,25 @@
 
 from collections.abc import Sequence
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 GENERATES = "continuing a text reads all weights for each token"
 """Why weights that are streamed cannot be used; see `WeightStorage`."""
+
+
+def check_generates(model: PromptedModel) -> None:
+    """Checks that a model scores tokens, from which texts are made.
+
+    Raises:
+      InputError: if its head scores classes.
+    """
+    if model.config.labels:
+        raise InputError(
+            f"the model's head scores the classes {shown(list(model.config.labels))}, "
+            "so it generates no text: use predict, or evaluate without exact_match and "
+            "metrics of generated texts"
+        )
 
 
 def positions_taken(model: PromptedModel, given: int, new: int) -> int:

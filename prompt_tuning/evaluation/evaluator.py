@@ -16,7 +16,7 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.decoding.continue_rows import continue_rows
-from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.row_checks import check_generates, check_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references
@@ -106,6 +106,8 @@ class Evaluator:
           InputError: if the files cannot be used, or the completion of an example is
             not a label.
         """
+        if evaluation.generates:
+            check_generates(model)
         self._model, self._evaluation = model, evaluation
         self._context_ids = list(context_ids)
         self._ahead: list[Future[Any]] = []
@@ -117,7 +119,7 @@ class Evaluator:
         self._token_measure = token_measure(objective)
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
         self._ranker, self._gold = None, np.zeros(0, np.int64)
-        if evaluation.labels:
+        if evaluation.labels or model.config.labels:
             self._ranker = LabelRanker(model, evaluation, context_ids)
             self._gold = self._gold_labels(self._ranker)
         self._references = self._read_references()
@@ -251,7 +253,7 @@ class Evaluator:
         rows, tokenizer = self._rows, self._model.needed_tokenizer()
         answers = AnswerTexts(
             [tokenizer.decode(self._words(row)) for row in rows.given],
-            self._texts(rows.completions),
+            self._expected(),
             None if result.generated is None else self._texts(result.generated),
         )
         return list(prediction_lines(system, result, answers, self.categories))
@@ -295,6 +297,9 @@ class Evaluator:
 
     def _gold_labels(self, ranker: LabelRanker) -> Int64[np.ndarray, "n"]:
         """Returns the index of each example's label."""
+        if ranker.has_head:
+            numbers = range(len(self._examples))
+            return np.array([self._examples[i].targets[-1] for i in numbers], np.int64)
         encoded, labels = ranker.encoded, ranker.labels
         return np.array(
             gold_label_indices(self._model, self._examples, encoded, labels)
@@ -307,6 +312,12 @@ class Evaluator:
         if self._evaluation.references_key is not None:
             return read_references(self._evaluation, self._examples)
         return [[text] for text in self._texts(self._rows.completions)]
+
+    def _expected(self) -> list[str]:
+        """Returns the text of each completion: with a class head, the label."""
+        if self._ranker is not None and self._ranker.has_head:
+            return [self._ranker.labels[number] for number in self._gold]
+        return self._texts(self._rows.completions)
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions as continuations of their inputs."""

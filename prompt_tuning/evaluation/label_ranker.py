@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.evaluation.ranking import encode_labels, label_nats
+from prompt_tuning.evaluation.ranking import class_nats, encode_labels, label_nats
 from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
@@ -23,7 +24,8 @@ class LabelRanker:
 
     Attributes:
       labels: texts of the labels.
-      encoded: token ids of each label, without the end token.
+      encoded: token ids of each label, without the end token; empty with a class head.
+      has_head: whether a class head scores the labels, not the model their texts.
 
     Args:
       model: model that scores the labels.
@@ -31,7 +33,8 @@ class LabelRanker:
       context_ids: token ids of a text that precedes each input.
 
     Raises:
-      InputError: if a label has no tokens, or two labels have the same.
+      InputError: if a label has no tokens, two labels have the same, or they are not
+        those of a model with a class head.
     """
 
     def __init__(
@@ -42,12 +45,19 @@ class LabelRanker:
     ):
         self._model, self._evaluation = model, evaluation
         self._context_ids = context_ids
-        self.labels = list(evaluation.labels or ())
-        self.encoded = encode_labels(model, evaluation.data, self.labels)
+        self.labels = list(evaluation.labels or model.config.labels)
+        self.has_head = bool(model.config.labels)
+        self.encoded: list[list[int]] = []
+        if self.has_head:
+            _check_labels(self.labels, model.config.labels)
+        else:
+            self.encoded = encode_labels(model, evaluation.data, self.labels)
 
     @property
     def answer_length(self) -> int:
         """Number of tokens of the longest label, the end token included."""
+        if self.has_head:
+            return 1  # as in training, where the class is one more token
         longest = max(len(label) for label in self.encoded)
         return longest + int(self._evaluation.data.add_eos)
 
@@ -108,6 +118,15 @@ class LabelRanker:
         on_batch: Callable[[int], None] | None = None,
     ) -> Float[np.ndarray, "n C"]:
         data = self._evaluation.data
+        if self.has_head:
+            return class_nats(
+                self._model,
+                parameters,
+                rows,
+                batch_size=data.batch_size,
+                prompt_ids=prompt_ids,
+                on_batch=on_batch,
+            )
         return label_nats(
             self._model,
             parameters,
@@ -118,4 +137,17 @@ class LabelRanker:
             batch_size=data.batch_size,
             prompt_ids=prompt_ids,
             on_batch=on_batch,
+        )
+
+
+def _check_labels(given: Sequence[str], labels: Sequence[str]) -> None:
+    """Checks that the labels to choose from are those of a class head.
+
+    Raises:
+      InputError: if they are not.
+    """
+    if [label.strip() for label in given] != [label.strip() for label in labels]:
+        raise InputError(
+            f"the labels are {shown(list(given))}, but the model's head scores "
+            f"{shown(list(labels))}: leave the labels out, or give these in this order"
         )

@@ -23,7 +23,7 @@ from prompt_tuning.decoding.row_encoding import (
     strip_end,
 )
 from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
-from prompt_tuning.models.scoring import label_nll
+from prompt_tuning.models.scoring import class_nll, label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
@@ -106,6 +106,40 @@ def candidate_nats(
         parameters,
         given,
         candidates,
+        batch_size=batch_size,
+        prompt_ids=prompt_ids,
+    )
+    for numbers, batch_nats in scored:
+        nats[numbers] = batch_nats
+        if on_batch is not None:
+            on_batch(batch_nats.size)
+    return nats
+
+
+def class_nats(
+    model: PromptedModel,
+    parameters: Parameters,
+    given: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    prompt_ids: Sequence[int] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Float[np.ndarray, "n C"]:
+    """Computes the cost in nats of each class of a class head for each example.
+
+    The arguments are as in `label_nats`.
+
+    Raises:
+      InputError: as `check_prompt_ids`.
+    """
+    nats = np.zeros((len(given), len(model.config.labels)))
+    unread = [[[0]]] * len(given)
+    scored = score_candidates(
+        class_nll,
+        model,
+        parameters,
+        given,
+        unread,
         batch_size=batch_size,
         prompt_ids=prompt_ids,
     )

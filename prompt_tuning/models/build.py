@@ -27,6 +27,8 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
+from prompt_tuning.prompts.class_head import NAME as CLASSES
+from prompt_tuning.prompts.class_head import ClassRows
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
@@ -56,6 +58,7 @@ def build_model(
     decoder_prompting: Prompting | None = None,
     adapters: Sequence[AdapterSpec] = (),
     tokens: TokenRows | None = None,
+    classes: ClassRows | None = None,
 ) -> LanguageModel:
     """Builds a model of the config's family and initializes its parameters.
 
@@ -70,6 +73,7 @@ def build_model(
         None.
       adapters: adapters of projections.
       tokens: trained rows of single tokens, already initialized.
+      classes: trained head of classes, already initialized; the config has its labels.
 
     Raises:
       InputError: if the family does not support a setting, or an adapter matches no
@@ -105,6 +109,9 @@ def build_model(
     train_biases(model, adapters)
     if tokens is not None:
         model.token_embedder.adapters[NAME] = tokens
+    if classes is not None:
+        assert model.head is not None  # a config with labels has one
+        model.head.adapters[CLASSES] = classes
     return model
 
 

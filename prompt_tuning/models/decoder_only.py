@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.attention import KeyValues
@@ -27,6 +28,7 @@ from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.models.transformer import Stack
+from prompt_tuning.prompts.class_head import mean_states
 
 
 class DecoderPrefix(NamedTuple):
@@ -166,6 +168,9 @@ class DecoderOnly(LanguageModel):
         stream = self._text_stream(batch.tokens, rows, key)
         (text,), last = self._run_after_prompts([stream], rows, key, prefix)
         length = batch.tokens.shape[1]
+        if self.pools_states:
+            pooled = self._pool(text, rows, length)[:, None]  # [B, 1, D]
+            return jnp.repeat(pooled, batch.loss_positions.shape[1], axis=1)
         # Only the m predicting states of each row are normalized: [B, m, D].
         states = self.select_predicting(text, batch.loss_positions, rows, last, length)
         return self._normalize_output(states)
@@ -212,6 +217,8 @@ class DecoderOnly(LanguageModel):
         ]
         text_stream = self._text_stream(batch.tokens, rows, None)
         (text, *later), last = self._run_after_prompts([text_stream, *labels], rows)
+        if self.pools_states:
+            return self._pool(text, rows, batch.tokens.shape[1]), None
         # The first token of a label is predicted as the one at position `lengths`.
         first = self.select_predicting(
             text, lengths[:, None], rows, last, batch.tokens.shape[1]
@@ -274,6 +281,29 @@ class DecoderOnly(LanguageModel):
             [self._add_positions(stream, None)], past=past, keep=True
         )
         return self._normalize_output(hidden), key_values
+
+    def _pool(
+        self, text: Float[Array, "B S D"], rows: RowInfo, length: int
+    ) -> Float[Array, "B D"]:
+        """Computes the mean of the normalized states of each row's given tokens.
+
+        Args:
+          text: hidden states of the text's stream.
+          rows: the rows of text.
+          length: `T`.
+
+        Raises:
+          InputError: if a row has several examples.
+        """
+        if rows.packed:
+            raise InputError(
+                "ClassHead.pooling is 'mean', but DataSource.packing puts several "
+                "examples into a row: set packing to False, or pooling to 'last'"
+            )
+        positions = jnp.tile(jnp.arange(length), (len(text), 1))  # [B, T]
+        in_stream = self.decoder.stream_positions(positions, rows, length)
+        states = jnp.take_along_axis(text, in_stream[..., None], axis=1, mode="clip")
+        return mean_states(self._normalize_output(states), rows.is_given(length))
 
     def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
         """Applies the final norm and the factor of the logits."""

@@ -27,6 +27,8 @@ from prompt_tuning.models.layers import (
     applied_bias,
 )
 from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.prompts.class_head import NAME as CLASSES
+from prompt_tuning.prompts.class_head import ClassRows
 from prompt_tuning.prompts.token_rows import NAME, HeadRows
 from prompt_tuning.sharding import collectives
 
@@ -47,7 +49,7 @@ class LanguageModel(nnx.Module):
         self.token_embedder = TokenEmbedding(
             named_key(key, "token_embedder"), config, config.table_rows, "vocab"
         )
-        only_table = config.tied_head and not config.head_bias
+        only_table = config.tied_head and not config.head_bias and not config.labels
         self.head = None if only_table else Head(named_key(key, "head"), config)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
@@ -190,8 +192,22 @@ class LanguageModel(nnx.Module):
         kernel = None if self.head is None else self.head.kernel
         return (self.output_embedder.embedding if kernel is None else kernel)[...]
 
+    @property
+    def class_rows(self) -> ClassRows | None:
+        """The trained head of classes, if there is one."""
+        return None if self.head is None else self.head.adapters.get(CLASSES)
+
+    @property
+    def pools_states(self) -> bool:
+        """Whether the head reads the mean of a row's states."""
+        classes = self.class_rows
+        return classes is not None and classes.pooling == "mean"
+
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
+        classes = self.class_rows
+        if classes is not None:
+            return classes.kernel[...]
         kernel, cap = self.head_kernel(), self.config.logit_soft_cap
         bias = None
         if self.head is not None:
@@ -207,7 +223,7 @@ class LanguageModel(nnx.Module):
     def _own_rows(self) -> HeadRows | None:
         """Returns trained rows that replace some of the head's."""
         rows = self.token_embedder.adapters.get(NAME)
-        if rows is None:
+        if rows is None or self.config.labels:
             return None
         return rows.head_rows(tied=self.config.tied_head)
 

@@ -279,9 +279,10 @@ class Head(nnx.Module):
     """Parts of the output head besides the embedding table.
 
     Attributes:
-      kernel: `[V, D]`, laid out like an embedding table; None if it is that table.
+      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`.
       bias: bias of each logit, `[V]`, or None.
-      adapters: a trained bias, if there is one; see `TrainedBias`.
+      adapters: a trained bias or rows of classes, if there are some; see `TrainedBias`
+        and `ClassRows`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
@@ -290,7 +291,7 @@ class Head(nnx.Module):
             if config.tied_head
             else declare(
                 key,
-                (config.table_rows, config.width),
+                (len(config.labels) or config.table_rows, config.width),
                 ("vocab", "embed"),
                 fan_in(config.width),
                 config.parameter_dtype,

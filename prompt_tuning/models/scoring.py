@@ -91,6 +91,18 @@ def label_nll(
     return label_losses(graph, parameters, batch)[..., 0]
 
 
+def class_nll(
+    graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
+) -> Float[Array, "B C"]:
+    """Computes the negative log likelihood of each class of a class head, in nats.
+
+    The labels of the batch are not read; one token for each text is enough.
+    """
+    model = merge_model(graph, parameters)
+    first, _ = model.label_states(batch)
+    return -jax.nn.log_softmax(model.logits(first))
+
+
 def label_losses(
     graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
 ) -> Float[Array, "B C 2"]:

@@ -116,6 +116,8 @@ def initialized_by(path: str, tuning: Tuning) -> str:
         return "the tokens' own rows, and the table's mean for new tokens"
     if path.endswith(BIAS):
         return "the frozen bias"
+    if path.startswith("head/adapters/"):
+        return "the checkpoint's head of as many classes, or normal with deviation 0.02"
     if "/adapters/" in path:
         value = "one" if "/adapters/ia3/" in path else "zero at one factor"
         return f"the adapter ({value}, so the model is unchanged)"

@@ -20,7 +20,6 @@ from prompt_tuning.checkpoints.restore_plan import RestorePlan, plan_restore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import Leaf
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.array_slices import whole
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
     Parameters,
@@ -50,7 +49,7 @@ from prompt_tuning.pretrained.source import (
     open_embeddings,
 )
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
-from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
+from prompt_tuning.pretrained.trained_rows import open_rows
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -288,6 +287,7 @@ class PromptedModel:
             placement=self.prompting.placement,
             prefix_attention=self.prompting.prefix_attention,
             rows=rows,
+            labels=self.config.labels,
         )
 
     def needed_tokenizer(self) -> Tokenizer:
@@ -331,15 +331,13 @@ def open_pretrained(
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)
-        _check_positions(config, started)
+        started.check_positions(config)
         if started.prefix_start is not None:
             check_start(started.prefix_start, config, source.weights, mesh)
-    base_tokenizer = tokenizer
-    if tuning.tokens is not None:
-        check_one_device(source.weights, mesh is not None)
-        given = (tuning.tokens, config, tokenizer, recipes, stored)
-        config, tokenizer, rows = open_tokens(*given)
-        started = dataclasses.replace(started, tokens=rows)
+    base_tokenizer, opened = tokenizer, (config, recipes, stored)
+    given = (source, tuning, started, opened, tokenizer)
+    on_mesh = mesh is not None
+    config, tokenizer, started = open_rows(*given, key=key, on_mesh=on_mesh)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))
@@ -388,13 +386,5 @@ def build_tuned(
         decoder_prompting=tuning.decoder_prompting,
         adapters=tuning.projection_adapters,
         tokens=started.tokens,
+        classes=started.classes,
     )
-
-
-def _check_positions(config: ModelConfig, started: PromptPair) -> None:
-    length = started.length
-    if config.maximum_positions is not None and length >= config.maximum_positions:
-        raise InputError(
-            f"a prompt of {length} vectors leaves no room for text: the model has "
-            f"{config.maximum_positions} positions{config.positions_note}"
-        )

@@ -14,6 +14,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     find_prompt_class,
     prompt_shapes,
 )
+from prompt_tuning.prompts.class_head import ClassHead, ClassRows
 from prompt_tuning.prompts.initializers import (
     StackShape,
     Vocabulary,
@@ -35,29 +36,31 @@ class Tuning:
       prompting: position and visibility of that prompt; as a prefix if None.
       decoder_prompt: prompt of the decoder of an encoder-decoder.
       decoder_prompting: position and visibility of the decoder's prompt.
-      adapters: adapters of projections, and the tokens whose rows are trained.
+      adapters: adapters of projections, the tokens whose rows are trained, and the
+        class head.
     """
 
     prompt: PromptFactory | None = None
     prompting: Prompting | None = None
     decoder_prompt: PromptFactory | None = None
     decoder_prompting: Prompting | None = None
-    adapters: Sequence[AdapterSpec | TrainedTokens] = ()
+    adapters: Sequence[AdapterSpec | TrainedTokens | ClassHead] = ()
 
     def __post_init__(self):
-        known = AdapterSpec | TrainedTokens
+        known = AdapterSpec | TrainedTokens | ClassHead
         listed = isinstance(self.adapters, Sequence)
         if not listed or not all(isinstance(x, known) for x in self.adapters):
             raise InputError(
                 f"Run.adapters is {shown(self.adapters)}, expected a list of adapters, "
                 "such as [@LoRA()] with the brackets of both"
             )
-        count = len(self.adapters) - len(self.projection_adapters)
-        if count > 1:
-            raise InputError(
-                f"Run.adapters has {count} TrainedTokens, expected at most one: list "
-                "all tokens in it"
-            )
+        for kind, hint in ((TrainedTokens, "tokens"), (ClassHead, "labels")):
+            count = sum(isinstance(x, kind) for x in self.adapters)
+            if count > 1:
+                raise InputError(
+                    f"Run.adapters has {count} {kind.__name__}, expected at most one: "
+                    f"list all {hint} in it"
+                )
 
     @property
     def projection_adapters(self) -> list[AdapterSpec]:
@@ -68,6 +71,12 @@ class Tuning:
     def tokens(self) -> TrainedTokens | None:
         """The tokens whose rows are trained; None for none."""
         found = (x for x in self.adapters if isinstance(x, TrainedTokens))
+        return next(found, None)
+
+    @property
+    def class_head(self) -> ClassHead | None:
+        """The class head; None for none."""
+        found = (x for x in self.adapters if isinstance(x, ClassHead))
         return next(found, None)
 
     @property
@@ -115,12 +124,14 @@ class PromptPair:
       prefix_start: what the values of `prompt` are computed from; None if it starts as
         it is.
       tokens: trained rows of single tokens.
+      classes: trained head of classes.
     """
 
     prompt: PromptModule | None = None
     decoder_prompt: PromptModule | None = None
     prefix_start: PrefixStart | None = None
     tokens: TokenRows | None = None
+    classes: ClassRows | None = None
 
     @property
     def prompts(self) -> list[PromptModule]:
@@ -137,6 +148,19 @@ class PromptPair:
     def length(self) -> int:
         """Vectors or positions `P` of `prompt`; 0 without one."""
         return 0 if self.prompt is None else self.prompt.length
+
+    def check_positions(self, config: ModelConfig) -> None:
+        """Checks that a model has positions for more than the prompt.
+
+        Raises:
+          InputError: if it has not.
+        """
+        positions = config.maximum_positions
+        if positions is not None and self.length >= positions:
+            raise InputError(
+                f"a prompt of {self.length} vectors leaves no room for text: the model "
+                f"has {positions} positions{config.positions_note}"
+            )
 
     @property
     def decoder_length(self) -> int:

@@ -29,6 +29,7 @@ _LISTED = {
     "LoRA": "prompt_tuning.prompts.low_rank_adapters",
     "IA3": "prompt_tuning.prompts.projection_adapters",
     "TrainedTokens": "prompt_tuning.prompts.trained_tokens",
+    "ClassHead": "prompt_tuning.prompts.class_head",
     "Prompting": "prompt_tuning.prompts.prompt_settings",
     "uniform": "prompt_tuning.prompts.initializers",
     "from_file": "prompt_tuning.prompts.initializers",

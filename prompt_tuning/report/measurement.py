@@ -138,8 +138,10 @@ def measure_run(
     evaluation = run.evaluation
     if evaluation is None:
         return None
+    # The frozen model has no class head to compare with.
+    compares = run.tuning.class_head is None
     systems = open_comparison(
-        run, evaluation, baseline=True, text_prompts=text_prompts, loaded=loaded
+        run, evaluation, baseline=compares, text_prompts=text_prompts, loaded=loaded
     )
     model, first = systems[0].model, systems[0].evaluator
     card = _describe_prompt(run, model, systems[0].read())

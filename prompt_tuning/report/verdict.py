@@ -176,7 +176,10 @@ def _not_compared(recorded: RecordedRun, measured: Measurement | None) -> str:
             f"report {folder} --eval FILE."
         )
     if measured is not None:
-        return "Not known: the run has neither prompts nor adapters to compare with."
+        return (
+            "Not known: the run has neither prompts nor adapters to compare with, or a "
+            "class head, which the frozen model lacks."
+        )
     last = recorded.last_evaluation()
     known = ", ".join(f"{n} {shown_value(n, x)}" for n, x in last.items())
     begin = "Not compared with no prompt, because nothing was measured for this page"

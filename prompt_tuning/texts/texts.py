@@ -26,7 +26,11 @@ from prompt_tuning.decoding.prompt_prefixes import prompt_prefixes
 from prompt_tuning.decoding.request import Completion, Request
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.resident_adapters import without_adapters
-from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_checks import (
+    check_generates,
+    check_prompt_ids,
+    check_rows,
+)
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter
@@ -63,6 +67,7 @@ class Texts:
         parameters: Parameters,
         day: str | None = None,
     ):
+        check_generates(model)
         self.run, self.model, self.parameters, self.day = run, model, parameters, day
         self.room = 0
         self._engine: DecodingEngine | None = None

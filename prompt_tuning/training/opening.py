@@ -219,7 +219,8 @@ def _joint_graph(members: Sequence[RunPlan], longest: RunPlan) -> nnx.GraphDef:
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         vectors = jnp.zeros((model.prompt_length, model.config.width))
         padded = PaddedPrompt(vectors, model.prompt_length)
-        modules = PromptPair(padded, tokens=model.prompts.tokens)
+        prompts = model.prompts
+        modules = PromptPair(padded, tokens=prompts.tokens, classes=prompts.classes)
         return split(build_tuned(key, model.config, modules, longest.run.tuning))
 
     return describe(build, jax.random.key(0))[0]

@@ -31,9 +31,10 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
+from prompt_tuning.losses.function_objective import FunctionObjective
 from prompt_tuning.losses.grpo import GroupPolicy
-from prompt_tuning.losses.objective import Objective
-from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.losses.objective import Objective, ObjectiveConfig
+from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.trained_tokens import TrainedTokens
@@ -208,6 +209,7 @@ class RunPlan:
           InputError: if a file or a row cannot be used.
         """
         objective = self.run.objective or NATS_PER_WEIGHT
+        self._check_head(objective)
         if self.run.rollouts is not None:
             return load_prompts(self.data, self.model, self.run.rollouts)
         if objective.compares_answers:
@@ -239,6 +241,20 @@ class RunPlan:
                 self.run.rollouts.temperature, self.run.rollouts.new_tokens
             )
         return prepared
+
+    def _check_head(self, objective: ObjectiveConfig) -> None:
+        """Checks that a loss is one of the classes of a class head.
+
+        Raises:
+          InputError: if it is one of texts.
+        """
+        known = isinstance(objective, TokenObjective | FunctionObjective)
+        if self.model.config.labels and not known:
+            raise InputError(
+                f"Run.objective is a {type(objective).__name__}, which compares or "
+                "samples texts, but the model has a class head, which scores classes: "
+                "leave out ClassHead, or set Run.objective to None or @TokenObjective()"
+            )
 
     def batch_plan(self, examples: Examples | ExampleGroups) -> BatchPlan:
         """Plans the order of the run's examples."""

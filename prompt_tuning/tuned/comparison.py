@@ -133,6 +133,12 @@ def open_comparison(
         examples or tokens.
     """
     model, parameters = load_tuned(run, prompt_file) if loaded is None else loaded
+    if run.tuning.class_head is not None and (baseline or text_prompts):
+        raise InputError(
+            "the frozen model has no class head, so there is nothing to compare: leave "
+            "out --baseline and --text_prompt, and compare with a run of the head "
+            "alone (--method class_head)"
+        )
     bare = run.tuning.is_empty and prompt_file is None
     name = NO_PROMPT if bare else "tuned" if prompt_file is None else prompt_file.stem
     planned = [PlannedModel(name, model, evaluation, lambda: parameters)]

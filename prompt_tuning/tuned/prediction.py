@@ -38,17 +38,21 @@ class Prediction(NamedTuple):
 
 
 def label_settings(
-    run: Run, labels: Sequence[str] | None = None, batch_size: int | None = None
+    run: Run,
+    labels: Sequence[str] | None = None,
+    batch_size: int | None = None,
+    of_head: Sequence[str] = (),
 ) -> Evaluation | None:
     """Returns the settings that a run's labels are ranked by; None without labels.
 
     They are the labels of the run's evaluation, or else of an objective that compares
-    classes.
+    classes, or of a class head.
 
     Args:
       run: configuration of the run.
       labels: other labels; None for the run's.
       batch_size: rows of a batch; None for that of the data.
+      of_head: labels of the opened model's head, `ModelConfig.labels`.
 
     Raises:
       InputError: if the labels cannot be ranked.
@@ -58,6 +62,9 @@ def label_settings(
     chosen, normalize = evaluation.labels, evaluation.length_normalize
     if not chosen and isinstance(objective, ClassObjective):
         chosen, normalize = objective.labels, objective.length_normalize
+    head = run.tuning.class_head
+    if not chosen:
+        chosen = of_head or (None if head is None else head.labels)
     if not (labels or chosen):
         return None
     data = evaluation.data
@@ -93,7 +100,7 @@ def predict_inputs(
     Raises:
       InputError: if there are no labels, or an input cannot be used.
     """
-    evaluation = label_settings(run, labels, batch_size)
+    evaluation = label_settings(run, labels, batch_size, model.config.labels)
     if evaluation is None:
         raise InputError(
             "the run has no labels: predict(inputs, labels=[...]), or generate(texts)"

@@ -27,6 +27,7 @@ OWN = {
     "runs/context_distillation.gin": ["CONTEXT = 'hi'"],
     "models/t5_1_1_small.gin": ["TOKENIZER = 't5'"],
     "adapters/tokens.gin": ["ADDED_TOKENS = ['<tool>']"],
+    "adapters/class_head.gin": ["CLASS_LABELS = ['yes', 'no']"],
 }
 
 

@@ -7,6 +7,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.class_reader import ClassRowReader
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
 from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRowReader
@@ -67,6 +68,8 @@ def load_examples(
         rows = _open_hdf5(source, paths, template, tasks, reader.weights)
     if context_ids:
         reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
+    if model.labels:
+        reader = ClassRowReader(reader, model)
     limits = Limits(
         model.vocabulary_size + (0 if template is None else template.length),
         model.maximum_length,

@@ -1,0 +1,121 @@
+"""Reads rows as the examples of a model whose head scores classes."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Int32, Integer
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.examples.example_groups import example_weight
+from prompt_tuning.data.examples.row_readers import (
+    NO_VALUES,
+    Example,
+    ExampleIndex,
+    RowReader,
+)
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
+from prompt_tuning.data.rows.token_columns import TokenValues
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassRowReader:
+    """Reads the examples of another reader, with their classes as the only targets.
+
+    An example is its prompt and then the number of its class, as one more token. That
+    token is the target of the state before it, which has read the whole prompt; its own
+    state is not used. The weight of the class is the mean nonzero loss weight of the
+    completion.
+
+    Attributes:
+      reader: reads the rows themselves.
+      model: properties of the model, with the labels.
+    """
+
+    reader: RowReader
+    model: ModelInterface
+
+    @property
+    def same_tokens(self) -> bool:
+        """See `RowReader`."""
+        return self.reader.same_tokens
+
+    def scan(self, block: RowBlock, describe_row: DescribeRow) -> ExampleIndex:
+        """Returns the other reader's index with the lengths of prompts and classes.
+
+        Raises:
+          InputError: for the first completion that is not a label, or a row without a
+            prompt.
+        """
+        index = self.reader.scan(block, describe_row)
+        lengths = np.zeros(len(index), np.int64)
+        for number in range(len(index)):
+            row = int(index.rows[number])
+            tokens = row - block.start, slice(index.starts[number], index.stops[number])
+            types = None if block.token_types is None else block.token_types[tokens]
+            try:
+                example = self.example(
+                    block.input_ids[tokens].astype(np.int32),
+                    None if types is None else types.astype(np.int32),
+                    block.values.map(operator.itemgetter(tokens)),
+                )
+            except InputError as error:
+                raise InputError(f"{describe_row(row)}: {error}") from error
+            lengths[number] = len(example.inputs)
+        return dataclasses.replace(
+            index,
+            input_lengths=lengths,
+            target_lengths=lengths,
+            weight_counts=np.ones_like(lengths),
+        )
+
+    def kept(
+        self, token_types: Integer[np.ndarray, "*rows n"]
+    ) -> Bool[np.ndarray, "*rows n"]:
+        """Returns which tokens are not padding; see `RowReader`."""
+        return self.reader.kept(token_types)
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NO_VALUES,
+    ) -> Example:
+        """Builds the other reader's example with its class; see `RowReader`."""
+        example = self.reader.example(input_ids, token_types, values)
+        prompt = example.inputs[: example.prefix_length]
+        if not len(prompt) and not self.model.predicts_first_token:
+            raise InputError(
+                "the prompt is empty, and neither a prompt vector nor a "
+                "beginning-of-sequence token precedes it, so there is nothing to tell "
+                "the class by"
+            )
+        number = self._class_of(example.targets[example.prefix_length :])
+        row = np.append(prompt, np.int32(number)).astype(np.int32)
+        weights = np.zeros(len(row), np.float32)
+        weights[-1] = example_weight(example)
+        return Example(row, row, weights, len(prompt))
+
+    def _class_of(self, completion: Int32[np.ndarray, "c"]) -> int:
+        """Returns the number of the class whose label a completion is."""
+        # The ids of a template's prompt vectors and special tokens are not decoded.
+        text = self.model.require_tokenizer().decode(completion).strip()
+        if text not in self._numbers:
+            raise InputError(
+                f"the completion is {shown(text)}, which is none of the labels "
+                f"{shown(list(self.model.labels))} of the class head"
+            )
+        return self._numbers[text]
+
+    @functools.cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        """The number of each class by its label, as written and as it is decoded."""
+        tokenizer, numbers = self.model.require_tokenizer(), {}
+        for number, label in enumerate(self.model.labels):
+            decoded = tokenizer.decode(tokenizer.encode(label))
+            numbers.setdefault(decoded.strip(), number)
+        written = {label.strip(): i for i, label in enumerate(self.model.labels)}
+        return numbers | written

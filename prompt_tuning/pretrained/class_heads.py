@@ -1,0 +1,103 @@
+"""Opens the class head that a run trains in the place of a model's output head."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from prompt_tuning.checkpoints.stored_table import StoredTable
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import named_key
+from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
+
+HEAD = "head/kernel"
+
+
+def open_classes(
+    spec: ClassHead,
+    config: ModelConfig,
+    recipes: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    key: Key[Array, ""],
+) -> tuple[ModelConfig, ClassRows]:
+    """Replaces a model's output head by one that scores classes.
+
+    Args:
+      spec: the head.
+      config: config of the frozen model.
+      recipes: recipes of its parameters.
+      stored: stored tensors of its checkpoint.
+      key: random key of the run.
+
+    Returns:
+      the config of the model with the head, and the head at its initial values.
+
+    Raises:
+      InputError: if no labels are known, or the model is an encoder-decoder.
+    """
+    labels = tuple(spec.labels or config.labels)
+    if not labels:
+        raise InputError(
+            "ClassHead.labels is None, and the model has no head of classes whose "
+            "labels it could be: give the names of the classes (--labels)"
+        )
+    if config.architecture != "decoder_only":
+        raise InputError(
+            "ClassHead is for decoder-only models, and this is an encoder-decoder: "
+            "rank the texts of its labels instead, by Evaluation.labels (--labels)"
+        )
+    if len(config.labels) == len(labels):
+        shape = (len(labels), config.width)
+        table = StoredTable(HEAD, shape, recipes[HEAD], stored)
+        kernel = jnp.asarray(np.asarray(table))
+    else:
+        kernel = initial_rows(named_key(key, "class_head"), len(labels), config.width)
+    return with_labels(config, labels, tied_head=True), ClassRows(kernel, spec.pooling)
+
+
+def with_labels(
+    config: ModelConfig, labels: tuple[str, ...], *, tied_head: bool
+) -> ModelConfig:
+    """Returns the config of a model whose head scores classes.
+
+    What a family does to the logits of tokens is left out, as in transformers.
+
+    Args:
+      config: config of the language model.
+      labels: names of the classes.
+      tied_head: whether the model itself has no other head, because a run trains one.
+    """
+    return dataclasses.replace(
+        config,
+        labels=labels,
+        tied_head=tied_head,
+        head_bias=False,
+        logit_soft_cap=None,
+        logit_multiplier=1.0,
+    )
+
+
+def check_head(
+    spec: ClassHead | None, config: ModelConfig, weights: str, mesh: bool
+) -> None:
+    """Checks that a model has no class head, or can have one where its weights are.
+
+    Args:
+      spec: the head that a run trains; None for none.
+      config: config of the checkpoint, which may have a head of classes itself.
+      weights: `Pretrained.weights`.
+      mesh: whether the model is on a mesh.
+
+    Raises:
+      InputError: if it is on a mesh, or its weights are not on the device.
+    """
+    if (spec or config.labels) and (mesh or weights != "device"):
+        found = "Run.mesh is set" if mesh else f"Pretrained.weights is {weights!r}"
+        raise InputError(
+            f"{found}, but a class head needs the whole model on one device: leave one "
+            "of them out"
+        )

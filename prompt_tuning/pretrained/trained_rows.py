@@ -1,0 +1,56 @@
+"""Opens what a run trains of a model's tables: rows of tokens, and a class head."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxtyping import Array, Key
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.pretrained.class_heads import check_head, open_classes
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
+from prompt_tuning.pretrained.tuning import PromptPair, Tuning
+
+
+def open_rows(
+    source: Pretrained,
+    tuning: Tuning,
+    started: PromptPair,
+    opened: tuple[ModelConfig, Mapping[str, Recipe], Mapping[str, StoredTensor]],
+    tokenizer: Tokenizer | None,
+    *,
+    key: Key[Array, ""],
+    on_mesh: bool,
+) -> tuple[ModelConfig, Tokenizer | None, PromptPair]:
+    """Adds the rows to the prompts of a run.
+
+    Args:
+      source: the checkpoint.
+      tuning: what the run trains.
+      started: its prompts.
+      opened: the result of `open_checkpoint`.
+      tokenizer: the checkpoint's tokenizer.
+      key: random key of the run.
+      on_mesh: whether the model is on a mesh.
+
+    Returns:
+      the model's config and tokenizer with new tokens and classes, and the prompts
+        with the rows.
+
+    Raises:
+      InputError: if the model cannot have them.
+    """
+    config, recipes, stored = opened
+    head = tuning.class_head
+    check_head(head, config, source.weights, on_mesh)
+    if head is not None:
+        config, classes = open_classes(head, config, recipes, stored, key)
+        started = dataclasses.replace(started, classes=classes)
+    if tuning.tokens is not None:
+        check_one_device(source.weights, on_mesh)
+        given = (tuning.tokens, config, tokenizer, recipes, stored)
+        config, tokenizer, rows = open_tokens(*given)
+        started = dataclasses.replace(started, tokens=rows)
+    return config, tokenizer, started

@@ -1,0 +1,118 @@
+"""A trained head that scores the classes of an example in the place of tokens.
+
+The head takes the place of the model's output head: the logits are `[C]` scores of the
+classes, and the target of an example is the number of its class. Cross-entropy,
+accuracy, gradients, micro-batches and optimizers are then those of tokens, and nothing
+of them knows of classes. The rows of the head are stored as the arrays of an adapter
+are, so they are trained, saved and resumed beside any prompt or adapter.
+
+`losses.class_objective` is something else: there the model's own head scores the text
+of each label, at the cost of a row for each.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_fields
+
+NAME = "classes"
+"""Name of the rows among the adapters of the output head."""
+
+Pooling = Literal["last", "mean"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassHead:
+    """A head `[C, D]` for the classes of a task, trained beside a frozen model.
+
+    It stands alone or beside any prompt or adapter. Prefer it to labels that are ranked
+    by their texts (`pt.ClassObjective`) if there are many examples or classes: a step
+    reads each example once. The completion of each example is the name of its class.
+    The model reads the prompt alone, and the head scores the classes by its last state
+    or the mean of its states, as `AutoModelForSequenceClassification` of transformers
+    does by the last one. A model with such a head generates no text.
+
+    It starts from the head of a checkpoint that has one for as many classes, and
+    otherwise from a normal distribution of deviation 0.02, as in transformers.
+
+    Attributes:
+      labels: names of the `C` classes; those of the checkpoint if None.
+      pooling: the states of the prompt that it reads: "last", or the "mean" of them.
+
+    Raises:
+      InputError: if there are fewer than two labels, or two are equal.
+
+    Examples:
+      >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     [pt.SoftPrompt(length=5), pt.ClassHead(labels=["yes", "no"])],
+      ...     reviews,
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> sorted(tuned.predict("good: ").probabilities)
+      ['no', 'yes']
+    """
+
+    labels: Sequence[str] | None = None
+    pooling: Pooling = "last"
+
+    def __post_init__(self):
+        check_fields(self)
+        labels = self.labels
+        if labels is None:
+            return
+        if isinstance(labels, str):
+            raise InputError(
+                f"ClassHead.labels is the text {shown(labels)}, expected a list of "
+                "texts, such as ['yes', 'no']"
+            )
+        names = [label.strip() for label in labels]
+        if len(names) < 2 or len(set(names)) < len(names) or "" in names:
+            raise InputError(
+                f"ClassHead.labels is {shown(list(labels))}, expected two or more "
+                "names, all different and none of them empty"
+            )
+
+    def check_trained(self) -> None:
+        """Checks that training can change what it does, which is always so."""
+
+
+class ClassRows(nnx.Module):
+    """The rows of a class head.
+
+    Attributes:
+      kernel: `[C, D]`, float32 whatever the model computes in.
+      pooling: see `ClassHead.pooling`.
+    """
+
+    def __init__(self, kernel: Float[Array, "C D"], pooling: str):
+        self.kernel = nnx.Param(kernel.astype(jnp.float32), axes=("adapter", "adapter"))
+        self.pooling = pooling
+
+
+def mean_states(
+    states: Float[Array, "B T D"], real: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+    """Computes the mean of the states of real tokens, in float32.
+
+    Args:
+      states: normalized states of rows of tokens.
+      real: which of the tokens are the row's; at least one of each row.
+    """
+    weights = real[..., None].astype(jnp.float32)  # [B, T, 1]
+    total = jnp.sum(states.astype(jnp.float32) * weights, axis=1)
+    return (total / jnp.sum(weights, axis=1)).astype(states.dtype)
+
+
+def initial_rows(key: jax.Array, classes: int, width: int) -> Float[Array, "C D"]:
+    """Draws the rows of a new head as transformers does."""
+    return 0.02 * jax.random.normal(key, (classes, width), jnp.float32)
