@@ -305,6 +305,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "rope_parameters": DEFAULT,
     },
+    "lfm2": NO_HEAD_DIM
+    | {
+        "hidden_size": 16,
+        "num_hidden_layers": 7,
+        "tie_word_embeddings": True,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"],
+        "rope_parameters": DEFAULT,
+    },
     "cohere": NO_HEAD_DIM
     | {
         "num_hidden_layers": 2,
@@ -465,10 +474,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Modules that IA3 scales at their input, and at their output.
-SCALED_INPUT = ("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo")
+SCALED_INPUT = (
+    *("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo"),
+    "feed_forward.w2",
+)
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
+    "conv.in_proj",
 )
 
 

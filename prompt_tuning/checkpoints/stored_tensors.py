@@ -224,15 +224,18 @@ class Recipe:
         return (count,) if self.stacked else ()
 
 
-def layered(pattern: str, layers: int, transform: Transform = identity) -> Recipe:
+def layered(
+    pattern: str, layers: int | Sequence[int], transform: Transform = identity
+) -> Recipe:
     """Returns a recipe that stacks one stored array per layer.
 
     Args:
       pattern: name of the arrays, with `{}` for the number of the layer.
-      layers: number of layers `L`.
+      layers: number of layers `L`, or the numbers of some layers.
       transform: transform applied to each array.
     """
-    return Recipe(tuple(pattern.format(i) for i in range(layers)), True, transform)
+    numbers = range(layers) if isinstance(layers, int) else layers
+    return Recipe(tuple(pattern.format(i) for i in numbers), True, transform)
 
 
 def check_recipe(

@@ -12,6 +12,7 @@ QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
+Recurrence = Literal["none", "short_convolution"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
@@ -28,6 +29,7 @@ CHOICES: dict[str, Any] = {
     "positions": Positions,
     "activation": Activation,
     "biases": Biases,
+    "recurrence": Recurrence,
     "encoder_input": EncoderInput,
     "attention": AttentionMethod,
 }
@@ -82,6 +84,21 @@ def check_combinations(config: Any) -> None:
         raise InputError(
             f"experts_per_token is {config.experts_per_token}, expected a number "
             f"from 1 to {config.experts}"
+        )
+    some = bool(config.recurrent_layers)
+    if some != (config.recurrence != "none") or some != (config.convolution_width > 1):
+        raise InputError(
+            "recurrent layers need a recurrence and a convolution_width of at least 2, "
+            f"found recurrent_layers={shown(config.recurrent_layers)}, "
+            f"recurrence={shown(config.recurrence)} and "
+            f"convolution_width={config.convolution_width}"
+        )
+    if some and config.architecture == "encoder_decoder":
+        raise InputError("recurrent_layers are for decoder-only models")
+    if some and len(set(config.recurrent_layers)) == config.layers:
+        raise InputError(
+            "every layer of the model is recurrent, expected one with attention at "
+            "least: models without keys and values are not implemented"
         )
     if config.parallel and config.norm_placement == "after_sum":
         raise InputError("norms after the sum need layers one after the other")

@@ -21,6 +21,7 @@ from prompt_tuning.core.model_choices import (
     NormPlacement,
     Positions,
     QueryKeyNorm,
+    Recurrence,
     check_choices,
     check_combinations,
     check_dtype,
@@ -94,6 +95,11 @@ class ModelConfig:
         to `window` positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
+      recurrence: mixer of the layers that have no attention, with its name among
+        parameters: gated short convolution (LFM2; see `models.short_convolution`).
+      recurrent_layers: numbers of these layers.
+      convolution_width: number of positions that their convolutions read, the current
+        one included; 0 without them.
       relative_buckets: number of buckets of the relative position bias.
       relative_maximum_distance: distance from which all keys share the last bucket.
       relative_bias_in_each_block: whether blocks have their own bias (UMT5).
@@ -181,6 +187,9 @@ class ModelConfig:
     windowed_layers: tuple[int, ...] = ()
     encoder_windowed_layers: tuple[int, ...] = ()
     window_rotary_base: float | None = None
+    recurrence: Recurrence = "none"
+    recurrent_layers: tuple[int, ...] = ()
+    convolution_width: int = 0
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     relative_bias_in_each_block: bool = False
@@ -296,6 +305,7 @@ def _check_layers(config: ModelConfig) -> None:
         ("windowed_layers", config.layers),
         ("encoder_windowed_layers", config.encoder_layers),
         ("unrotated_layers", config.layers),
+        ("recurrent_layers", config.layers),
     ):
         numbers = getattr(config, name)
         if any(not 0 <= number < layers for number in numbers):

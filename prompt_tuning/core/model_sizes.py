@@ -35,6 +35,7 @@ def check_sizes(config: Any) -> None:
         "key_value_heads": (1, MAXIMUM_SIZE),
         "head_width": (1, MAXIMUM_SIZE),
         "rotary_width": (2, config.head_width),
+        "convolution_width": (0, MAXIMUM_SIZE),
         "window": (1, MAXIMUM_INTEGER),
         "window_rotary_base": (0, math.inf),
         "maximum_positions": (1, MAXIMUM_INTEGER),

@@ -298,7 +298,8 @@ def _advance(
     del count
     model = cast(LanguageModel, merge(graph, parameters))
     generated = KeyValues(*(part[:, :, parents] for part in cache.generated))
-    cache = dataclasses.replace(cache, generated=generated)
+    state = jax.tree.map(lambda x: x[:, parents], cache.state)
+    cache = dataclasses.replace(cache, generated=generated, state=state)
     hidden, cache = model.decode(tokens, cache)
     return _best(model.logits(hidden), scores, candidates), cache
 
@@ -331,4 +332,5 @@ def _share(cache: Cache, count: int) -> Cache:
         past=tuple(map(shared, cache.past)),
         generated=generated,
         cross=tuple(map(shared, cache.cross)),
+        state=jax.tree.map(lambda x: jnp.repeat(x, count, axis=1), cache.state),
     )

@@ -21,6 +21,7 @@ from safetensors.numpy import save
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
@@ -122,6 +123,11 @@ def write_prefixes(
     Raises:
       InputError: if nothing precedes a row, or the file exists.
     """
+    check_all_attention(
+        model.config,
+        "prompt_kv stores keys and values of a prompt",
+        "the engine computes the prompt when it loads it",
+    )
     prompts = prompt_prefixes(model, parameters)
     count = sum(prefix.count for each in prompts for prefix in each.prefixes)
     if not count:

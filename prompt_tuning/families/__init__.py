@@ -25,6 +25,7 @@ from prompt_tuning.families.gptj import GPTJ
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.helium import HELIUM
+from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
@@ -83,6 +84,7 @@ FAMILIES: dict[str, Family] = {
         EXAONE4,
         ARCEE,
         HELIUM,
+        LFM2,
         COHERE,
         COHERE2,
         GPT_NEOX,

@@ -12,6 +12,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     layered,
     transpose,
 )
+from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
@@ -181,7 +182,12 @@ def decoder_recipes(
     """
     return {
         **{path: Recipe((name,)) for path, name in tables.items()},
-        **layer_recipes("decoder", pattern, config.layers, names),
+        **{
+            f"decoder/layers/{path}": layered(
+                pattern + name, layers_with(config, path), transform
+            )
+            for path, (name, transform) in names.items()
+        },
         **final_norm_recipes(config, "decoder", final_norm),
         **head_recipe(config, head),
     }

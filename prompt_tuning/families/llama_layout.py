@@ -10,6 +10,7 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import (
+    LayerNames,
     decoder_recipes,
     norm_names,
     projection_names,
@@ -109,6 +110,7 @@ def layout_recipes(
     final_norm: str = "norm",
     prefix: str | None = None,
     head: str = "lm_head.weight",
+    others: LayerNames | None = None,
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
@@ -122,6 +124,7 @@ def layout_recipes(
       final_norm: module of the norm after the layers.
       prefix: prefix of all names but the head's, if not as in Llama.
       head: stored name of an untied head.
+      others: names of further tensors of a layer.
     """
     if prefix is None:
         prefix = "" if "embed_tokens.weight" in names else PREFIX
@@ -135,6 +138,7 @@ def layout_recipes(
         for table in (norms, modules)
     )
     layer = norm_names(config, norms) | projection_names(config, modules, fused)
+    layer |= others or {}
     tables = {"token_embedder/embedding": f"{prefix}embed_tokens.weight"}
     pattern = f"{prefix}layers.{{}}."
     norm = f"{prefix}{final_norm}"

@@ -10,6 +10,7 @@ from prompt_tuning.adapters.peft.lora_biases import trainable_biases
 from prompt_tuning.adapters.peft.modules import projections as projections_in_peft
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.quantization.stores import EXPERT_KERNELS, Store
@@ -271,6 +272,12 @@ def add_adapters(
     """
     if not adapters:
         return
+    if any(getattr(spec, "layers", None) is not None for spec in adapters):
+        check_all_attention(
+            model.config,
+            "LoRA.layers counts the layers of a projection",
+            "leave LoRA.layers out",
+        )
     by_path = dict(projections(model))
     modules: dict[str, Sequence[str]] = dict.fromkeys(by_path, ())
     if any(spec.names_modules for spec in adapters):

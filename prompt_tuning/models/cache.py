@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.core.layer_kinds import ATTENTION, layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.recurrent_state import RecurrentState
+from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.sharding import collectives
 
 
@@ -28,6 +30,7 @@ class Cache:
       generated: buffer for new tokens, `[L, G, B, capacity, K]`.
       step: number of new tokens read.
       cross: the encoder's output, empty in a decoder-only model.
+      state: states of recurrent layers after the last token; None without such layers.
     """
 
     next_positions: Int[Array, "B"]
@@ -35,6 +38,7 @@ class Cache:
     generated: KeyValues
     step: Int[Array, ""]
     cross: tuple[Context, ...]
+    state: RecurrentState | None = None
 
     @classmethod
     def create(
@@ -48,32 +52,38 @@ class Cache:
     ) -> "Cache":
         """Returns a cache without new tokens, with a buffer for `capacity` of them."""
         shape = (
-            config.layers,
+            len(layers_with(config, ATTENTION)),
             collectives.local_group_count(config.key_value_heads),
             next_positions.shape[0],
             capacity,
             config.head_width,
         )
         empty = KeyValues(*(jnp.zeros(shape, config.dtype) for _ in range(2)))
-        return cls(next_positions, past, empty, jnp.zeros((), jnp.int32), cross)
+        step, state = jnp.zeros((), jnp.int32), None
+        if past:
+            state = past[-1].state
+        return cls(next_positions, past, empty, step, cross, state)
 
     def contexts(self) -> tuple[Context, ...]:
         """Returns all keys that a new token attends to, except its own."""
         columns = jnp.arange(self.generated.keys.shape[3])  # [capacity]
         written = (columns < self.step)[None, None, None]  # [1, 1, 1, capacity]
         positions = self.next_positions[:, None] + columns  # [B, capacity]
-        return (*self.past, Context(self.generated, written, None, positions))
+        generated = Context(self.generated, written, None, positions, self.state)
+        return (*self.past, generated)
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
         """Returns the stream of one new token per row."""
         return Stream(embedded, (self.next_positions + self.step)[:, None], None)
 
-    def append(self, key_values: KeyValues) -> "Cache":
+    def append(self, kept: Kept) -> "Cache":
         """Returns the cache with one more token, with keys `[L, G, B, 1, K]`."""
         generated = KeyValues(
             *(
                 jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=3)
-                for buffer, new in zip(self.generated, key_values, strict=True)
+                for buffer, new in zip(self.generated, kept.key_values, strict=True)
             )
         )
-        return dataclasses.replace(self, generated=generated, step=self.step + 1)
+        return dataclasses.replace(
+            self, generated=generated, step=self.step + 1, state=kept.state
+        )

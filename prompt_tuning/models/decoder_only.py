@@ -16,7 +16,6 @@ from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
-from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.input_layers import (
     embed_inputs,
@@ -26,7 +25,7 @@ from prompt_tuning.models.input_layers import (
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.models.transformer import Stack
 from prompt_tuning.prompts.class_head import mean_states
 
@@ -35,11 +34,11 @@ class DecoderPrefix(NamedTuple):
     """Result of running a prompt ahead of the text.
 
     Attributes:
-      key_values: keys and values of the prompt, `[L, N, P, G, K]`.
+      kept: keys and values of the prompt, `[L, G, N, P, K]`, and states after it.
       last: hidden state of the last vector, `[N, D]`, which predicts a first token.
     """
 
-    key_values: KeyValues
+    kept: Kept
     last: Float[Array, "N D"]
 
 
@@ -64,9 +63,8 @@ class Decoder(Stack):
         """Returns the stream that runs for each row; here the text alone, causally."""
         del key
         stream = causal_stream(text, rows.segment_ids)
-        return dataclasses.replace(
-            stream, context_mask=masks.encoder_mask(rows.lengths, text.shape[1])
-        )
+        mask = masks.encoder_mask(rows.lengths, text.shape[1])
+        return dataclasses.replace(stream, context_mask=mask, lengths=rows.lengths)
 
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
@@ -151,10 +149,10 @@ class DecoderOnly(LanguageModel):
         stream = self._prefix_stream(key)
         if stream is None:
             return None
-        (hidden,), (key_values,) = self.decoder.run(
+        (hidden,), (kept,) = self.decoder.run(
             [stream], key=optional_key(key, "prefix"), keep=True
         )
-        return DecoderPrefix(key_values, self.decoder.last_hidden(hidden))
+        return DecoderPrefix(kept, self.decoder.last_hidden(hidden))
 
     def hidden(
         self,
@@ -194,7 +192,7 @@ class DecoderOnly(LanguageModel):
             if prefix is None:
                 streams = [prompts, *streams]
             else:
-                past = (*past, prompts.as_context(prefix.key_values))
+                past = (*past, prompts.as_context(prefix.kept))
         hidden, _ = self.decoder.run(
             streams, past=past, key=optional_key(key, "decoder")
         )
@@ -253,9 +251,9 @@ class DecoderOnly(LanguageModel):
             prompts = self._prefix_stream(None)
             assert prompts is not None
             prompts = self.decoder.visible_to(prompts, rows)
-            past = (*past, prompts.as_context(prefix.key_values))
+            past = (*past, prompts.as_context(prefix.kept))
         stream = self._text_stream(tokens, rows, None)
-        (hidden,), (key_values,) = self.decoder.run([stream], past=past, keep=True)
+        (hidden,), (kept,) = self.decoder.run([stream], past=past, keep=True)
         last = None if prefix is None else prefix.last
         # The token after the last one is predicted: position `lengths`, [B, 1, D].
         states = self.select_predicting(
@@ -264,7 +262,7 @@ class DecoderOnly(LanguageModel):
         cache = Cache.create(
             self.config,
             lengths + self.decoder.prompt_count(),
-            past=(*past, stream.as_context(key_values)),
+            past=(*past, stream.as_context(kept)),
             capacity=capacity,
         )
         return self._normalize_output(states)[:, 0], cache
@@ -274,13 +272,13 @@ class DecoderOnly(LanguageModel):
         stream: Stream,
         past: Sequence[Context],
         cross: Sequence[Context] = (),
-    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+    ) -> tuple[Float[Array, "B Q D"], Kept]:
         """Reads more tokens of rows; see `LanguageModel.extend`."""
         del cross
-        (hidden,), (key_values,) = self.decoder.run(
+        (hidden,), (kept,) = self.decoder.run(
             [self._add_positions(stream, None)], past=past, keep=True
         )
-        return self._normalize_output(hidden), key_values
+        return self._normalize_output(hidden), kept
 
     def _pool(
         self, text: Float[Array, "B S D"], rows: RowInfo, length: int

@@ -25,7 +25,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import TokenEmbedding
 from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.models.transformer import Stack
 from prompt_tuning.sharding import collectives
 
@@ -127,11 +127,11 @@ class EncoderDecoder(LanguageModel):
         stream = self.encoder.prefix_stream(key)
         if stream is None:
             return None
-        (encoded,), (key_values,) = self._run_encoder([stream], (), key, keep=True)
+        (encoded,), (kept,) = self._run_encoder([stream], (), key, keep=True)
         cross = self.decoder.cross_keys_values(
             encoded, optional_key(key, "decoder"), shared=True
         )
-        return EncoderPrefix(key_values, cross)
+        return EncoderPrefix(kept.key_values, cross)
 
     def hidden(
         self,
@@ -264,7 +264,7 @@ class EncoderDecoder(LanguageModel):
             if prefix is None:
                 streams.insert(0, visible)
             else:
-                past = (*past, visible.as_context(prefix.key_values))
+                past = (*past, visible.as_context(Kept(prefix.key_values)))
                 sources.append(prefix.cross)
         outputs, _ = self._run_encoder(streams, past, key)
         sources += (
@@ -317,7 +317,7 @@ class EncoderDecoder(LanguageModel):
             self.encoder_inputs(stream, optional_key(key, f"input_{i}"))
             for i, stream in enumerate(streams)
         ]
-        hidden, key_values = self.encoder.run(
+        hidden, kept = self.encoder.run(
             inputs, past=past, key=optional_key(key, "blocks"), keep=keep
         )
         # Of each stream, [R, S, D].
@@ -325,7 +325,7 @@ class EncoderDecoder(LanguageModel):
         return [
             dropout(x, rate, optional_key(key, f"output_{i}"), stream.dropout_index)
             for i, (x, stream) in enumerate(zip(normed, streams, strict=True))
-        ], key_values
+        ], kept
 
     def prefill(
         self,
@@ -351,14 +351,14 @@ class EncoderDecoder(LanguageModel):
         encoded = self.encode(tokens, inputs)
         rows, stream = self._start_stream(lengths, prompt_ids)
         past = self.decoder.prefix_contexts(rows)
-        (hidden,), (key_values,) = self.decoder.run(
+        (hidden,), (kept,) = self.decoder.run(
             [stream], past=past, cross=encoded, keep=True
         )
         states = self._first_state(hidden, rows)
         cache = Cache.create(
             self.config,
             rows.lengths + self.decoder.prompt_count(),
-            past=(*past, stream.as_context(key_values)),
+            past=(*past, stream.as_context(kept)),
             capacity=capacity,
             cross=encoded,
         )
@@ -369,12 +369,12 @@ class EncoderDecoder(LanguageModel):
         stream: Stream,
         past: Sequence[Context],
         cross: Sequence[Context] = (),
-    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+    ) -> tuple[Float[Array, "B Q D"], Kept]:
         """Reads more targets of rows; see `LanguageModel.extend`."""
-        (hidden,), (key_values,) = self.decoder.run(
+        (hidden,), (kept,) = self.decoder.run(
             [self.decoder_inputs(stream, None)], past=past, cross=cross, keep=True
         )
-        return self._normalize_output(hidden, None), key_values
+        return self._normalize_output(hidden, None), kept
 
     def _normalize_output(self, hidden, key):
         """Applies the final norm, T5 1.0's scale and dropout."""

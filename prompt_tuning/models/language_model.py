@@ -18,7 +18,6 @@ from prompt_tuning.losses.output_head import (
     as_output_head,
     head_logits,
 )
-from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.layers import (
     Head,
@@ -26,7 +25,7 @@ from prompt_tuning.models.layers import (
     adapted_output,
     applied_bias,
 )
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.prompts.class_head import NAME as CLASSES
 from prompt_tuning.prompts.class_head import ClassRows
 from prompt_tuning.prompts.token_rows import NAME, HeadRows
@@ -106,7 +105,7 @@ class LanguageModel(nnx.Module):
         stream: Stream,
         past: Sequence[Context],
         cross: Sequence[Context] = (),
-    ) -> tuple[Float[Array, "B Q D"], KeyValues]:
+    ) -> tuple[Float[Array, "B Q D"], Kept]:
         """Reads more tokens of rows, after earlier ones.
 
         Args:
@@ -115,8 +114,8 @@ class LanguageModel(nnx.Module):
           cross: an encoder's output; empty in a decoder-only model.
 
         Returns:
-          the hidden states that predict the tokens after these, and the keys and values
-            of these, `[L, G, B, Q, K]`.
+          the hidden states that predict the tokens after these, and their keys and
+            values, `[L, G, B, Q, K]`, and the states after them.
         """
         raise NotImplementedError
 
@@ -161,10 +160,10 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Float[Array, "B D"], Cache]:
         """Reads one more token per row and returns the state that predicts the next."""
         embedded = self.output_embedder(tokens[:, None], self.config.dtype)
-        hidden, key_values = self.extend(
+        hidden, kept = self.extend(
             cache.stream(embedded), cache.contexts(), cache.cross
         )
-        return hidden[:, 0], cache.append(key_values)
+        return hidden[:, 0], cache.append(kept)
 
     def prompts(self) -> dict[str, Any]:
         """Returns the prompt modules by their stack, "encoder" or "decoder"."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.decoder_only import Decoder
@@ -44,6 +45,11 @@ class _Prefixed:
                 "a key/value prefix always precedes the text and sees none of it, so "
                 f"it does not support {prompting}; leave Prompting at its defaults"
             )
+        check_all_attention(
+            self.config,
+            "the prompt is a key/value prefix",
+            "use a soft prompt, LoRA or IA3",
+        )
         prompting.check_windows(self.windowed_layers)
         self.prompt, self.beyond_window = prompt, prompting.beyond_window
 

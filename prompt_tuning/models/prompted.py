@@ -295,6 +295,8 @@ class PromptDecoder(_Prompted, Decoder):
         if not self.shared:
             return None
         stream = causal_stream(self.prompts(key))
+        real = jnp.atleast_1d(self.prompt.real_length)
+        stream = dataclasses.replace(stream, lengths=real)
         if self.prompting.prefix_attention:
             mask = prompt_mask(self.prompt.length, self.prompting)
             real = _real_mask(self.prompt.length, self.prompt.real_length)
@@ -322,9 +324,13 @@ class PromptDecoder(_Prompted, Decoder):
             return self._text_after_prompt(text, rows)
         joined = self.join(text, rows, key)
         stream = self._joined_stream(joined, rows, text.shape[1])
-        real = masks.encoder_mask(rows.lengths + self.prompt_count(), joined.shape[1])
-        block_input = self.block_input(rows, text.shape[1])
-        return dataclasses.replace(stream, context_mask=real, block_input=block_input)
+        lengths = rows.lengths + self.prompt_count()
+        return dataclasses.replace(
+            stream,
+            context_mask=masks.encoder_mask(lengths, joined.shape[1]),
+            lengths=lengths,
+            block_input=self.block_input(rows, text.shape[1]),
+        )
 
     def _text_after_prompt(self, text: Float[Array, "B T D"], rows: RowInfo) -> Stream:
         stream = super().text_stream(text, rows)

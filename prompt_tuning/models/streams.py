@@ -8,7 +8,7 @@ layer) run on all streams together as one `[positions, D]`; `flatten_streams` an
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +17,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
+from prompt_tuning.core.layer_kinds import ATTENTION
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
+from prompt_tuning.models.recurrent_state import RecurrentState, StateView
 from prompt_tuning.sharding import collectives
 
 Mask = Bool[Array, "#R 1 #Q _"] | None
@@ -54,6 +56,7 @@ class Stream:
       context_positions: positions of the keys that later streams attend to; `positions`
         if None.
       segments: number of each position's example in packed rows, 0 for padding.
+      lengths: number of real positions of each row, which come first; None for all.
       block_input: change made to `hidden` as it enters each block.
       shared: whether these rows are prompts shared by the batch instead of rows of it.
       beyond_window: whether windows leave these keys in sight of later streams.
@@ -66,6 +69,7 @@ class Stream:
     context_rows: Int[Array, "_"] | Int[Array, "_ n"] | None = None
     context_positions: Int[Array, "_ _"] | None = None
     segments: Int[Array, "R Q"] | None = None
+    lengths: Int[Array, "_"] | None = None
     block_input: BlockInput | None = None
     shared: bool = False
     beyond_window: bool = False
@@ -89,10 +93,14 @@ class Stream:
         """Returns the same rows with positions that start `count` later."""
         return dataclasses.replace(self, positions=self.positions + count)
 
-    def as_context(self, key_values: KeyValues) -> "Context":
-        """Returns the context of later streams, given this stream's keys and values."""
+    def as_context(self, kept: "Kept") -> "Context":
+        """Returns the context of later streams, given what this stream left behind."""
         return Context(
-            key_values, self.context_mask, self.context_rows, self.key_positions
+            kept.key_values,
+            self.context_mask,
+            self.context_rows,
+            self.key_positions,
+            kept.state,
         )
 
     @property
@@ -103,6 +111,19 @@ class Stream:
         return (
             self.positions if self.context_positions is None else self.context_positions
         )
+
+
+class Kept(NamedTuple):
+    """What a stream leaves behind for later positions, in all blocks.
+
+    Attributes:
+      key_values: keys and values, stacked on the layers with attention.
+      state: states after each row's last real position, stacked on the recurrent
+        layers; None if there are none.
+    """
+
+    key_values: KeyValues
+    state: RecurrentState | None = None
 
 
 class Context(NamedTuple):
@@ -116,12 +137,15 @@ class Context(NamedTuple):
       positions: positions for the relative position bias and for windows, `[1 or N,
         S]`; None in cross-attention, which has neither, and for keys that windows leave
         in sight.
+      state: states after it; None in a model without recurrent layers, and if the
+        context changes none.
     """
 
     key_values: KeyValues | Array
     mask: Mask
     rows: Int[Array, "R"] | Int[Array, "R n"] | None = None
     positions: Int[Array, "_ S"] | None = None
+    state: RecurrentState | None = None
 
     @property
     def row_count(self) -> int:
@@ -218,6 +242,7 @@ class StreamView(NamedTuple):
       cross_views: sources of cross-attention: an encoder's outputs.
       first_row: index in the whole batch of the first row.
       rows: number of rows in the whole batch.
+      state: how it continues states of recurrent layers; None without such layers.
     """
 
     shape: tuple[int, int]
@@ -225,6 +250,7 @@ class StreamView(NamedTuple):
     cross_views: tuple[AttentionView, ...]
     first_row: Int[Array, ""] | int
     rows: int
+    state: StateView | None = None
 
     def in_block(self, values: BlockValues) -> "StreamView":
         """Returns the view of one block, given its slice of what differs."""
@@ -281,3 +307,26 @@ def apply_block_inputs(
         )
     ]
     return flatten_streams(parts)
+
+
+def state_view(
+    streams: Sequence[Stream], index: int, past: Sequence[Context]
+) -> StateView:
+    """Returns how a stream continues the states of what precedes it."""
+    stream, rows = streams[index], None
+    if index:
+        rows = streams[index - 1].context_rows
+    elif known := [context for context in past if context.state is not None]:
+        rows = known[-1].rows
+    length = stream.hidden.shape[1]
+    return StateView.create(rows, length, stream.segments, stream.lengths)
+
+
+def kept_by_stream(
+    kept: Mapping[str, tuple[Any, ...]],
+) -> tuple[Kept, ...]:
+    """Returns what each stream leaves behind, from what it leaves in each mixer."""
+    [*states] = (parts for kind, parts in kept.items() if kind != ATTENTION)
+    if not states:
+        return tuple(map(Kept, kept[ATTENTION]))
+    return tuple(map(Kept, kept[ATTENTION], states[0]))

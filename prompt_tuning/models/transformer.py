@@ -5,6 +5,7 @@ the text attends to both. Keys and values computed earlier (a cache, an encoder'
 output) are passed in as `Context`.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -16,7 +17,9 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.block_scan import scan_blocks
+from prompt_tuning.core.layer_kinds import ATTENTION, mixers
 from prompt_tuning.core.masks import Count
+from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
     ParameterAxes,
@@ -29,10 +32,12 @@ from prompt_tuning.core.rematerialization import rematerialized
 from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
-from prompt_tuning.models.block import Attention, Block
+from prompt_tuning.models.attention_layer import Attention
+from prompt_tuning.models.block import Block
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.recurrent_state import last_state
 from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import (
     RotaryAngles,
@@ -45,13 +50,16 @@ from prompt_tuning.models.streams import (
     BlockValues,
     Context,
     ContextMask,
+    Kept,
     Stream,
     StreamView,
     apply_block_inputs,
     bias_of_buckets,
     flatten_streams,
+    kept_by_stream,
     position_numbers,
     split_streams,
+    state_view,
 )
 from prompt_tuning.sharding import collectives, parameter_gathering
 
@@ -63,7 +71,8 @@ class Stack(nnx.Module):
 
     Attributes:
       stack: "encoder" or "decoder".
-      layers: the blocks, every parameter stacked on `L`.
+      kinds: mixer of each block.
+      layers: the blocks, every parameter stacked on `L`, or on the blocks that have it.
       final_norm: norm that the caller applies at the positions it needs; None if each
         block ends with a norm.
       relative_position_bias: T5's bias; None in other models.
@@ -88,6 +97,7 @@ class Stack(nnx.Module):
         self.rematerialization = (
             config.encoder_policy if bidirectional else config.rematerialization
         )
+        self.kinds = (ATTENTION,) * layers if bidirectional else mixers(config)
         self.layers = Block(
             named_key(key, "layers"), config, layers=layers, cross=cross
         )
@@ -115,19 +125,20 @@ class Stack(nnx.Module):
         cross: Sequence[Context] = (),
         key: Key[Array, ""] | None = None,
         keep: bool = False,
-    ) -> tuple[list[Float[Array, "_ _ D"]], tuple[KeyValues, ...]]:
+    ) -> tuple[list[Float[Array, "_ _ D"]], tuple[Kept, ...]]:
         """Runs streams through all blocks.
 
         Args:
-          streams: the streams; each attends to itself and to those before it.
-          past: keys and values that precede each row, computed earlier.
+          streams: the streams; each attends to itself and to those before it, and
+            continues the states of the one before it.
+          past: keys, values and states that precede each row, computed earlier.
           cross: an encoder's output.
           key: random key for dropout; None disables dropout.
-          keep: whether to return the streams' own keys and values.
+          keep: whether to return what the streams leave behind.
 
         Returns:
-          each stream's hidden states before the final norm, and its keys and values
-            stacked on `L` (none unless `keep`).
+          each stream's hidden states before the final norm, and its keys, values and
+            states (none unless `keep`).
         """
         views = self._views(streams, past, cross)
         graph, parameters = split(self.layers)
@@ -137,10 +148,10 @@ class Stack(nnx.Module):
         block_inputs = [stream.block_input for stream in streams]
         input_values = tuple(change and change.values for change in block_inputs)
 
-        def body(carry, layer):
+        def body(graph, carry, layer):
             hidden, captured = carry
             # `layer` is one block's slice of everything that is stacked on L.
-            parameters, (input_values, past, cross, key, values, number) = layer
+            parameters, (input_values, cross, key, values, number), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = parameter_gathering.gather_parameters(
                 move_to_device(parameters), axes
@@ -150,10 +161,10 @@ class Stack(nnx.Module):
             own_angles = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
             with intermediates.collect_block(captured, number) as captured:
-                hidden, key_values = block(
+                hidden, kept = block(
                     hidden, own_angles, numbers, own_views, past, cross, key
                 )
-            return (hidden, captured), key_values if keep else ()
+            return (hidden, captured), kept if keep else ()
 
         encoded = _encoder_outputs(cross)
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
@@ -164,20 +175,37 @@ class Stack(nnx.Module):
         with jax.named_scope("blocks"):
             others = (
                 input_values,
-                _stacked_key_values(past),
                 _stacked_key_values(cross),
                 keys,
                 self._block_values(),
                 jnp.arange(self.count) if captured else None,
             )
-            gathers = _gathers_weights(axes) or any_on_host(parameters)
-            (hidden, captured), key_values = scan_blocks(
-                body, (hidden, captured), parameters, others, policy, gathers=gathers
-            )
+            carry, before = (hidden, captured), _stacked_key_values(past)
+            state = last_state([context.state for context in past])
+            if set(self.kinds) == {ATTENTION}:
+                gathers = _gathers_weights(axes) or any_on_host(parameters)
+                (hidden, captured), kept = scan_blocks(
+                    lambda carry, layer: body(graph, carry, (layer[0], *layer[1])),
+                    carry,
+                    parameters,
+                    (others, before),
+                    policy,
+                    gathers=gathers,
+                )
+                kept = {ATTENTION: kept}
+            else:
+                bodies = {
+                    kind: functools.partial(body, split(self.layers.of_kind(kind))[0])
+                    for kind in dict.fromkeys(self.kinds)
+                }
+                own = {kind: state for kind in bodies} | {ATTENTION: before}
+                (hidden, captured), kept = scan_mixed(
+                    bodies, carry, self.kinds, parameters, others, own, policy
+                )
         # The last stream has the rows of the batch.
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        return split_streams(hidden, views), key_values
+        return split_streams(hidden, views), kept_by_stream(kept)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream that runs once, ahead of all rows; None here.
@@ -298,6 +326,8 @@ class Stack(nnx.Module):
                 own = own.with_mask_array(length)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
+            if set(self.kinds) != {ATTENTION}:
+                view = view._replace(state=state_view(streams, i, past))
             views.append(view)
         return tuple(views)
 

@@ -16,6 +16,8 @@ from jaxtyping import Array
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
@@ -82,6 +84,20 @@ def check_location(
         raise InputError(
             f"{setting}, which always saves the input of each block in host memory "
             "and recomputes the block: leave out rematerialization"
+        )
+
+
+def check_by_layer(weights: str, config: ModelConfig) -> None:
+    """Checks that a model's layers can be brought to the device one by one.
+
+    Raises:
+      InputError: if its layers are not all alike.
+    """
+    if weights != DEVICE:
+        check_all_attention(
+            config,
+            f"Pretrained.weights is {shown(weights)}",
+            f"give {how_to_set('Pretrained.weights', DEVICE)}",
         )
 
 

@@ -26,6 +26,7 @@ from prompt_tuning.adapters.adapter import (
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.models.build import projections
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
@@ -196,6 +197,9 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
     Raises:
       InputError: if the model's prompt does not run so.
     """
+    check_all_attention(
+        model.config, "PEFT has a deep prompt as a key/value prefix", "export it as npz"
+    )
     context = model.prefix() if isinstance(model, DecoderOnly) else None
     if context is None:
         raise InputError(
@@ -203,6 +207,8 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
             "it is not in a decoder-only model, or does not run before the text"
         )
     # [L, G, 1, P, K] each; the prompt is the only row.
-    pair = np.stack([np.asarray(x, np.float32) for x in context.key_values], axis=1)
+    pair = np.stack(
+        [np.asarray(x, np.float32) for x in context.kept.key_values], axis=1
+    )
     by_position = pair[:, :, :, 0].swapaxes(2, 3)  # [L, 2, P, G, K]
     return Adapter(kind=PREFIX, parameters={PREFIX_PATH: by_position})

@@ -104,6 +104,8 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         },
         **{f"shared/{name}": (width, shared) for name in ("gate", "up")},
         "shared/down": (shared, width),
+        "short_convolution/input": (width, 3 * width),
+        "short_convolution/output": (width, width),
         "mlp/shared_gate": (width, 1),
         "mlp/gate": (width, inner),
         "mlp/up": (width, inner),

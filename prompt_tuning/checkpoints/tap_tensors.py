@@ -1,0 +1,31 @@
+"""Weights of convolutions of each channel alone, which files store `[C, 1, taps]`."""
+
+import dataclasses
+
+import numpy as np
+
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
+from prompt_tuning.core.array_slices import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class TapsFirst(Transform):
+    """Rearranges `[C, 1, taps]` to `[taps, C]`."""
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Rearranges the axes.
+
+        Raises:
+          ValueError: if the convolution mixes channels.
+        """
+        if stored.ndim != 3 or stored.shape[1] != 1:
+            raise ValueError(f"a convolution has shape {stored.shape}, not [C, 1, W]")
+        return stored[:, 0].T
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the rearranged block."""
+        taps, channels = block
+        return tensor.read((channels, slice(0, 1), taps))[:, 0].T
+
+
+taps_first = TapsFirst()

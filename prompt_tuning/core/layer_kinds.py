@@ -1,0 +1,97 @@
+"""Which layers have which mixer, and the repetitions in their order.
+
+A layer's *mixer* is the part that moves information between positions: attention, or a
+recurrent one, which remembers a state of fixed size. Parameters and states of a mixer
+are stacked on the layers that have it, all others on all layers.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from prompt_tuning.core.errors import InputError
+
+if TYPE_CHECKING:
+    from prompt_tuning.core.model_config import ModelConfig
+
+ATTENTION = "self_attention"
+"""Name of attention among the mixers, and in the paths of its parameters."""
+
+
+def mixers(config: "ModelConfig") -> tuple[str, ...]:
+    """Returns the mixer of each layer of the decoder."""
+    recurrent = set(config.recurrent_layers)
+    return tuple(
+        config.recurrence if i in recurrent else ATTENTION for i in range(config.layers)
+    )
+
+
+def layers_with(config: "ModelConfig", path: str) -> list[int]:
+    """Returns the numbers of the decoder's layers that have a parameter.
+
+    Args:
+      config: config of the model.
+      path: path of the parameter within a layer, e.g. `self_attention/query/kernel`.
+    """
+    part, kinds = path.split("/")[0], mixers(config)
+    everywhere = part not in (ATTENTION, config.recurrence)
+    return [i for i, kind in enumerate(kinds) if everywhere or kind == part]
+
+
+def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
+    """Checks that every layer of a model has attention.
+
+    Args:
+      config: config of the model.
+      found: what needs it, as the beginning of the message.
+      remedy: what to do, as its end.
+
+    Raises:
+      InputError: if some layer is recurrent.
+    """
+    if config.recurrent_layers:
+        raise InputError(
+            f"{found}, which needs attention in every layer, but "
+            f"{len(config.recurrent_layers)} of the {config.layers} layers of this "
+            f"model have a {config.recurrence.replace('_', ' ')}: {remedy}"
+        )
+
+
+class Repetition(NamedTuple):
+    """Consecutive layers in which a pattern of mixers repeats.
+
+    Attributes:
+      start: number of the first layer.
+      pattern: mixers of one repetition.
+      count: number of repetitions.
+    """
+
+    start: int
+    pattern: tuple[str, ...]
+    count: int
+
+
+def repetitions(kinds: Sequence[str]) -> list[Repetition]:
+    """Divides layers into repetitions with as few layers in their patterns as possible.
+
+    One program is compiled for each layer of a pattern.
+
+    >>> [(x.pattern, x.count) for x in repetitions("ccaccacaca")]
+    [(('c', 'c', 'a'), 2), (('c', 'a'), 2)]
+    """
+    layers = tuple(kinds)
+    # The best division of the first layers, with the length of its patterns.
+    best: list[tuple[int, list[Repetition]]] = [(0, [])]
+    for end in range(1, len(layers) + 1):
+        options = []
+        for period in range(1, end + 1):
+            pattern = layers[end - period : end]
+            start, count = end - period, 1
+            while True:
+                length, before = best[start]
+                found = Repetition(start, pattern, count)
+                options.append((length + period, [*before, found]))
+                start, count = start - period, count + 1
+                if start < 0 or layers[start : start + period] != pattern:
+                    break
+        best.append(min(options, key=lambda option: (option[0], len(option[1]))))
+    return best[-1][1]

@@ -1,0 +1,109 @@
+"""LFM2: gated short convolutions, and attention in some layers (Liquid AI 2025)."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.checkpoints.tap_tensors import taps_first
+from prompt_tuning.core.errors import shown
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import (
+    PREFIX,
+    PROJECTIONS,
+    TABLES,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import FULL, read_rotary
+
+CONVOLUTION = "conv"
+MODULES = PROJECTIONS | {
+    "self_attention/out": "self_attn.out_proj",
+    "short_convolution/input": "conv.in_proj",
+    "short_convolution/output": "conv.out_proj",
+    "mlp/gate": "feed_forward.w1",
+    "mlp/up": "feed_forward.w3",
+    "mlp/down": "feed_forward.w2",
+}
+NORMS = {"self_attention_norm": "operator_norm", "mlp_norm": "ffn_norm"}
+QUERY_KEY_NORMS = {
+    "self_attention/query_norm": "self_attn.q_layernorm",
+    "self_attention/key_norm": "self_attn.k_layernorm",
+}
+
+
+def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, tied=True)
+    tied = settings.flag("tie_embedding", fields["tied_head"])
+    reason = "biases of convolutions are not implemented"
+    settings.require("conv_bias", False, reason)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=1_000_000.0)
+        | {
+            "norm_epsilon": settings.positive("norm_eps", 1e-5),
+            "query_key_norm": "head",
+            "tied_head": tied,
+            "feed_forward_width": _feed_forward_width(settings),
+            "recurrence": "short_convolution",
+            "recurrent_layers": read_convolutions(settings, fields["layers"]),
+            "convolution_width": settings.integer("conv_L_cache", 3, minimum=2),
+        }
+    )
+
+
+def read_convolutions(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]:
+    """Reads the numbers of the layers with a convolution.
+
+    Raises:
+      InputError: for another kind of layer, or a model without both kinds.
+    """
+    attention = settings.sequence("full_attn_idxs", list(range(layers)))
+    default = [FULL if i in attention else CONVOLUTION for i in range(layers)]
+    kinds = settings.sequence("layer_types", default)
+    if len(kinds) != layers or set(kinds) != {FULL, CONVOLUTION}:
+        expected = f"a list of {layers} texts, {FULL!r} and {CONVOLUTION!r}"
+        settings.refuse("layer_types", f"{expected}, found {shown(kinds)}")
+    return tuple(i for i, kind in enumerate(kinds) if kind == CONVOLUTION)
+
+
+def _feed_forward_width(settings: HuggingFaceSettings) -> int:
+    """Returns the width after the adjustment that transformers makes."""
+    width = settings.size("block_ff_dim", settings.size("intermediate_size", 12_288))
+    if not settings.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = int(2 * width / 3)
+    width = int(settings.positive("block_ffn_dim_multiplier", 1.0) * width)
+    multiple = settings.size("block_multiple_of", 256)
+    return -(-width // multiple) * multiple
+
+
+def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    return layout_recipes(
+        config,
+        names,
+        modules=MODULES,
+        norms=NORMS,
+        query_key_norms=QUERY_KEY_NORMS,
+        final_norm="embedding_norm",
+        others={"short_convolution/taps": ("conv.conv.weight", taps_first)},
+    )
+
+
+LFM2 = Family(
+    model_type="lfm2",
+    title="LFM2 and LFM2.5, dense",
+    read_fields=read_lfm2,
+    recipes=lfm2_recipes,
+    embedding_tables=TABLES,
+    base_prefix=PREFIX,
+    inert=frozenset({"initializer_range", "use_cache"}),
+)

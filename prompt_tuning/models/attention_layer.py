@@ -1,0 +1,205 @@
+"""The projections of attention in every block, and how streams attend to sources."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from prompt_tuning.core.branch_dropout import branch_draws
+from prompt_tuning.core.dropout import DropoutIndex
+from prompt_tuning.core.masks import CausalMask
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, named_key, optional_key
+from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.models.attention import (
+    AttentionSource,
+    KeyValues,
+    attend,
+    groups_first,
+    positions_first,
+)
+from prompt_tuning.models.attention_choice import choose_attention
+from prompt_tuning.models.flash_attention import attend_fused
+from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.streams import flatten_streams
+from prompt_tuning.sharding import collectives
+
+
+class Attention(nnx.Module):
+    """The four projections of attention, in every block.
+
+    Attributes:
+      query: `[L, D, H * K]`.
+      key: `[L, D, G * K]`.
+      value: `[L, D, G * K]`.
+      out: `[L, H * K, D]`.
+      query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
+        `[L, H * K]`; None without it.
+      key_norm: the same of keys.
+      sinks: score of each head that takes a share of the softmax and has no value, `[L,
+        H]`, or None (see `ModelConfig.attention_sinks`).
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        self.config = config
+        self.head_width = config.head_width
+        self.dropout_rate = config.dropout_rate
+        self.scale = config.score_scale
+        self.interleaved = config.rotary_interleaved
+        inner = config.heads * config.head_width
+        shared = config.key_value_heads * config.head_width
+
+        def dense(name, sizes, axes, scale=1.0):
+            return Dense(
+                named_key(key, name),
+                sizes,
+                axes,
+                layers=layers,
+                bias=name in config.biased_projections,
+                dtype=config.parameter_dtype,
+                scale=scale,
+            )
+
+        # T5 does not scale scores at run time; its query kernel starts smaller instead.
+        start = 1.0 if config.scale_scores else config.head_width**-0.5
+        self.query = dense("query", (config.width, inner), ("embed", "heads"), start)
+        self.key = dense("key", (config.width, shared), ("embed", "key_value_heads"))
+        self.value = dense(
+            "value", (config.width, shared), ("embed", "key_value_heads")
+        )
+        self.out = dense("out", (inner, config.width), ("heads", "embed"))
+
+        def norm(name, width, axis):
+            if config.query_key_norm == "none":
+                return None
+            over = None
+            if config.query_key_norm == "head":
+                # Each device normalizes its own heads with the same scale.
+                width, axis, over = config.head_width, "head_width", axis
+            return Norm(
+                named_key(key, name),
+                config,
+                stacked=layers,
+                width=width,
+                axis=axis,
+                head_width=config.head_width if self.norms_heads else None,
+                partial_over=over,
+            )
+
+        self.norms_heads = config.query_key_norm in ("head", "each_head")
+        self.query_norm = norm("query_norm", inner, "heads")
+        self.key_norm = norm("key_norm", shared, "key_value_heads")
+        self.sinks = (
+            declare(
+                named_key(key, "sinks"),
+                (layers, config.heads),
+                ("layers", "heads"),
+                jax.nn.initializers.zeros,
+                config.parameter_dtype,
+            )
+            if config.attention_sinks
+            else None
+        )
+
+    def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
+        """Projects to queries; on a mesh, for the heads of this device."""
+        return self._heads(self.query(x), self.query_norm)
+
+    def keys_and_values(
+        self, x: Float[Array, "*lead D"]
+    ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
+        """Projects to keys and values; on a mesh, for the heads of this device."""
+        keys = self._heads(self.key(x), self.key_norm)
+        values = self._heads(self.value(x))
+        return collectives.local_groups(keys), collectives.local_groups(values)
+
+    def source(self, x: Float[Array, "R S D"]) -> KeyValues:
+        """Projects rows to the keys and values that attention reads."""
+        return KeyValues.from_heads(*self.keys_and_values(x))
+
+    def encoded_source(
+        self, encoded: Float[Array, "R S D"], key: Key[Array, ""] | None, shared: bool
+    ) -> KeyValues:
+        """Projects an encoder's output to keys and values.
+
+        Args:
+          encoded: output of rows of the batch, or of prompts that rows share.
+          key: random key of the block for dropout; None disables dropout.
+          shared: whether it is that of shared prompts.
+        """
+        name = "encoded_prompts" if shared else "encoded"
+        rows = len(encoded)
+        first = 0 if shared else collectives.row_range(rows).first
+        numbers = DropoutIndex.for_rows(encoded.shape, first).high[..., 0]  # [R, S]
+        with branch_draws(optional_key(key, name), numbers):
+            return self.source(encoded)
+
+    def _heads(
+        self, x: Float[Array, "*lead HK"], norm: Norm | None = None
+    ) -> Float[Array, "*lead H K"]:
+        """Splits projected positions into heads, normalized as the config sets."""
+        if norm is not None and not self.norms_heads:
+            x = norm(x)
+        heads = x.reshape(*x.shape[:-1], -1, self.head_width)
+        return norm(heads) if norm is not None and self.norms_heads else heads
+
+    def attend_and_project(
+        self,
+        queries: Sequence[Float[Array, "_ _ H K"]],
+        sources: Sequence[Sequence[AttentionSource]],
+        first_rows: Sequence[Int[Array, ""] | int],
+        key: Key[Array, ""] | None,
+    ) -> Float[Array, "n D"]:
+        """Attends from each stream to its sources and projects back to the model width.
+
+        Args:
+          queries: queries of each stream.
+          sources: sources that each stream attends to.
+          first_rows: index in the whole batch of each stream's first row.
+          key: random key for dropout; None disables dropout.
+
+        Returns:
+          the output at all positions of all streams.
+        """
+        # Of each stream, [G, R, h, Q, K].
+        attended = [
+            self._attend(query, stream_sources, optional_key(key, f"stream_{i}"), first)
+            for i, (query, stream_sources, first) in enumerate(
+                zip(queries, sources, first_rows, strict=True)
+            )
+        ]
+        flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
+        return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
+
+    def _attend(self, query, sources, key, first_row):
+        """Attends with the method that the views of the stream were made for."""
+        query = groups_first(query, sources[0].key_values.groups)
+        if isinstance(sources[-1].mask, CausalMask):
+            kernel = choose_attention(self.config).kernel
+            assert kernel is not None  # else the mask would be an array
+            return attend_fused(kernel, query, sources, scale=self.scale)
+        if self.sinks is not None:
+            sources = [*sources, _sink(self.sinks[...], query)]
+        output = attend(
+            query,
+            sources,
+            scale=self.scale,
+            soft_cap=self.config.attention_soft_cap,
+            dropout_rate=self.dropout_rate,
+            key=key,
+            first_row=first_row,
+        )
+        return named(output, ATTENTION)  # a kernel names its output itself
+
+
+def _sink(
+    scores: Float[Array, "H"], query: Float[Array, "G R h Q K"]
+) -> AttentionSource:
+    """Returns a source with one key of given scores and value zero."""
+    groups, length, width = query.shape[0], query.shape[3], query.shape[4]
+    zeros = jnp.zeros((groups, 1, 1, width), query.dtype)
+    bias = jnp.broadcast_to(scores[None, :, None, None], (1, len(scores), length, 1))
+    return AttentionSource(KeyValues(zeros, zeros), None, bias)

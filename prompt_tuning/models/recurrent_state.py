@@ -1,0 +1,108 @@
+"""States of recurrent mixers, and how they pass from one stream of rows to the next.
+
+A row's state after its last real position is all that later positions see of it. So
+padding must not change a state, every example of a packed row begins anew, and what
+comes first (a prompt, a cache) hands its last state on.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
+
+from prompt_tuning.core.block_arrays import Blocks
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.models.row_info import positions_in_segment
+
+
+class RecurrentState(NamedTuple):
+    """What the recurrent layers remember of rows.
+
+    Attributes:
+      window: last inputs of the convolution, `[L, N, W, C]`, or `[N, W, C]` of one
+        layer, for `L` recurrent layers; zeros before a row's first positions.
+    """
+
+    window: Blocks
+
+    @classmethod
+    def zeros(cls, config: ModelConfig, rows: int) -> "RecurrentState":
+        """Returns the states before the first position of rows."""
+        shape = (len(config.recurrent_layers), rows, config.convolution_width - 1)
+        return cls(jnp.zeros((*shape, config.width), config.dtype))
+
+
+class StateView(NamedTuple):
+    """How one stream continues the states of what precedes it, in every block.
+
+    Attributes:
+      rows: row of the preceding states that each row, or each example of a packed row,
+        continues, `[R]` or `[R, n]`; None if equally many consecutive rows share each.
+      positions: number of positions before each in its example, `[1 or R, Q]`.
+      segments: number of each position's example, from 1, and 0 for padding; None if
+        each row is one example.
+      lengths: number of real positions of each row; None for all.
+    """
+
+    rows: Int[Array, "R"] | Int[Array, "R n"] | None
+    positions: Int[Array, "#R Q"]
+    segments: Int[Array, "R Q"] | None
+    lengths: Int[Array, "_"] | None
+
+    @classmethod
+    def create(
+        cls,
+        rows: Int[Array, "R"] | Int[Array, "R n"] | None,
+        length: int,
+        segments: Int[Array, "R Q"] | None,
+        lengths: Int[Array, "_"] | None,
+    ) -> "StateView":
+        """Returns the view of a stream of a length; see the attributes."""
+        if segments is None:
+            positions = jnp.arange(length)[None]
+        else:
+            positions = positions_in_segment(segments)
+        return cls(rows, positions, segments, lengths)
+
+
+def rows_before(
+    state: Shaped[Array, "N *rest"], view: StateView, rows: int
+) -> Shaped[Array, "..."]:
+    """Selects the preceding states of a stream's rows, `[R, ...]` or `[R, n, ...]`."""
+    if view.rows is not None:
+        return state[view.rows]
+    if len(state) in (1, rows):
+        return jnp.broadcast_to(state, (rows, *state.shape[1:]))
+    return jnp.repeat(state, rows // len(state), axis=0)
+
+
+def last_positions(
+    extended: Float[Array, "R _ C"], view: StateView, count: int
+) -> Float[Array, "R W C"]:
+    """Returns the last `count` positions before padding of rows.
+
+    Args:
+      extended: `count` earlier positions and then those of the rows.
+      view: view of the stream.
+      count: number of positions `W`.
+    """
+    if view.lengths is None:
+        return extended[:, extended.shape[1] - count :]
+    ends = jnp.broadcast_to(view.lengths, (len(extended),))
+    index = ends[:, None] + jnp.arange(count)  # [R, W]
+    return jnp.take_along_axis(extended, index[..., None], axis=1)
+
+
+def last_state(states: Sequence[RecurrentState | None]) -> RecurrentState | None:
+    """Returns the state after several contexts: that of the last which has one."""
+    known = [state for state in states if state is not None]
+    return known[-1] if known else None
+
+
+def replace_rows(
+    old: RecurrentState, new: RecurrentState, numbers: Int[Array, "R"]
+) -> RecurrentState:
+    """Returns states `[L, N, ...]` with those of some rows replaced."""
+    return jax.tree.map(lambda x, y: x.at[:, numbers].set(y), old, new)
