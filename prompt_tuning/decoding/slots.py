@@ -187,7 +187,7 @@ def _read_window(
         cross = (Context(slots.cross.as_source(), slots.cross_mask[:, None, None]),)
     mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
     with row_entries(entries):
-        hidden, key_values = model.extend(
+        hidden, kept = model.extend(
             Stream(embedded, positions, mask),
             [
                 *_page_contexts(pages, rows.visible),
@@ -212,7 +212,7 @@ def _read_window(
         def write(buffer: Array, new: Array) -> Array:
             return buffer.at[:, numbers, column].set(new, mode="drop")
 
-        return own.map(write, key_values)
+        return own.map(write, kept.key_values)
 
     updated = map(write_section, read, slots.section_ends)
     return hidden, (*updated, *beyond)
@@ -319,7 +319,10 @@ def _run_chunks(
     past = _page_contexts(pages, rows.visible, stacked=True)
     past += _own_contexts(own, rows.written, rows.first)
     with row_entries(jnp.asarray(rows.entry)):
-        return model.extend(Stream(embedded, positions, masks.CausalMask(None)), past)
+        hidden, kept = model.extend(
+            Stream(embedded, positions, masks.CausalMask(None)), past
+        )
+        return hidden, kept.key_values
 
 
 @functools.partial(jax.jit, donate_argnames="slots")

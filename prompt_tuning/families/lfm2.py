@@ -5,7 +5,6 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.checkpoints.tap_tensors import taps_first
-from prompt_tuning.core.errors import shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -52,26 +51,32 @@ def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
             "query_key_norm": "head",
             "tied_head": tied,
             "feed_forward_width": _feed_forward_width(settings),
-            "recurrence": "short_convolution",
-            "recurrent_layers": read_convolutions(settings, fields["layers"]),
-            "convolution_width": settings.integer("conv_L_cache", 3, minimum=2),
         }
+        | read_convolutions(settings, fields["layers"])
     )
 
 
-def read_convolutions(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]:
-    """Reads the numbers of the layers with a convolution.
+def read_convolutions(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+    """Reads which layers have a convolution, and its width.
 
     Raises:
-      InputError: for another kind of layer, or a model without both kinds.
+      InputError: for another kind of layer.
     """
     attention = settings.sequence("full_attn_idxs", list(range(layers)))
     default = [FULL if i in attention else CONVOLUTION for i in range(layers)]
     kinds = settings.sequence("layer_types", default)
-    if len(kinds) != layers or set(kinds) != {FULL, CONVOLUTION}:
-        expected = f"a list of {layers} texts, {FULL!r} and {CONVOLUTION!r}"
-        settings.refuse("layer_types", f"{expected}, found {shown(kinds)}")
-    return tuple(i for i, kind in enumerate(kinds) if kind == CONVOLUTION)
+    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, CONVOLUTION}:
+        expected = f"a list of {layers} texts, each {FULL!r} or {CONVOLUTION!r}"
+        settings.refuse("layer_types", expected)
+    width = settings.integer("conv_L_cache", 3, minimum=2)
+    numbers = tuple(i for i, kind in enumerate(kinds) if kind == CONVOLUTION)
+    if not numbers:
+        return {}
+    return {
+        "recurrence": "short_convolution",
+        "recurrent_layers": numbers,
+        "convolution_width": width,
+    }
 
 
 def _feed_forward_width(settings: HuggingFaceSettings) -> int:

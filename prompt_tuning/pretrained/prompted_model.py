@@ -51,11 +51,7 @@ from prompt_tuning.pretrained.source import (
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.pretrained.trained_rows import open_rows
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
-from prompt_tuning.pretrained.weight_storage import (
-    WeightStorage,
-    check_by_layer,
-    check_location,
-)
+from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
@@ -329,7 +325,6 @@ def open_pretrained(
     policies = (source.rematerialization, source.encoder_rematerialization)
     check_location(source.weights, source.trained_weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
-    check_by_layer(source.weights, config)
     check_attention(config)
     tokenizer = find_tokenizer(source, config)
     tuning, started = tuning or Tuning(), PromptPair()

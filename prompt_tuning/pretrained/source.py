@@ -29,6 +29,7 @@ from prompt_tuning.families.hf_folder import (
     read_config,
 )
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
+from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary
 
 
@@ -153,6 +154,7 @@ def open_checkpoint(
             found = "is a GGUF file" if is_gguf(path) else "has a config.json"
             raise InputError(f"{path} {found}; remove the binding of Pretrained.config")
         config = read_config(path, **choices)
+        check_by_layer(source.weights, config)
         stored = open_stored(path)
         recipes = find_recipes(config, stored)
         config = _as_published(config, source.parameter_dtype, recipes, stored)

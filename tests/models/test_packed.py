@@ -60,6 +60,10 @@ LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
 ISOLATED = Prompting(visibility=("prompt->prompt",))
 WAYS = {
     "llama": (LLAMA, several_prompts, None, {}),
+    "lfm2": (dummies.LFM2, several_prompts, None, {}),
+    "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
+    "lfm2 instance": (dummies.LFM2, instance, None, {}),
+    "lfm2 deep": (dummies.LFM2, deep, None, {}),
     "llama joined": (LLAMA, several_prompts, Prompting(execution="joined"), {}),
     "gpt2 suffix": (dummies.GPT2, several_prompts, Prompting("suffix"), {}),
     "llama after bos": (LLAMA, several_prompts, Prompting("after_bos"), {}),
@@ -152,7 +156,7 @@ def batch_of(way, rows):
     )
 
 
-@pytest.mark.parametrize("way", sample(1, WAYS))
+@pytest.mark.parametrize("way", sample(2, WAYS))
 def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     graph, parameters = model(way)
     trained = {

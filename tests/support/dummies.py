@@ -55,6 +55,15 @@ GPT2 = dataclasses.replace(
     biases="all",
     tied_head=True,
 )
+LFM2 = dataclasses.replace(
+    LLAMA,
+    family="lfm2",
+    layers=5,
+    query_key_norm="head",
+    recurrence="short_convolution",
+    recurrent_layers=(0, 1, 3),
+    convolution_width=3,
+)
 T5_ORIGINAL, T5_GATED = (
     t5_config(
         width=16,
