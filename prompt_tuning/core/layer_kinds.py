@@ -56,7 +56,7 @@ def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
         )
 
 
-class Repetition(NamedTuple):
+class LayerRun(NamedTuple):
     """Consecutive layers in which a pattern of mixers repeats.
 
     Attributes:
@@ -70,7 +70,7 @@ class Repetition(NamedTuple):
     count: int
 
 
-def repetitions(kinds: Sequence[str]) -> list[Repetition]:
+def repetitions(kinds: Sequence[str]) -> list[LayerRun]:
     """Divides layers into repetitions with as few layers in their patterns as possible.
 
     One program is compiled for each layer of a pattern.
@@ -80,7 +80,7 @@ def repetitions(kinds: Sequence[str]) -> list[Repetition]:
     """
     layers = tuple(kinds)
     # The best division of the first layers, with the length of its patterns.
-    best: list[tuple[int, list[Repetition]]] = [(0, [])]
+    best: list[tuple[int, list[LayerRun]]] = [(0, [])]
     for end in range(1, len(layers) + 1):
         options = []
         for period in range(1, end + 1):
@@ -88,7 +88,7 @@ def repetitions(kinds: Sequence[str]) -> list[Repetition]:
             start, count = end - period, 1
             while True:
                 length, before = best[start]
-                found = Repetition(start, pattern, count)
+                found = LayerRun(start, pattern, count)
                 options.append((length + period, [*before, found]))
                 start, count = start - period, count + 1
                 if start < 0 or layers[start : start + period] != pattern:

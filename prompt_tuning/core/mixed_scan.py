@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from prompt_tuning.core.block_arrays import Blocks, is_block_arrays
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import Repetition, repetitions
+from prompt_tuning.core.layer_kinds import LayerRun, repetitions
 from prompt_tuning.core.rematerialization import Rematerialization, checkpointed
 from prompt_tuning.core.save_policies import BLOCK_INPUT, named
 
@@ -77,7 +77,7 @@ def scan_mixed(
     leaves = jax.tree.leaves((parameters, own), is_leaf=is_block_arrays)
     parts = repetitions(kinds)
     if any(map(is_block_arrays, leaves)):
-        parts = [Repetition(i, (kind,), 1) for i, kind in enumerate(kinds)]
+        parts = [LayerRun(i, (kind,), 1) for i, kind in enumerate(kinds)]
     outputs: dict[str, list[Any]] = {kind: [] for kind in bodies}
     for part in parts:
         hidden, collected = _run_part(run, hidden, kinds, part, policy)

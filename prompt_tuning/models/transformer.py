@@ -6,8 +6,8 @@ output) are passed in as `Context`.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from prompt_tuning.core.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.core.rematerialization import rematerialized
+from prompt_tuning.core.rematerialization import Rematerialization, rematerialized
 from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
@@ -141,7 +141,6 @@ class Stack(nnx.Module):
             states (none unless `keep`).
         """
         views = self._views(streams, past, cross)
-        graph, parameters = split(self.layers)
         axes = logical_axes(self.layers)
         keys = None if key is None else jax.random.split(key, self.count)
         angles, numbers = self._angles(streams), position_numbers(views)
@@ -180,32 +179,52 @@ class Stack(nnx.Module):
                 self._block_values(),
                 jnp.arange(self.count) if captured else None,
             )
-            carry, before = (hidden, captured), _stacked_key_values(past)
-            state = last_state([context.state for context in past])
-            if set(self.kinds) == {ATTENTION}:
-                gathers = _gathers_weights(axes) or any_on_host(parameters)
-                (hidden, captured), kept = scan_blocks(
-                    lambda carry, layer: body(graph, carry, (layer[0], *layer[1])),
-                    carry,
-                    parameters,
-                    (others, before),
-                    policy,
-                    gathers=gathers,
-                )
-                kept = {ATTENTION: kept}
-            else:
-                bodies = {
-                    kind: functools.partial(body, split(self.layers.of_kind(kind))[0])
-                    for kind in dict.fromkeys(self.kinds)
-                }
-                own = {kind: state for kind in bodies} | {ATTENTION: before}
-                (hidden, captured), kept = scan_mixed(
-                    bodies, carry, self.kinds, parameters, others, own, policy
-                )
+            (hidden, captured), kept = self._scan(
+                body, (hidden, captured), others, past, policy
+            )
         # The last stream has the rows of the batch.
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
         return split_streams(hidden, views), kept_by_stream(kept)
+
+    def _scan(
+        self,
+        body: Callable[..., tuple[Any, Any]],
+        carry: Any,
+        others: Any,
+        past: Sequence[Context],
+        policy: Rematerialization,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the blocks; returns the carry, and for each mixer what they return.
+
+        Args:
+          body: `f(graph, carry, layer)`, where `layer` has the parameters of a block of
+            that structure, its `others` and what precedes its streams.
+          carry: what the first block gets.
+          others: inputs of each block, stacked on `L`.
+          past: keys, values and states that precede each row.
+          policy: what is saved for the backward pass.
+        """
+        graph, parameters = split(self.layers)
+        before = _stacked_key_values(past)
+        if set(self.kinds) == {ATTENTION}:
+            carry, kept = scan_blocks(
+                lambda carry, layer: body(graph, carry, (layer[0], *layer[1])),
+                carry,
+                parameters,
+                (others, before),
+                policy,
+                gathers=_gathers_weights(logical_axes(self.layers))
+                or any_on_host(parameters),
+            )
+            return carry, {ATTENTION: kept}
+        bodies = {
+            kind: functools.partial(body, split(self.layers.of_kind(kind))[0])
+            for kind in dict.fromkeys(self.kinds)
+        }
+        state = last_state([context.state for context in past])
+        own = dict.fromkeys(bodies, state) | {ATTENTION: before}
+        return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream that runs once, ahead of all rows; None here.
