@@ -227,9 +227,11 @@ class LanguageModel(nnx.Module):
         return rows.head_rows(tied=self.config.tied_head)
 
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
-        """Computes the scores of every token, in float32."""
+        """Computes the scores of every token, or of every class, in float32."""
         head = as_output_head(self.output_head())
         logits = head_logits(collectives.gather_rows(hidden), head)
+        if self.config.labels:
+            return logits  # on one device, and nothing else acts on classes
         for rows in self.token_embedder.adapters.values():
             logits = rows.row_logits(hidden, logits, self.config)
         if self.head is not None:
