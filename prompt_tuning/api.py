@@ -44,9 +44,10 @@ from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.model import Model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.epochs import steps_of_epochs
-from prompt_tuning.training.loop import TrainingResult, train
+from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Callback, python_reporter
+from prompt_tuning.training.training_result import TrainingResult
 from prompt_tuning.tuned.adapter_conversion import (
     SUFFIXES,
     source_of_model,

@@ -98,15 +98,19 @@ def _read_run(
     config = given_config(options, bindings, directory, trains=trains)
     run = read(config)
     if trains and not imports:
-        _check_rewards(run, getattr(options, "reward", None) or [])
+        check_rewards(run, getattr(options, "reward", None) or [])
     if config.epochs is None:
         return run
     steps = steps_of_epochs(run, config.epochs)
     return read(given_config(options, bindings, directory, trains=trains, steps=steps))
 
 
-def _check_rewards(run: Run, typed: Sequence[str]) -> None:
+def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
     """Refuses to import a module for a reward that the config alone names.
+
+    Args:
+      run: the run.
+      typed: rewards that the user has named.
 
     Raises:
       InputError: with what to give.

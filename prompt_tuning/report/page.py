@@ -42,6 +42,7 @@ from prompt_tuning.report.verdict import (
     unit_of,
 )
 from prompt_tuning.report.visible_text import visible
+from prompt_tuning.training.provenance import STEP
 from prompt_tuning.version import __version__
 
 FOLDER = Path(__file__).parent
@@ -175,6 +176,8 @@ class RunView:
         if self.run.recorded.has_evaluation:
             quoted = shlex.quote(str(folder))
             lines.append(f"prompt-tuning evaluate --run {quoted} --baseline")
+        if self.run.recorded.made_with:
+            lines.append(f"prompt-tuning verify {shlex.quote(str(folder))}")
         return lines
 
 
@@ -249,6 +252,9 @@ def _provenance(recorded: RecordedRun) -> list[tuple[str, str]]:
         ("model", str(recorded.setting("Pretrained", "checkpoint", ""))),
         *((name.replace("_", " "), str(x)) for name, x in recorded.record.items()),
     ]
+    for part in recorded.made_with:
+        values = ", ".join(f"{k} {x}" for k, x in part.items() if k != STEP)
+        rows.append((f"made with, from step {part.get(STEP)}", values))
     rows += [
         (f"{scope or 'data'}: {path}", checksum)
         for scope, files in recorded.data.items()

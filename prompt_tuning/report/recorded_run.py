@@ -1,7 +1,6 @@
 """What a run directory holds, read without its model."""
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,21 +12,16 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_lat
 from prompt_tuning.config.config_values import (
     CONFIG_FILE,
     IDENTITY_FILE,
-    config_values,
-    literal,
-    resolved,
 )
 from prompt_tuning.config.early_checks import read_values
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
-from prompt_tuning.config.recorded_paths import FILES, RecordedPaths
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
+from prompt_tuning.training.provenance import data_checksums, made_with
 
 Values = Mapping[str, Mapping[str, Any]]
 Curve = tuple[list[int], list[float]]
-LARGEST_HASHED = 2**30
-"""Size in bytes of data files above which no checksum is computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +38,7 @@ class RecordedRun:
       checkpoint: content of the best checkpoint's `state.json`; None without one.
       data: of each scope of the config, such as "train", the SHA-256 of its data files
         by path, or why there is none.
+      made_with: versions and machines that made the run, in order; empty if unknown.
     """
 
     directory: Path
@@ -54,6 +49,7 @@ class RecordedRun:
     record: Mapping[str, Any]
     checkpoint: Mapping[str, Any] | None
     data: Mapping[str, Mapping[str, str]]
+    made_with: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":
@@ -76,7 +72,8 @@ class RecordedRun:
             damage,
             read_object(identity).values if identity.is_file() else {},
             _read_checkpoint(directory / FOLDER, damage),
-            _checksums(directory, config),
+            data_checksums(directory, config),
+            made_with(directory),
         )
 
     def setting(self, factory: str, name: str, default: Any = None) -> Any:
@@ -153,27 +150,3 @@ def _read_checkpoint(folder: Path, damage: list[str]) -> Mapping[str, Any] | Non
     except InputError as problem:
         damage.append(f"{problem}.")
         return None
-
-
-def _checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
-    """Returns the SHA-256 of the data files in a config; see `RecordedRun.data`."""
-    paths, values = RecordedPaths.read(directory, config), config_values(config)
-    result = {}
-    for name in values:
-        scope, _, setting = name.rpartition("/")
-        if setting == FILES:
-            given = literal(resolved(values, name), [])
-            names = [given] if isinstance(given, str) else given
-            result[scope] = {n: _checksum(Path(paths.locate(n))) for n in names}
-    return result
-
-
-def _checksum(file: Path) -> str:
-    """Returns the SHA-256 of a file, or why there is none."""
-    if not file.is_file():
-        return "a folder" if file.is_dir() else "not found"
-    size = file.stat().st_size
-    if size > LARGEST_HASHED:
-        return f"too large for a checksum: {size:,} bytes"
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -22,7 +22,7 @@ from prompt_tuning.core.errors import InputError, NotFiniteError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.training.continuation import Member, resumed_message, state_at
-from prompt_tuning.training.loop import TrainingResult, loop
+from prompt_tuning.training.loop import loop
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import (
     check_steps,
@@ -31,6 +31,7 @@ from prompt_tuning.training.run_directory import (
     run_record,
 )
 from prompt_tuning.training.trainer import Trainer
+from prompt_tuning.training.training_result import TrainingResult
 
 DIVERGED_FILE = "diverged.json"
 SWEEP_FILE = "sweep.json"

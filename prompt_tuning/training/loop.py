@@ -6,7 +6,6 @@ checkpoint holds everything else that a step reads.
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from prompt_tuning.config.config_changes import ConfigChanges
 from prompt_tuning.config.python_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
-from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import show_status
 from prompt_tuning.training.batch_sources import BatchSource, open_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
@@ -39,7 +37,7 @@ from prompt_tuning.training.progress import (
     joint_metrics,
     python_reporter,
 )
-from prompt_tuning.training.recorder import Recorder, save_due
+from prompt_tuning.training.recorder import Recorder, log_due, save_due
 from prompt_tuning.training.run_directory import (
     check_steps,
     claim,
@@ -51,37 +49,10 @@ from prompt_tuning.training.run_directory import (
 from prompt_tuning.training.signals import StopSignals, stop_signals
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
+from prompt_tuning.training.step_fingerprints import Fingerprint, fingerprint
 from prompt_tuning.training.step_profile import StepProfile
 from prompt_tuning.training.trainer import Trainer
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingResult:
-    """Outcome of a call of `train`, and the `result` of what `tune` returns.
-
-    Attributes:
-      step: number of completed steps.
-      finished: whether the run is complete; False if a signal stopped it, and the same
-        command resumes it.
-      trained: trained parameters after the last step.
-      metrics: metrics of the last evaluation in this call; empty without one.
-      reason: why the run stopped before its last step, by `Run.early_stopping`; None if
-        it did not.
-      interrupted: whether Ctrl-C stopped the run.
-      epochs: how often the completed steps have read each example.
-
-    Examples:
-      >>> tuned.result.finished, tuned.result.epochs
-      (True, 2.0)
-    """
-
-    step: int
-    finished: bool
-    trained: Parameters
-    metrics: dict[str, float]
-    reason: str | None = None
-    interrupted: bool = False
-    epochs: float = 0.0
+from prompt_tuning.training.training_result import TrainingResult
 
 
 def train(
@@ -229,9 +200,9 @@ def loop(
         for message in messages:
             reporter.say(message)
         watching = CallbackReporter(reporter, callbacks)
-        for member, recorder in zip(members, recorders, strict=True):
-            recorder.keep_frozen()
+        for member, recorder, state in zip(members, recorders, states, strict=True):
             adopt_changes(member, recorder, watching)
+            recorder.record_start(done, state.trained, len(members))
         batches = open_batches(
             [member.trainer for member in members],
             [recorder.meter for recorder in recorders],
@@ -285,10 +256,16 @@ class _Loop:
                 # The device runs this step while the host handles the metrics before.
                 if pending is not None:
                     self._record(*pending)
-                pending = (done, metrics, batch)
                 stop = self._stopping.due(done) or self._reporter.stopped
                 stop = self._batches.between(done) and (stop or bool(self._reason))
-                if save_due(self._run, done) or stop:
+                saves = save_due(self._run, done) or stop
+                pending = (
+                    done,
+                    metrics,
+                    batch,
+                    self._fingerprints(states, done, saves),
+                )
+                if saves:
                     self._record(*pending)
                     pending = None
                     self._measure_and_save(done, states)
@@ -312,6 +289,14 @@ class _Loop:
             return self._first.step(states, self._first.frozen, batch)
         state, metrics = self._first.step(states[0], self._first.frozen, batch)
         return [state], [metrics]
+
+    def _fingerprints(
+        self, states: Sequence[TrainState], done: int, saves: bool
+    ) -> Sequence[Fingerprint | None]:
+        # Before the next step, which reuses the memory of the states.
+        if saves or log_due(self._run, done):
+            return [fingerprint(state.trained) for state in states]
+        return [None] * len(states)
 
     def _results(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
         """Tells why the loop ended; returns the result of each member."""
@@ -341,13 +326,21 @@ class _Loop:
             )
         ]
 
-    def _record(self, step: int, metrics: Sequence[Any], batch: MemberBatches) -> None:
+    def _record(
+        self,
+        step: int,
+        metrics: Sequence[Any],
+        batch: MemberBatches,
+        trained: Sequence[Fingerprint | None],
+    ) -> None:
         with jax.profiler.TraceAnnotation("record metrics"):
             values, lines = jax.device_get(list(metrics)), []
             for k in list(self._live):
                 with self._dropping(k, step):
                     lines.append(
-                        self._recorders[k].record(step, values[k], batch.members[k])
+                        self._recorders[k].record(
+                            step, values[k], batch.members[k], trained[k]
+                        )
                     )
             self._reporter.advance(step, joint_metrics([x for x in lines if x]))
 

@@ -16,6 +16,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
+from prompt_tuning.training.step_fingerprints import Fingerprint, FingerprintLog
 
 METRICS_FILE = "metrics.jsonl"
 MAXIMUM_LOG = 2**30
@@ -43,6 +44,7 @@ class MetricsLog:
             self._path.touch()
             sync_path(directory)
             self._lines = self._path.open("a")
+            self._fingerprints = FingerprintLog(directory, after_step)
             if importlib.util.find_spec("tensorboardX") is not None:
                 from tensorboardX import SummaryWriter
 
@@ -60,6 +62,10 @@ class MetricsLog:
                 for name, value in metrics.items():
                     self._tensorboard.add_scalar(name, value, step)
 
+    def write_fingerprint(self, step: int, fingerprint: Fingerprint) -> None:
+        """Writes the fingerprint of the trained parameters after a step."""
+        self._fingerprints.write(step, fingerprint)
+
     def forget_evaluations(self) -> None:
         """Marks that values of earlier lines were measured in another way."""
         with reporting_disk_errors(self._path):
@@ -74,11 +80,13 @@ class MetricsLog:
         """
         with reporting_disk_errors(self._path):
             sync_file(self._lines)
+        self._fingerprints.sync()
 
     def close(self) -> None:
         """Closes the log."""
         with reporting_disk_errors(self._path):
             self._lines.close()
+            self._fingerprints.close()
             if self._tensorboard is not None:
                 self._tensorboard.close()
 
@@ -87,6 +95,9 @@ class NoLog:
     """The log of every process but the first, which writes the log."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes nothing."""
+
+    def write_fingerprint(self, step: int, fingerprint: Fingerprint) -> None:
         """Writes nothing."""
 
     def forget_evaluations(self) -> None:

@@ -24,7 +24,9 @@ from prompt_tuning.sharding.array_placement import Placement, largest_magnitudes
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.early_stopping import EXTRA, Patience
 from prompt_tuning.training.metrics_log import EVALUATION, MetricsLog, NoLog
+from prompt_tuning.training.provenance import record_provenance
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step_fingerprints import Fingerprint, fingerprint
 from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer
 
@@ -54,7 +56,7 @@ class Recorder:
         self.measured: dict[str, float] = {}
         self.meter = Meter()
 
-    def keep_frozen(self) -> None:
+    def _keep_frozen(self) -> None:
         """Writes the frozen parameters that `Run.save_paths` matches, once."""
         chosen = match_any(self._run.save_paths)
         arrays = {
@@ -70,10 +72,34 @@ class Recorder:
         """Why early stopping ends the run now; None while it continues."""
         return None if self._patience is None else self._patience.reason
 
+    def record_start(self, done: int, trained: Mapping[str, Any], members: int) -> None:
+        """Records what the run starts or continues with, after `done` steps.
+
+        Args:
+          done: number of completed steps.
+          trained: trained parameters.
+          members: number of runs that step together.
+        """
+        self._keep_frozen()
+        if not done:
+            self._log.write_fingerprint(0, fingerprint(trained))
+        processes.run_on_first(lambda: record_provenance(self._run, done, members))
+
     def record(
-        self, step: int, metrics: Mapping[str, Any], batch: Batch
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        batch: Batch,
+        trained: Fingerprint | None = None,
     ) -> dict[str, float] | None:
         """Checks the metrics of a step, and logs them every `Run.log_every` steps.
+
+        Args:
+          step: the step.
+          metrics: its metrics.
+          batch: its rows.
+          trained: fingerprint of the trained parameters after it; None where none is
+            recorded.
 
         Returns:
           the logged values; None if nothing was logged.
@@ -84,7 +110,9 @@ class Recorder:
         values = {name: float(x) for name, x in metrics.items()}
         self._refuse_not_finite(f"of step {step}", values)
         self.meter.count(batch)
-        if not _every(step, self._run.log_every) and step != self._run.steps:
+        if trained is not None:
+            self._log.write_fingerprint(step, trained)
+        if not log_due(self._run, step):
             return None
         epochs = step / self._trainer.batch_plan.batches_per_epoch
         logged = values | {"epoch": epochs} | self.meter.read()
@@ -198,6 +226,11 @@ class Recorder:
             f"{found}; {kept}. Lower the learning rate, "
             "clip the gradient, or start the prompt from vocabulary rows"
         )
+
+
+def log_due(run: Run, done: int) -> bool:
+    """Returns whether a line of the log is due after `done` steps."""
+    return done == run.steps or _every(done, run.log_every)
 
 
 def save_due(run: Run, done: int) -> bool:

@@ -1,0 +1,185 @@
+"""Fingerprints of the trained parameters, at the steps of a run's log.
+
+Two runs with the same fingerprint at a step have the same trained parameters, bit for
+bit. Each takes 16 bytes. It is computed on the device, so nothing waits for it, and it
+is a sum of integers over all elements, so it does not depend on the mesh.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+from prompt_tuning.core.atomic_files import (
+    replace_file,
+    reporting_disk_errors,
+    sync_file,
+)
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
+
+FINGERPRINTS_FILE = "fingerprints.jsonl"
+MAXIMUM_BYTES = 2**30
+"""Maximum size of the file in bytes."""
+WORDS = 4
+"""Number of words of 32 bits in a fingerprint."""
+
+Fingerprint = Sequence[UInt32[Array | np.ndarray, "4"]]
+"""Words of 32 bits, in parts; their sum, modulo 2^32, is the fingerprint."""
+
+
+class FingerprintLog:
+    """Appends one JSON object per fingerprint; a resumed run repeats no line."""
+
+    def __init__(self, directory: Path, after_step: int):
+        """Opens the file and removes what a run repeats that goes on after a step.
+
+        Raises:
+          InputError: if the file is a link out of the directory.
+        """
+        self._file = directory / FINGERPRINTS_FILE
+        check_links(directory, FINGERPRINTS_FILE)
+        with reporting_disk_errors(self._file):
+            if self._file.exists():
+                kept = [
+                    line + b"\n"
+                    for line, step, _ in _parsed_lines(self._file)
+                    if step <= after_step and after_step > 0
+                ]
+                replace_file(self._file, b"".join(kept).decode())
+            self._lines = self._file.open("a")
+
+    def write(self, step: int, fingerprint: Fingerprint) -> None:
+        """Writes the fingerprint of the trained parameters after a step."""
+        line = {"step": step, "trained": as_text(fingerprint)}
+        with reporting_disk_errors(self._file):
+            self._lines.write(json.dumps(line) + "\n")
+            self._lines.flush()
+
+    def sync(self) -> None:
+        """Flushes the lines to the disk."""
+        with reporting_disk_errors(self._file):
+            sync_file(self._lines)
+
+    def close(self) -> None:
+        """Closes the file."""
+        with reporting_disk_errors(self._file):
+            self._lines.close()
+
+
+def read_fingerprints(directory: Path) -> dict[int, str]:
+    """Reads the fingerprints of a run by step; empty if it recorded none.
+
+    Lines that a kill truncated are left out.
+
+    Raises:
+      InputError: if the file cannot be read.
+    """
+    file = directory / FINGERPRINTS_FILE
+    if not file.exists():
+        return {}
+    check_links(directory, FINGERPRINTS_FILE)
+    return {step: text for _, step, text in _parsed_lines(file)}
+
+
+def _parsed_lines(file: Path) -> Iterator[tuple[bytes, int, str]]:
+    """Yields each whole line of the file, its step and its fingerprint."""
+    for number, line in enumerate(read_limited(file, MAXIMUM_BYTES).splitlines(), 1):
+        source = f"line {number} of {file}"
+        try:
+            content = parse_json(line, source)
+        except InputError:
+            continue
+        values = as_object(content, source)
+        yield line, values.integer("step"), values.text("trained")
+
+
+def as_text(fingerprint: Fingerprint) -> str:
+    """Returns a fingerprint as 32 hexadecimal digits."""
+    total = np.zeros(WORDS, np.uint32)
+    for part in fingerprint:
+        total = total + np.asarray(part)
+    return "".join(f"{int(word):08x}" for word in total)
+
+
+def fingerprint(trained: Mapping[str, Any]) -> Fingerprint:
+    """Computes the fingerprint of trained parameters.
+
+    Args:
+      trained: arrays by path. NumPy arrays, which may change in place, are read before
+        the function returns.
+
+    Returns:
+      words whose sum is the fingerprint, one array for each group of devices, which
+      may still be computing.
+    """
+    parts: list[Any] = []
+    groups: dict[Any, dict[str, Array]] = {}
+    for path, leaf in trained.items():
+        if isinstance(leaf, np.ndarray):
+            parts.append(_leaf_words(np, path, leaf))
+        else:
+            # One program cannot read leaves of several stages.
+            groups.setdefault(frozenset(leaf.sharding.device_set), {})[path] = leaf
+    return [*parts, *map(_on_device, groups.values())]
+
+
+@jax.jit
+def _on_device(trained: dict[str, Array]) -> UInt32[Array, "4"]:
+    words = [_leaf_words(jnp, path, leaf) for path, leaf in trained.items()]
+    return jnp.stack(words).sum(0, dtype=jnp.uint32)
+
+
+def _leaf_words(xp: Any, path: str, leaf: Any) -> Any:
+    """Returns the words of one leaf: sums of mixed elements, `[WORDS]`.
+
+    Args:
+      xp: `numpy` or `jax.numpy`, which compute the same integers.
+      path: path of the leaf.
+      leaf: the leaf, of any shape.
+    """
+    # Each element is mixed with its position, by the finalizer of MurmurHash3.
+    bits = _as_integers(xp, leaf) ^ (_positions(xp, leaf.shape) * _word(0x9E3779B1))
+    digest = hashlib.sha256(f"{path} {leaf.shape} {leaf.dtype}".encode()).digest()
+    words = []
+    for seed in np.frombuffer(digest, "<u4", WORDS).tolist():
+        mixed = bits ^ _word(seed)
+        mixed = (mixed ^ (mixed >> _word(16))) * _word(0x85EBCA6B)
+        mixed = (mixed ^ (mixed >> _word(13))) * _word(0xC2B2AE35)
+        mixed = mixed ^ (mixed >> _word(16))
+        words.append(xp.sum(mixed, dtype=np.uint32))
+    return xp.stack(words)
+
+
+def _word(number: int) -> np.ndarray:
+    # An array, because NumPy warns where numbers overflow.
+    return np.array(number, np.uint32)
+
+
+def _as_integers(xp: Any, leaf: Any) -> Any:
+    """Returns the bits of each element as a word; 64 bits are folded to 32."""
+    width = leaf.dtype.itemsize
+    unsigned = np.dtype(f"u{width}")
+    bits = leaf.astype(unsigned) if leaf.dtype == bool else leaf.view(unsigned)
+    if width == 8:
+        bits = bits ^ (bits >> unsigned.type(32))
+    return bits.astype(np.uint32)
+
+
+def _positions(xp: Any, shape: tuple[int, ...]) -> Any:
+    """Returns the position of each element in row-major order, modulo 2^32."""
+    total, stride = xp.zeros([1] * len(shape), np.uint32), 1
+    for axis in reversed(range(len(shape))):
+        count = xp.arange(shape[axis], dtype=np.uint32) * _word(stride % 2**32)
+        total = total + count.reshape(
+            [-1 if i == axis else 1 for i in range(len(shape))]
+        )
+        stride *= shape[axis]
+    return total
