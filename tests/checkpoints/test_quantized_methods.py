@@ -86,15 +86,15 @@ def assert_codes_stand_for(weight: StoredTensor) -> None:
 
 
 def drawn(bits: int):
-    """Integers, zero points and scales of 192 inputs, 16 outputs and groups of 64."""
+    """Integers, zero points and scales of 192 inputs, 32 outputs and groups of 64."""
     random = np.random.default_rng(0)
-    codes = random.integers(0, 2**bits, (192, 16))
-    zeros = random.integers(1, 2**bits, (3, 16))
-    scales = random.uniform(0.5, 2, (3, 16)).astype(np.float16)
+    codes = random.integers(0, 2**bits, (192, 32))
+    zeros = random.integers(1, 2**bits, (3, 32))
+    scales = random.uniform(0.5, 2, (3, 32)).astype(np.float16)
     return codes, zeros, scales
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 def test_gptq_subtracts_zero_points_by_group(bits, version):
     """The first version stores zero points less one; inputs may be in any order."""
@@ -167,7 +167,7 @@ def fixture(name: str) -> dict[str, np.ndarray]:
             {},
             "has 9 codes of",
         ),
-        ("gptq", {}, {"bits": 3}, "bits = 3, expected 2, 4 or 8"),
+        ("gptq", {}, {"bits": 5}, "bits = 5, expected 2, 3, 4 or 8"),
         ("awq", {"m.qweight": np.zeros((8, 1), np.int32)}, {"bits": 4}, "no m.qzeros"),
         (
             "awq",

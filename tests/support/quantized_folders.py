@@ -23,6 +23,8 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def packed(codes: np.ndarray, bits: int, order=None) -> np.ndarray:
     """Packs the columns of integers into words, the first in the lowest bits."""
+    if bits == 3:
+        return packed_in_three_words(codes)
     count = 32 // bits
     order = range(count) if order is None else order
     words = np.zeros((len(codes), codes.shape[1] // count), np.uint32)
@@ -30,6 +32,29 @@ def packed(codes: np.ndarray, bits: int, order=None) -> np.ndarray:
         shift = np.uint32(bits * order[column % count])
         words[:, column // count] |= codes[:, column].astype(np.uint32) << shift
     return words.view(np.int32)
+
+
+def packed_in_three_words(codes: np.ndarray) -> np.ndarray:
+    """Packs 32 columns of three bits into three words, as AutoGPTQ's `pack` does.
+
+    Column 10 has two bits in the first word and one in the second, and column 21 one
+    in the second word and two in the third.
+    """
+    columns = codes.astype(np.uint32).T
+    words = []
+    for first in range(0, len(columns), 32):
+        some = columns[first : first + 32]
+        one, two, three = (np.zeros(len(codes), np.uint32) for _ in range(3))
+        for i in range(10):
+            one |= some[i] << np.uint32(3 * i)
+            two |= some[11 + i] << np.uint32(3 * i + 1)
+            three |= some[22 + i] << np.uint32(3 * i + 2)
+        one |= some[10] << np.uint32(30)
+        two |= some[10] >> np.uint32(2) & np.uint32(1)
+        two |= some[21] << np.uint32(31)
+        three |= some[21] >> np.uint32(1) & np.uint32(3)
+        words += [one, two, three]
+    return np.stack(words, axis=1).view(np.int32)
 
 
 def drawn_scales(

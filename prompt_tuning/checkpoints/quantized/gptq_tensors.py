@@ -40,8 +40,8 @@ def read_gptq(
       InputError: for tensors that are missing or of another size.
     """
     bits = settings.integer("bits")
-    if bits not in (2, 4, 8):
-        settings.refuse("bits", "2, 4 or 8")
+    if bits not in (2, 3, 4, 8):
+        settings.refuse("bits", "2, 3, 4 or 8")
     shift = 0 if settings.text("checkpoint_format", "gptq") == "gptq_v2" else 1
     result = dict(stored)
     for module, words, zeros, scales in _modules(stored, result):

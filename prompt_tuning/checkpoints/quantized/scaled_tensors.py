@@ -180,8 +180,8 @@ def unpacked(
 
     Args:
       words: the words; consecutive columns are in one word, the first in its lowest
-        bits.
-      bits: size of each integer, a divisor of 8.
+        bits. Integers of three bits are 32 in three words.
+      bits: size of each integer, a divisor of 8, or 3.
       order: position within a word of each column, if it is not its number.
       offset: is added to every integer.
 
@@ -193,13 +193,18 @@ def unpacked(
             f"{words.source} has packed weights of {words.dtype.name} and shape "
             f"{words.shape}, expected a matrix of int32"
         )
-    if BYTE_BITS % bits:
-        raise InputError(f"{words.source}: weights of {bits} bits do not fill a word")
-    count = WORD_BITS // bits
+    unit = 1 if BYTE_BITS % bits == 0 else bits  # words that integers fill
+    if bits > BYTE_BITS or words.shape[1] % unit:
+        raise InputError(
+            f"{words.source}: weights of {bits} bits do not fill words of shape "
+            f"{words.shape}"
+        )
+    count = WORD_BITS * unit // bits
 
     def read(block: Block) -> np.ndarray:
         rows, columns = block
-        packed = words.read((rows, blocks_of(columns, count)))
+        needed = blocks_of(columns, count)
+        packed = words.read((rows, slice(needed.start * unit, needed.stop * unit)))
         codes = _fields(np.ascontiguousarray(packed), bits)
         if order is not None:
             codes = codes.reshape(len(packed), -1, count)[..., list(order)]
@@ -208,7 +213,7 @@ def unpacked(
         some = codes[:, start : start + columns.stop - columns.start]
         return some + np.int16(offset) if offset else some
 
-    shape = (words.shape[0], words.shape[1] * count)
+    shape = (words.shape[0], words.shape[1] // unit * count)
     dtype = np.dtype(np.int16 if offset else np.uint8)
     return StoredTensor(shape, dtype, words.source, read)
 
@@ -216,6 +221,10 @@ def unpacked(
 def _fields(words: np.ndarray, bits: int) -> np.ndarray:
     """Returns the integers in words `[rows, words]` as uint8, the lowest bits first."""
     parts = words.view(np.uint8)  # a word begins with its lowest byte
+    if BYTE_BITS % bits:
+        single = np.unpackbits(parts, axis=1, bitorder="little")
+        grouped = single.reshape(len(parts), -1, bits)
+        return np.packbits(grouped, axis=2, bitorder="little")[..., 0]
     count = BYTE_BITS // bits
     codes = np.empty((len(parts), parts.shape[1] * count), np.uint8)
     for i in range(count):
