@@ -1168,6 +1168,7 @@ def Pretrained(
     tokenizer: str | None = None,
     compute_dtype: str = "float32",
     parameter_dtype: str | None = None,
+    quantization_group: int | None = None,
     weights: str = "device",
     trained_weights: str = "device",
     slices: int | None = None,
@@ -1200,6 +1201,9 @@ def Pretrained(
         bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
         its share of a scale. None is "float32", except that a folder with quantized
         weights is held as it is published.
+      quantization_group: number of inputs that share a scale in "int4" and "nf4", a
+        power of two; None for 64. Where it does not divide the inputs of a projection,
+        the largest power of two that does is used.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.

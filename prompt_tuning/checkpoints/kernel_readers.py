@@ -76,7 +76,12 @@ def readers(
     if is_packed(leaf):
         codebook = codebook_path(path)
         packed = PackedKernel(
-            path, shape, recipe, stored, codebook=codebook in abstract
+            path,
+            shape,
+            recipe,
+            stored,
+            codebook=codebook in abstract,
+            group=shape[-2] // abstract[scale_path(path)].shape[-2],
         )
         yield path, packed.read
         yield scale_path(path), packed.read_scales

@@ -14,7 +14,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     read_blocks,
 )
 from prompt_tuning.core.array_slices import Block, blocks_of, extent
-from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, group_size, pack
+from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
 
 TILE_ROWS, TILE_COLUMNS = 512, 256
 """Weights that are packed at once, so that the steps of packing stay in the cache."""
@@ -35,6 +35,7 @@ class PackedKernel(ScaledKernel):
         stored: Mapping[str, StoredTensor],
         *,
         codebook: bool,
+        group: int,
     ):
         """Prepares reading, without reading anything yet.
 
@@ -44,12 +45,13 @@ class PackedKernel(ScaledKernel):
           recipe: recipe of the parameter.
           stored: stored tensors by name.
           codebook: whether weights are rounded to the values of NF4.
+          group: number of inputs that share a scale.
 
         Raises:
           InputError: as `check_recipe` does.
         """
         super().__init__(path, shape, recipe, stored)
-        self._group = group_size(shape[-2])
+        self._group = group
         self.codebook = NORMAL_FLOAT if codebook else None
 
     def read(self, parts: Sequence[Block]) -> list[UInt8[np.ndarray, "*lead half out"]]:

@@ -39,6 +39,7 @@ class PretrainedFields(TypedDict, total=False):
     tokenizer: str | None
     compute_dtype: str
     parameter_dtype: str | None
+    quantization_group: int | None
     weights: str
     trained_weights: str
     slices: int | None

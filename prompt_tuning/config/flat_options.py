@@ -68,6 +68,13 @@ TABLE = (
         default="float32, or the quantized folder's own",
     ),
     FlatOption(
+        "quantization_group",
+        MODEL,
+        "number of inputs that share a scale in weights of type int4 and nf4",
+        "Pretrained.quantization_group",
+        default=64,
+    ),
+    FlatOption(
         "compute_dtype",
         MODEL,
         "type of activations",

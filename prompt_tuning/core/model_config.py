@@ -144,6 +144,8 @@ class ModelConfig:
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
         "int4" or "nf4" for the projections of the blocks, and bfloat16 for everything
         else.
+      quantization_group: number of inputs that share a scale in "int4" and "nf4"; None
+        for 64.
       stores: parameters that are stored in another way, by path.
       new_tokens: number of the last tokens of the vocabulary that the checkpoint's
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
@@ -216,6 +218,7 @@ class ModelConfig:
     dropout_rate: float | int = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
+    quantization_group: int | None = None
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
     labels: tuple[str, ...] = ()

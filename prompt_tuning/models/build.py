@@ -13,7 +13,13 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.core.quantization.stores import EXPERT_KERNELS, Store
+from prompt_tuning.core.quantization.nibbles import group_size
+from prompt_tuning.core.quantization.stores import (
+    EXPERT_KERNELS,
+    Store,
+    is_packed,
+    weight_shape,
+)
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.experts import MixtureOfExperts
@@ -105,7 +111,7 @@ def build_model(
             encoder=_encoder(prompt, prompting),
             decoder=_decoder(decoder_prompt, Prompting()),
         )
-    store_as(model, dict(config.stores))
+    store_as(model, _chosen_groups(model) | dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
     train_biases(model, adapters)
     if tokens is not None:
@@ -247,18 +253,40 @@ def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
     """
     if not stores:
         return
-    for path, dense in projections(model):
-        if f"{path}/kernel" in stores:
-            dense.store_as(stores[f"{path}/kernel"])
-    nodes = {"/".join(map(str, path)): node for path, node in nnx.iter_graph(model)}
-    for path, node in nodes.items():
-        if isinstance(node, MixtureOfExperts):
-            for name in EXPERT_KERNELS:
-                if f"{path}/{name}" in stores:
-                    node.store_as(name, stores[f"{path}/{name}"])
-        store = stores.get(path)
+    for path, (module, name) in dict(_kernels(model)).items():
+        if path in stores:
+            module.store_as(name, stores[path])
+    for path, node in list(nnx.iter_graph(model)):
+        store = stores.get("/".join(map(str, path)))
         if isinstance(node, nnx.Param) and store is not None and not store.quantized:
             node.set_value(node[...].astype(store.name))
+
+
+def _kernels(
+    model: LanguageModel,
+) -> Iterator[tuple[str, tuple[Dense | MixtureOfExperts, str]]]:
+    """Yields the path of each kernel, its module, and its name in the module."""
+    for path, node in nnx.iter_graph(model):
+        parent = "/".join(map(str, path))
+        if isinstance(node, Dense):
+            yield f"{parent}/kernel", (node, "kernel")
+        elif isinstance(node, MixtureOfExperts):
+            for name in EXPERT_KERNELS:
+                yield f"{parent}/{name}", (node, name)
+
+
+def _chosen_groups(model: LanguageModel) -> dict[str, Store]:
+    """Returns the stores of packed kernels whose groups have a chosen size."""
+    config, stores = model.config, {}
+    if config.quantization_group is None:
+        return stores
+    for path, (module, name) in _kernels(model):
+        kernel = getattr(module, name)[...]
+        if is_packed(kernel):
+            size_in = weight_shape(kernel)[-2]
+            group = group_size(size_in, config.quantization_group)
+            stores[path] = Store(config.parameter_dtype, group)
+    return stores
 
 
 def add_adapters(

@@ -85,14 +85,18 @@ class Dense(nnx.Module):
         self.adapters = nnx.Dict()
         self.axes, self.sizes = axes, sizes
 
-    def store_as(self, store: Store) -> None:
+    def store_as(self, name: str, store: Store) -> None:
         """Stores the kernel in another way.
+
+        Args:
+          name: "kernel".
+          store: the other store.
 
         Raises:
           InputError: if the inputs cannot be packed.
         """
         weights = jax.vmap(as_float32)(*self._arrays())
-        store_kernel(weights, ("layers", *self.axes), store).set_in(self, "kernel")
+        store_kernel(weights, ("layers", *self.axes), store).set_in(self, name)
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block and its adapters."""

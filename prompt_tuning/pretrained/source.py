@@ -7,6 +7,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.published_stores import is_quantized, published_stores
+from prompt_tuning.checkpoints.quantized.codes import SMALLEST_GROUP
 from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
@@ -17,10 +18,12 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.number_ranges import (
     BlockCount,
     NonnegativeInteger,
+    PositiveInteger,
     ShareBelowOne,
 )
-from prompt_tuning.core.quantization.stores import DTYPES, UNQUANTIZED
+from prompt_tuning.core.quantization.stores import DTYPES, INT4, NF4, UNQUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import (
@@ -55,6 +58,9 @@ class Pretrained:
         bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
         its share of a scale. None is "float32", except that a folder with quantized
         weights is held as it is published.
+      quantization_group: number of inputs that share a scale in "int4" and "nf4", a
+        power of two; None for 64. Where it does not divide the inputs of a projection,
+        the largest power of two that does is used.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.
@@ -90,6 +96,7 @@ class Pretrained:
     tokenizer: str | None = None
     compute_dtype: str = "float32"
     parameter_dtype: str | None = None
+    quantization_group: PositiveInteger | None = None
     weights: str = "device"
     trained_weights: str = "device"
     slices: BlockCount | None = None
@@ -104,6 +111,7 @@ class Pretrained:
 
     def __post_init__(self):
         check_fields(self)
+        self._check_group()
         if self.slices is not None and self.weights != "streamed":
             raise InputError(
                 f"Pretrained.slices is {self.slices} and Pretrained.weights "
@@ -115,6 +123,23 @@ class Pretrained:
                 "Pretrained.checkpoint_activation is False and Pretrained.weights "
                 f"{shown(self.weights)}: it is a setting of streamed weights; set it "
                 "to True, and use Rematerialization for other weights"
+            )
+
+    def _check_group(self) -> None:
+        group = self.quantization_group
+        if group is None:
+            return
+        if self.parameter_dtype not in (INT4, NF4):
+            raise InputError(
+                f"Pretrained.quantization_group is {group} and "
+                f"Pretrained.parameter_dtype {shown(self.parameter_dtype)}: only "
+                "weights that are packed when they are read have such groups; leave "
+                f"it out, or give {how_to_set('Pretrained.parameter_dtype', NF4)}"
+            )
+        if group < SMALLEST_GROUP or group & (group - 1):
+            raise InputError(
+                f"Pretrained.quantization_group is {group}, expected a power of two "
+                f"from {SMALLEST_GROUP}, e.g. 32 or 128"
             )
 
     @property
@@ -141,6 +166,7 @@ def open_checkpoint(
     choices = {
         "compute_dtype": source.compute_dtype,
         "parameter_dtype": source.parameter_dtype or DTYPES[0],
+        "quantization_group": source.quantization_group,
         "dropout_rate": source.dropout_rate,
         "attention": source.attention,
         "rematerialization": source.rematerialization or Rematerialization(),

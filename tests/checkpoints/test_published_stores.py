@@ -181,6 +181,31 @@ def test_a_given_type_wins_but_rounds_nothing_twice(folders):
     assert f"{DOWN}_codebook" in other.plan.restore()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "group", "message"),
+    [
+        (None, 32, "only weights that are packed when they are read"),
+        ("int8", 32, "only weights that are packed when they are read"),
+        ("nf4", 48, "is 48, expected a power of two from 4"),
+    ],
+)
+def test_groups_of_another_size_are_for_packed_weights(dtype, group, message):
+    with pytest.raises(InputError, match=message):
+        Pretrained(checkpoint=".", parameter_dtype=dtype, quantization_group=group)
+
+
+def test_the_size_of_groups_is_chosen_where_it_divides_the_inputs(base):
+    source = Pretrained(
+        checkpoint=str(base), parameter_dtype="int4", quantization_group=128
+    )
+    held = open_pretrained(source, key=jax.random.key(0)).plan.restore()
+    wide = opened(base).plan.restore()
+    for path, size in {DOWN: 64, DOWN.replace("down", "up"): 128}.items():
+        kernel, scale = pack(wide[path], None, size)
+        np.testing.assert_array_equal(held[path], kernel)
+        np.testing.assert_array_equal(held[scale_path(path)], scale)
+
+
 def test_nothing_is_merged_into_quantized_weights(folders, tmp_path):
     with pytest.raises(InputError, match="merge into the model that was quantized"):
         write_merged(tmp_path / "merged", folders["nf4"], [])

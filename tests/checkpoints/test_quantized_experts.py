@@ -104,13 +104,18 @@ def test_layers_and_shards_equal_the_whole(folders):
                 np.testing.assert_array_equal(shard.data, whole[part][shard.index])
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss in float32"])
-def test_experts_are_packed_when_they_are_read(kind, folders):
+@pytest.mark.parametrize(
+    ("kind", "group"), [("mixtral", 16), ("gpt_oss in float32", None)]
+)
+def test_experts_are_packed_when_they_are_read(kind, group, folders):
     """Stored apart, and all those of a layer in one tensor."""
-    packed = opened(folders[kind], "nf4").plan.restore()
+    source = Pretrained(
+        checkpoint=str(folders[kind]), parameter_dtype="nf4", quantization_group=group
+    )
+    packed = open_pretrained(source, key=jax.random.key(0)).plan.restore()
     wide = opened(folders[kind]).plan.restore()
     for path in EXPERTS:
-        kernel, scale = pack(wide[path], NORMAL_FLOAT)
+        kernel, scale = pack(wide[path], NORMAL_FLOAT, group)
         np.testing.assert_array_equal(packed[path], kernel)
         np.testing.assert_array_equal(packed[scale_path(path)], scale)
     assert packed["decoder/layers/mlp/router/kernel"].dtype.name == "bfloat16"

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32, Int16, UInt8
 from prompt_tuning.core.errors import InputError
 
 GROUP = 64
-"""Number of weights that share a scale, if the number of inputs is divisible by it."""
+"""Number of weights that share a scale, unless another is chosen."""
 MIDDLE = 8
 """Code of the weight 0 in the store "int4"."""
 LARGEST_CODE = 15
@@ -55,13 +55,17 @@ Packed = UInt8[np.ndarray, "*lead half out"] | UInt8[Array, "*lead half out"]
 Scales = Float32[np.ndarray, "*lead groups out"] | Float32[Array, "*lead groups out"]
 
 
-def group_size(size_in: int) -> int:
-    """Returns the size of a group: the largest power of two up to 64 that divides.
+def group_size(size_in: int, wanted: int = GROUP) -> int:
+    """Returns the size of a group: the largest power of two that divides the inputs.
+
+    Args:
+      size_in: number of inputs.
+      wanted: the largest size, a power of two.
 
     Raises:
       InputError: if the number of inputs is odd, so two weights do not fill a byte.
     """
-    size = math.gcd(size_in, GROUP)
+    size = math.gcd(size_in, wanted)
     if size == 1:
         raise InputError(
             f"a projection has {size_in} inputs, and weights of four bits need an even "
