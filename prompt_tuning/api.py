@@ -333,7 +333,7 @@ def _tune(
         callbacks=callbacks,
         notes=[trainer.duration()],
     )
-    parameters = trainer.parameters(load_trained(run, trainer.model))
+    parameters = load_trained(run, trainer.model) | trainer.frozen
     return TunedModel(base.settings, run, trainer.model, parameters, result)
 
 

@@ -39,6 +39,9 @@ else:
     # Trained weights in host memory are NumPy arrays, and the decoding engine reads
     # kernels as `BlockArrays`.
     Parameters = dict[str, Array | np.ndarray | BlockArrays]
+CONTEXT = "context/"
+"""Start of the paths of arrays that an objective computes once a run, and no module
+has."""
 Initializer = Callable[..., Array]
 Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
@@ -241,10 +244,15 @@ def merge(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> nnx.Module:
 
     Args:
       graph: the model's structure.
-      parameters: its arrays by path, or their shapes.
+      parameters: its arrays by path, or their shapes; those below `CONTEXT` are left
+        out.
     """
     state = nnx.from_flat_state(
-        {tuple(path.split("/")): array for path, array in parameters.items()}
+        {
+            tuple(path.split("/")): array
+            for path, array in parameters.items()
+            if not path.startswith(CONTEXT)
+        }
     )
     return nnx.merge(graph, state)
 

@@ -77,6 +77,10 @@ class Distillation(HeldOutObjective):
 
     teacher: TeacherModel
 
+    def context(self, parameters: Parameters) -> Parameters:
+        """Reads the teacher's text, which is the same in each step."""
+        return self.teacher.read_context(parameters)
+
     def sums(
         self,
         hidden: Float[Array, "B m D"],

@@ -97,6 +97,12 @@ class TeacherModel(Protocol):
         """Hidden states that predict the targets at `batch.loss_positions`."""
         ...
 
+    def read_context(self, student: Parameters) -> Parameters:
+        """What `hidden` computes anew for each batch unless it is among the student's
+        parameters; nothing if it reads no text.
+        """
+        ...
+
 
 OpenTeacher = Callable[[str | None], TeacherModel]
 """Builds the frozen model that reads a text before each row, or alone for None."""
@@ -188,6 +194,19 @@ class Objective(ObjectiveConfig):
         """Returns the objective itself, which needs no teacher."""
         del open_teacher
         return self
+
+    def context(self, parameters: Parameters) -> Parameters:
+        """Computes arrays that no step changes, once for the whole run; here none.
+
+        Args:
+          parameters: all parameters of the model, on one device.
+
+        Returns:
+          arrays that are added to the parameters, by paths that start with
+            `parameters.CONTEXT`.
+        """
+        del parameters
+        return {}
 
     @property
     def measured(self) -> tuple[str, ...]:

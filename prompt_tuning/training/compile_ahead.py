@@ -47,7 +47,7 @@ def compiling_ahead(trainer: Trainer, state: TrainState, stop: int) -> Iterator[
             stop,
             pad_id=trainer.model.config.pad_id,
         )
-        state, frozen = abstract((state, trainer.frozen))
+        state, frozen = abstract((state, trainer.inputs))
         for batch in batches:
             step.compile_ahead(executor, state, frozen, batch)
         if trainer.evaluator is not None:

@@ -11,9 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.core.parameters import CONTEXT, Parameters, describe, merge, split
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -27,7 +28,9 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
 from prompt_tuning.losses.preference import PreferenceObjective
+from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.build import build_model
+from prompt_tuning.models.decoder_only import DecoderPrefix
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -37,6 +40,8 @@ from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding import collectives
 
 EMBEDDING = "token_embedder/embedding"
+KEYS, VALUES, LAST = (f"{CONTEXT}{name}" for name in ("keys", "values", "last"))
+"""Paths of a text's `DecoderPrefix`."""
 
 SAMPLED_EXAMPLES = 256
 """Examples that are checked for BOS at the start; all rows of a file have it or
@@ -52,12 +57,15 @@ class Teacher:
       paths: paths of the frozen parameters that it shares with the student.
       prompt: path of its prompt; None without one.
       tokens: tokens whose embeddings are its prompt.
+      shared: for a text after the BOS of each row, the model that reads BOS and the
+        text once for all rows, and rows without BOS; None otherwise.
     """
 
     graph: nnx.GraphDef
     paths: tuple[str, ...]
     prompt: str | None = None
     tokens: tuple[int, ...] = ()
+    shared: "Teacher | None" = None
 
     def parameters(self, student: Parameters) -> Parameters:
         """The student's frozen parameters, and the embeddings of the tokens."""
@@ -71,13 +79,51 @@ class Teacher:
         """The hidden states that predict the learned tokens, without a gradient.
 
         Args:
-          student: all parameters of the student.
+          student: all parameters of the student, with the result of `read_context`
+            unless it is to be computed for this batch.
           batch: a batch without an accumulation axis.
         """
+        known = self.prompt is not None and KEYS in student
+        if known and self.shared is not None and batch.segment_ids is None:
+            return self.shared.hidden(student, _without_bos(batch))
         model = cast(LanguageModel, merge(self.graph, self.parameters(student)))
+        prefix = None
+        if known and self.shared is None:
+            pair = KeyValues(student[KEYS], student[VALUES])
+            prefix = DecoderPrefix(pair, student[LAST])
         # Rows may choose among the student's prompts; the teacher has one context.
-        hidden = model.hidden(dataclasses.replace(batch, prompt_ids=None))
-        return jax.lax.stop_gradient(hidden)
+        alone = dataclasses.replace(batch, prompt_ids=None)
+        return jax.lax.stop_gradient(model.hidden(alone, prefix=prefix))
+
+    def read_context(self, student: Parameters) -> Parameters:
+        """Reads the tokens once, where all rows share them; see `TeacherModel`."""
+        if self.prompt is None:
+            return {}
+        if self.shared is not None:
+            return self.shared.read_context(student)
+
+        def read(parameters: Parameters) -> DecoderPrefix | None:
+            prefix = cast(LanguageModel, merge(self.graph, parameters)).prefix()
+            return prefix if isinstance(prefix, DecoderPrefix) else None
+
+        prefix = WeightedJit(read)(self.parameters(student))
+        if prefix is None:
+            return {}
+        keys, values = prefix.key_values
+        return {KEYS: keys, VALUES: values, LAST: prefix.last}
+
+
+def _without_bos(batch: Batch) -> Batch:
+    """Returns rows that are not packed without their first token."""
+    return dataclasses.replace(
+        batch,
+        tokens=batch.tokens[:, 1:],
+        targets=batch.targets[:, 1:],
+        lengths=jnp.maximum(batch.lengths - 1, 0),
+        prefix_lengths=jnp.maximum(batch.prefix_lengths - 1, 0),
+        # BOS is never learned: a 0 belongs to no learned target.
+        loss_positions=jnp.maximum(batch.loss_positions - 1, 0),
+    )
 
 
 def open_teacher(
@@ -121,6 +167,9 @@ def open_teacher(
     assert isinstance(examples, Examples)  # a distillation compares no rows
     ids, placement = tokens_before_rows(context, model, examples)
     teacher = make_teacher(model.config, ids, placement)
+    if placement == "after_bos":
+        behind_bos = make_teacher(model.config, [*model.interface.begin_ids, *ids])
+        teacher = dataclasses.replace(teacher, shared=behind_bos)
     _check_untrained(teacher, trained)
     longest = int(examples.input_lengths.max()) + len(ids)
     positions = model.config.maximum_positions

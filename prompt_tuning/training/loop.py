@@ -286,8 +286,8 @@ class _Loop:
         if placement is not None and self._first.stages is None:
             batch = placement.put_batch(batch)
         if len(self._members) > 1:
-            return self._first.step(states, self._first.frozen, batch)
-        state, metrics = self._first.step(states[0], self._first.frozen, batch)
+            return self._first.step(states, self._first.inputs, batch)
+        state, metrics = self._first.step(states[0], self._first.inputs, batch)
         return [state], [metrics]
 
     def _fingerprints(

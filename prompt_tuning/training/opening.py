@@ -19,7 +19,7 @@ from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
-from prompt_tuning.pretrained.prompted_model import build_tuned
+from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt
 from prompt_tuning.training.member_checks import (
@@ -108,6 +108,7 @@ def open_members(
     # Only now is the frozen model read.
     parameters = members[0].model.read_parameters(reuse)
     _, frozen = parameter_groups.partition(parameters, members[0].labels)
+    context = _context(longest.model, objective, parameters)
     trainers = []
     for member, batch_plan, transfer in zip(
         members, batch_plans, transfers, strict=True
@@ -127,9 +128,19 @@ def open_members(
                 evaluator=evaluators.get(member.model.graph),
                 transfer=transfer,
                 stages=stages,
+                context=context,
             )
         )
     return tuple(trainers)
+
+
+def _context(
+    model: PromptedModel, objective: Objective, parameters: Parameters
+) -> Parameters:
+    """Computes what no step changes, if one device holds all weights."""
+    if model.placement is not None or model.weight_storage.by_layer:
+        return {}
+    return objective.context(parameters)
 
 
 def _open_evaluators(members: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:

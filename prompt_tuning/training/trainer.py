@@ -51,6 +51,7 @@ class Trainer:
       evaluator: measures held-out data; None without any.
       transfer: trained parameters taken from another run; None without any.
       stages: the plan of its pipeline; None without one.
+      context: arrays that the objective has computed once, by path.
     """
 
     run: Run
@@ -63,10 +64,16 @@ class Trainer:
     evaluator: Evaluator | None
     transfer: Transfer | None = None
     stages: PipelinePlan | None = None
+    context: Parameters = dataclasses.field(default_factory=dict)
 
     def parameters(self, trained: Parameters) -> Parameters:
         """Returns all parameters in memory, the trained ones as given."""
-        return trained | self.frozen
+        return trained | self.inputs
+
+    @property
+    def inputs(self) -> Parameters:
+        """What a step takes besides the state and the batch."""
+        return self.frozen | self.context
 
     @property
     def fingerprint(self) -> str:

@@ -1,5 +1,6 @@
 """Context distillation: the teacher, the loss, and training runs."""
 
+import dataclasses
 import functools
 import json
 from typing import Any
@@ -67,6 +68,29 @@ def test_the_teacher_is_the_frozen_model_that_reads_the_context(family, placemen
     actual = plain.logits(hidden)
     real = np.array(batch.loss_weights) > 0
     np.testing.assert_allclose(actual[real], expected[real], atol=1e-4)
+
+
+@pytest.mark.parametrize("placement", ["prefix", "after_bos"])
+def test_a_text_that_is_read_once_teaches_the_same_and_costs_nothing_later(placement):
+    config = dummies.LLAMA
+    _, frozen = dummies.unprompted(config)
+    # All rows begin with the same token, as with BOS.
+    rows = [([5, *given], done) for given, done in dummies.random_rows(SIZES)]
+    batch, context = make_batch(config, rows), CONTEXT * 5
+    teacher = make_teacher(config, context, placement)
+    if placement == "after_bos":
+        behind = make_teacher(config, [5, *context])
+        teacher = dataclasses.replace(teacher, shared=behind)
+    run = jax.jit(teacher.hidden)
+    each, once = (
+        run.lower(frozen | read, batch).compile()
+        for read in ({}, teacher.read_context(frozen))
+    )
+    expected = each(frozen, batch)
+    actual = once(frozen | teacher.read_context(frozen), batch)
+    real = np.array(batch.loss_weights) > 0
+    np.testing.assert_allclose(actual[real], expected[real], atol=1e-5)
+    assert hlo.matmul_flops(once) < 0.7 * hlo.matmul_flops(each)
 
 
 def student(family="llama"):
