@@ -32,6 +32,7 @@ from prompt_tuning.models.build import biased_layers, build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
+from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
@@ -56,11 +57,14 @@ class PromptPages(NamedTuple):
       pages: the pages.
       visible: number of keys of each page.
       length: number of positions that they take.
+      state: states of recurrent layers after them; None without such layers, and where
+        nothing precedes a row.
     """
 
     pages: tuple[Page, ...] = ()
     visible: tuple[int, ...] = ()
     length: int = 0
+    state: RecurrentState | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,7 +176,7 @@ def _pages_of(prompt: PromptPrefixes, page: int) -> PromptPages:
         for part, count in split_pages(prefix.key_values, prefix.count, page):
             pages.append(Page.create(part, prefix.start + page * len(pages)))
             visible.append(count)
-    return PromptPages(tuple(pages), tuple(visible), prompt.length)
+    return PromptPages(tuple(pages), tuple(visible), prompt.length, prompt.state)
 
 
 def split_pages(

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding import token_choice
 from prompt_tuning.decoding.adapter_table import ResidentAdapter
@@ -81,6 +82,12 @@ class DecodingEngine:
             raise InputError(
                 "guesses are checked without the function that changes logits: leave "
                 "out guesses or process"
+            )
+        if guesses:
+            check_all_attention(
+                model.config,
+                "guesses of tokens are taken back if they are wrong",
+                "leave out guesses",
             )
         self.guesses, self._process, self._tempered = guesses, process, tempered
         self._resident = ResidentAdapters(model, parameters, page, adapted=adapted)

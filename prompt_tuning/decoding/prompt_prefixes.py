@@ -25,6 +25,7 @@ from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.prompt_module import constants
@@ -62,10 +63,12 @@ class PromptPrefixes(NamedTuple):
     Attributes:
       prefixes: keys and values, in their order.
       length: position of a row's first token.
+      state: states of recurrent layers after them, `[L, 1, ...]`, or None.
     """
 
     prefixes: tuple[Prefix, ...] = ()
     length: int = 0
+    state: RecurrentState | None = None
 
 
 def prompt_prefixes(
@@ -219,21 +222,22 @@ def _compute(
 ) -> PromptPrefixes:
     """Computes what precedes the rows of one prompt."""
     ids = None if number is None else jnp.array([number])
-    prefixes, length = _run(parameters, ids, graph=model.graph)
+    prefixes, length, state = _run(parameters, ids, graph=model.graph)
     return PromptPrefixes(
         tuple(
             Prefix(each.key_values, int(each.real.sum()), int(each.start))
             for each in prefixes
         ),
         int(length),
+        state,
     )
 
 
 @functools.partial(jax.jit, static_argnames="graph")
 def _run(
     parameters: Parameters, prompt_ids: Int[Array, "1"] | None, *, graph: nnx.GraphDef
-) -> tuple[list[_Traced], Int[Array, ""]]:
-    """Returns what precedes a row's own keys, and the position of the first of these.
+) -> tuple[list[_Traced], Int[Array, ""], RecurrentState | None]:
+    """Returns what precedes a row's own keys, their first position, and a state.
 
     Reads a row of one token, and uses nothing of it.
     """
@@ -241,9 +245,11 @@ def _run(
     ones = jnp.ones(1, jnp.int32)
     _, cache = model.prefill(jnp.zeros((1, 1), jnp.int32), ones, 1, prompt_ids)
     *before, text = cache.past
-    prefixes = []
+    prefixes, state = [], None
     for context in before:
         key_values = context.key_values
+        if context.state is not None:
+            state = _state_of_row(context.state, context.rows)
         assert isinstance(key_values, KeyValues)
         if context.rows is not None:
             key_values = KeyValues(*(part[:, :, context.rows] for part in key_values))
@@ -258,4 +264,13 @@ def _run(
         prefixes.append(_Traced(key_values, real, start))
     assert isinstance(text.key_values, KeyValues)
     own = text.key_values.keys.shape[3] if text.mask is None else text.mask.sum()
-    return prefixes, cache.next_positions[0] - own
+    return prefixes, cache.next_positions[0] - own, state
+
+
+def _state_of_row(
+    state: RecurrentState, rows: Int[Array, "1"] | None
+) -> RecurrentState:
+    """Returns the state that the only row continues."""
+    if rows is None:
+        return state
+    return jax.tree.map(lambda part: part[:, rows], state)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_checks import GENERATES
@@ -210,11 +209,6 @@ def check_engine(
     if model.layout is not None:
         raise InputError("the decoding engine runs on one device: leave out the mesh")
     model.weight_storage.reject_streamed(GENERATES)
-    check_all_attention(
-        model.config,
-        "the decoding engine keeps the keys and values of rows",
-        "train and evaluate it by its loss",
-    )
 
 
 def slot_length(room: int) -> int:

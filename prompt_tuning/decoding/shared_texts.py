@@ -51,7 +51,7 @@ class SharedTexts:
             self._texts.move_to_end(key)
             return self._texts[key]
         ids = key[2]
-        pages, visible = list(prompt.pages), list(prompt.visible)
+        pages, visible, state = list(prompt.pages), list(prompt.visible), prompt.state
         for start in range(0, len(ids), self._page):
             part = ids[start : start + self._page]
             tokens = np.full((1, self._page), pad_id, np.int32)
@@ -63,10 +63,19 @@ class SharedTexts:
                 np.array([entry], np.int32),
                 np.array([visible], np.int32).reshape(1, -1),
             )
-            pages.append(read_page(parameters, tokens, row, tuple(pages), graph=graph))
+            page, state = read_page(
+                parameters,
+                tokens,
+                np.array([len(part)], np.int32),
+                row,
+                tuple(pages),
+                state,
+                graph=graph,
+            )
+            pages.append(page)
             visible.append(len(part))
         length = prompt.length + len(ids)
-        self._texts[key] = PromptPages(tuple(pages), tuple(visible), length)
+        self._texts[key] = PromptPages(tuple(pages), tuple(visible), length, state)
         if len(self._texts) > MAXIMUM_TEXTS:
             self._texts.popitem(last=False)
         return self._texts[key]

@@ -11,7 +11,14 @@ from prompt_tuning.decoding.given_scores import Scorer, scorer_of
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import RowProgress
-from prompt_tuning.decoding.slot_state import Integers, Page, RowStates, Slots
+from prompt_tuning.decoding.slot_state import (
+    Integers,
+    Page,
+    RowStates,
+    Slots,
+    padded_pages,
+    page_counts,
+)
 from prompt_tuning.decoding.slots import (
     copy_slot,
     read_chunks,
@@ -20,6 +27,7 @@ from prompt_tuning.decoding.slots import (
 )
 from prompt_tuning.decoding.token_choice import PerRow
 from prompt_tuning.decoding.whole_rows import read_whole_rows
+from prompt_tuning.models.recurrent_state import RecurrentState, join_rows
 
 Placed = Sequence[tuple[int, RowProgress]]
 """Rows with the numbers of their slots."""
@@ -57,6 +65,8 @@ class SlotReader:
         whole_chunks = -(-length // chunk) * chunk
         self.slots = Slots.create(self._config, count, whole_chunks, chunk)
         self._no_page = Page.empty(self._config, resident.page)
+        recurrent = bool(self._config.recurrent_layers)
+        self._no_state = RecurrentState.zeros(self._config, 1) if recurrent else None
         # The last row of each slot, and the order in which these began.
         self._texts: list[RowProgress | None] = [None] * count
         self._begun = list(range(count))
@@ -119,7 +129,7 @@ class SlotReader:
         counts = np.zeros(self._count, np.int32)
         graph = self._resident.graph
         for count, (number, columns) in itertools.product(
-            _page_counts(pages), enumerate(self.slots.section_ends)
+            page_counts(pages), enumerate(self.slots.section_ends)
         ):
             states = self._states((), np.zeros((self._count, count), np.int32))
             model = (self._resident.step_parameters, self.slots)
@@ -229,6 +239,8 @@ class SlotReader:
             or other.embeddings is not None
         ):
             return 0
+        if self._no_state is not None:
+            return 0  # a slot has the state after its last token alone
         size = self._chunk
         # At least one token is read, so that its state predicts the next.
         most = len(row.given) - 1
@@ -316,6 +328,7 @@ class SlotReader:
             counts,
             self._states(placed, visible),
             pages,
+            join_rows([row.prompt.state for _, row in filled], self._no_state),
             graph=self._resident.graph,
             sections=self._sections(placed, self._chunk),
         )
@@ -361,7 +374,7 @@ class SlotReader:
                 if id(page.keys) not in columns:
                     columns[id(page.keys)] = len(pages)
                     pages.append(page)
-        padded = _padded(pages, self._no_page)
+        padded = padded_pages(pages, self._no_page)
         visible = np.zeros((count, len(padded)), np.int32)
         for slot, row in active:
             for page, count in zip(row.prompt.pages, row.prompt.visible, strict=True):
@@ -383,17 +396,3 @@ class SlotReader:
         longest = max(row.written for _, row in rows) + new
         ends = self.slots.section_ends
         return 1 + sum(end < longest for end in ends[:-1])
-
-
-def _page_counts(largest: int) -> list[int]:
-    """Returns the numbers of pages that programs are compiled for: 0, 1, 2, 4, ..."""
-    counts = [0]
-    while counts[-1] < largest:
-        counts.append(max(2 * counts[-1], 1))
-    return counts
-
-
-def _padded(pages: Sequence[Page], empty: Page) -> tuple[Page, ...]:
-    """Pads pages to one of few numbers."""
-    count = _page_counts(len(pages))[-1]
-    return (*pages, *[empty] * (count - len(pages)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -11,8 +11,10 @@ import numpy as np
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from prompt_tuning.core.block_arrays import BlockArrays
+from prompt_tuning.core.layer_kinds import ATTENTION, layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.recurrent_state import RecurrentState
 
 Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
 
@@ -86,12 +88,15 @@ class Slots:
       cross: keys and values of each row's encoder output, `[L, G, B, E, K]`; None in a
         decoder-only model.
       cross_mask: marks those that are not padding, `[B, E]`.
+      state: states of recurrent layers after each row's last token; None without such
+        layers.
     """
 
     own: tuple[BlockKeyValues, ...]
     hidden: Float[Array, "B D"]
     cross: BlockKeyValues | None
     cross_mask: Bool[Array, "B E"] | None
+    state: RecurrentState | None = None
 
     @classmethod
     def create(
@@ -106,18 +111,18 @@ class Slots:
           chunk: number of tokens of a row that are read at once; divides `length`.
         """
         groups, width = config.key_value_heads, config.head_width
-        shape = (config.layers, groups, count, length, width)
+        layers = len(layers_with(config, ATTENTION))
+        shape = (layers, groups, count, length, width)
         decodes_alone = config.architecture == "decoder_only"
         return cls(
             tuple(
-                BlockKeyValues.zeros(
-                    (config.layers, groups, count, size, width), config.dtype
-                )
+                BlockKeyValues.zeros((layers, groups, count, size, width), config.dtype)
                 for size in section_sizes(length, chunk)
             ),
             jnp.zeros((count, config.width), config.dtype),
             None if decodes_alone else BlockKeyValues.zeros(shape, config.dtype),
             None if decodes_alone else jnp.zeros((count, length), bool),
+            RecurrentState.zeros(config, count) if config.recurrent_layers else None,
         )
 
     @property
@@ -154,7 +159,8 @@ class Page(NamedTuple):
     @classmethod
     def empty(cls, config: ModelConfig, size: int) -> "Page":
         """Returns a page of zeros."""
-        shape = (config.layers, config.key_value_heads, 1, size, config.head_width)
+        layers = len(layers_with(config, ATTENTION))
+        shape = (layers, config.key_value_heads, 1, size, config.head_width)
         zeros = jnp.zeros(shape, config.dtype)
         return cls.create(KeyValues(zeros, zeros), 0)
 
@@ -217,3 +223,17 @@ def write_rows(
         return buffer.map(write, new)
 
     return jax.lax.fori_loop(0, len(slots), write_row, buffer)
+
+
+def page_counts(largest: int) -> list[int]:
+    """Returns the numbers of pages that programs are compiled for: 0, 1, 2, 4, ..."""
+    counts = [0]
+    while counts[-1] < largest:
+        counts.append(max(2 * counts[-1], 1))
+    return counts
+
+
+def padded_pages(pages: Sequence[Page], empty: Page) -> tuple[Page, ...]:
+    """Pads pages to one of few numbers."""
+    count = page_counts(len(pages))[-1]
+    return (*pages, *[empty] * (count - len(pages)))

@@ -6,6 +6,9 @@ once a step, with the rows masked that do not see it. A masked page adds exactly
 row's sums, and a row's pages keep their order. So the results of a row do not depend on
 which other pages are read. For the same reason they do not depend on how many sections
 of the slots are read, so a step reads no more of them than the longest row has.
+
+Recurrent layers have a state in each slot instead. A row begins with the state after
+its prompt, whatever the slot held before.
 """
 
 import dataclasses
@@ -34,7 +37,12 @@ from prompt_tuning.decoding.slot_state import (
 )
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.streams import Context, Stream
+from prompt_tuning.models.recurrent_state import (
+    RecurrentState,
+    choose_rows,
+    replace_rows,
+)
+from prompt_tuning.models.streams import Context, Kept, Stream
 
 
 def _page_contexts(
@@ -101,11 +109,11 @@ def read_tokens(
     update_status(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
     window = jnp.asarray(tokens)[:, None]
-    hidden, own = _read_window(
+    hidden, slots = _read_window(
         model, slots, window, jnp.array(1), rows, pages, sections
     )
     hidden = _replace_active(slots.hidden, hidden[:, 0], rows)
-    return dataclasses.replace(slots, own=own, hidden=hidden)
+    return dataclasses.replace(slots, hidden=hidden)
 
 
 @functools.partial(
@@ -142,7 +150,7 @@ def read_guesses(
     """
     model = cast(LanguageModel, merge(graph, parameters))
     window, counts = jnp.asarray(tokens), jnp.asarray(counts)
-    hidden, own = _read_window(
+    hidden, slots = _read_window(
         model, slots, window, counts[:, None], rows, pages, sections
     )
     with row_entries(jnp.asarray(rows.entry)):
@@ -152,7 +160,7 @@ def read_guesses(
     accepted = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(1)
     last = jnp.take_along_axis(hidden, accepted[:, None, None], axis=1)[:, 0]
     hidden = _replace_active(slots.hidden, last, rows)
-    return dataclasses.replace(slots, own=own, hidden=hidden), accepted
+    return dataclasses.replace(slots, hidden=hidden), accepted
 
 
 def _replace_active(
@@ -170,11 +178,13 @@ def _read_window(
     rows: RowStates,
     pages: tuple[Page, ...],
     sections: int,
-) -> tuple[Float[Array, "B W D"], tuple[BlockKeyValues, ...]]:
+) -> tuple[Float[Array, "B W D"], Slots]:
     """Runs the next tokens of all rows, and writes the first `counts` of active ones.
 
+    States of recurrent layers are those after all tokens, so there is one of each row.
+
     Returns:
-      the states that predict the token after each, and the rows' own keys and values.
+      the states that predict the token after each, and the slots with what was read.
     """
     read, beyond = slots.own[:sections], slots.own[sections:]
     entries = jnp.asarray(rows.entry)
@@ -189,12 +199,15 @@ def _read_window(
     with row_entries(entries):
         hidden, kept = model.extend(
             Stream(embedded, positions, mask),
-            [
-                *_page_contexts(pages, rows.visible),
-                *_own_contexts(
-                    [own.as_source() for own in read], rows.written, rows.first
-                ),
-            ],
+            _with_state(
+                [
+                    *_page_contexts(pages, rows.visible),
+                    *_own_contexts(
+                        [own.as_source() for own in read], rows.written, rows.first
+                    ),
+                ],
+                slots.state,
+            ),
             cross,
         )
     active = jnp.asarray(rows.active)[:, None]
@@ -215,7 +228,17 @@ def _read_window(
         return own.map(write, kept.key_values)
 
     updated = map(write_section, read, slots.section_ends)
-    return hidden, (*updated, *beyond)
+    state = slots.state
+    if state is not None and kept.state is not None:
+        state = choose_rows(active[:, 0], kept.state, state)
+    return hidden, dataclasses.replace(slots, own=(*updated, *beyond), state=state)
+
+
+def _with_state(contexts: list[Context], state: RecurrentState | None) -> list[Context]:
+    """Returns contexts after which rows are in a state."""
+    if not contexts:  # of the first page of all, before which there is nothing
+        return contexts
+    return [*contexts[:-1], contexts[-1]._replace(state=state)]
 
 
 def _computed_after(
@@ -241,6 +264,7 @@ def read_chunks(
     counts: Integers,
     rows: RowStates,
     pages: tuple[Page, ...],
+    starts: RecurrentState | None = None,
     *,
     graph: nnx.GraphDef,
     sections: int,
@@ -255,6 +279,8 @@ def read_chunks(
       counts: number of real tokens of each chunk.
       rows: state of each row.
       pages: the pages that some row sees.
+      starts: states of recurrent layers after each row's prompt; None without such
+        layers.
       graph: structure of the model.
       sections: number of sections that hold all keys of these rows, also the new ones.
 
@@ -265,14 +291,26 @@ def read_chunks(
     chosen = jnp.asarray(numbers)
     read, beyond = slots.own[:sections], slots.own[sections:]
     past = [own.map(lambda part: part[:, chosen]).stacked() for own in read]
-    hidden, key_values = _run_chunks(model, tokens, rows, pages, past)
+    counts, state = jnp.asarray(counts), slots.state
+    before = starts
+    if state is not None and starts is not None:
+        held = jax.tree.map(lambda part: part[:, chosen], state)
+        before = choose_rows(jnp.asarray(rows.written) == 0, starts, held)
+    hidden, kept = _run_chunks(model, tokens, counts, rows, pages, past, before)
     own = [
-        write_rows(section, key_values, chosen, rows.written - (end - section.length))
+        write_rows(
+            section, kept.key_values, chosen, rows.written - (end - section.length)
+        )
         for section, end in zip(read, slots.section_ends, strict=False)
     ]
-    last = hidden[jnp.arange(len(hidden)), jnp.asarray(counts) - 1]  # [R, D]
+    if state is not None and kept.state is not None:
+        state = replace_rows(state, kept.state, chosen)
+    last = hidden[jnp.arange(len(hidden)), counts - 1]  # [R, D]
     slots = dataclasses.replace(
-        slots, own=(*own, *beyond), hidden=slots.hidden.at[numbers].set(last)
+        slots,
+        own=(*own, *beyond),
+        hidden=slots.hidden.at[numbers].set(last),
+        state=state,
     )
     return slots, hidden
 
@@ -281,33 +319,43 @@ def read_chunks(
 def read_page(
     parameters: Parameters,
     tokens: Integers,
+    count: Integers,
     row: RowStates,
     pages: tuple[Page, ...],
+    state: RecurrentState | None = None,
     *,
     graph: nnx.GraphDef,
-) -> Page:
+) -> tuple[Page, RecurrentState | None]:
     """Reads a stretch of a shared text, which becomes a page.
 
     Args:
       parameters: as in `read_tokens`.
       tokens: the stretch, `[1, page]`, padded.
+      count: number of real tokens in it, `[1]`.
       row: `first` is the position of its first token, `visible` what it sees.
       pages: the pages before it.
+      state: states of recurrent layers after these, or None.
       graph: structure of the model.
+
+    Returns:
+      the page, and the states after it; None without recurrent layers.
     """
     model = cast(LanguageModel, merge(graph, parameters))
-    _, key_values = _run_chunks(model, tokens, row, pages, ())
-    return Page.create(key_values, row.first[0])
+    counts = jnp.asarray(count)
+    _, kept = _run_chunks(model, tokens, counts, row, pages, (), state)
+    return Page.create(kept.key_values, row.first[0]), kept.state
 
 
 def _run_chunks(
     model: LanguageModel,
     tokens: Integers | Float[Array, "R C D"] | Float[np.ndarray, "R C D"],
+    counts: Int[Array, "R"],
     rows: RowStates,
     pages: tuple[Page, ...],
     own: Sequence[KeyValues],
-) -> tuple[Float[Array, "R C D"], KeyValues]:
-    """Runs chunks of some rows after the keys that they see."""
+    state: RecurrentState | None,
+) -> tuple[Float[Array, "R C D"], Kept]:
+    """Runs chunks of some rows after the keys that they see, and a state."""
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 3:
         embedded = tokens.astype(model.config.dtype)
@@ -319,10 +367,8 @@ def _run_chunks(
     past = _page_contexts(pages, rows.visible, stacked=True)
     past += _own_contexts(own, rows.written, rows.first)
     with row_entries(jnp.asarray(rows.entry)):
-        hidden, kept = model.extend(
-            Stream(embedded, positions, masks.CausalMask(None)), past
-        )
-        return hidden, kept.key_values
+        stream = Stream(embedded, positions, masks.CausalMask(None), lengths=counts)
+        return model.extend(stream, _with_state(past, state))
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -339,4 +385,4 @@ def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
         cross = cross.map(copy)
         mask = mask.at[target].set(mask[source])
     hidden = slots.hidden.at[target].set(slots.hidden[source])
-    return Slots(own, hidden, cross, mask)
+    return Slots(own, hidden, cross, mask, jax.tree.map(copy, slots.state))

@@ -20,6 +20,7 @@ from prompt_tuning.decoding.slot_state import (
 )
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.recurrent_state import replace_rows
 from prompt_tuning.models.streams import Context
 
 
@@ -66,6 +67,9 @@ def read_whole_rows(
         own=_write_whole_rows(slots, text.key_values, numbers),
         hidden=slots.hidden.at[numbers].set(hidden),
     )
+    if slots.state is not None and cache.state is not None:
+        state = replace_rows(slots.state, cache.state, jnp.asarray(numbers))
+        slots = dataclasses.replace(slots, state=state)
     if slots.cross is not None and slots.cross_mask is not None:
         slots = _write_cross(slots, numbers, cache.cross)
     return slots, written, cache.next_positions - written

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.block_arrays import Blocks
 from prompt_tuning.core.model_config import ModelConfig
@@ -99,6 +99,33 @@ def last_state(states: Sequence[RecurrentState | None]) -> RecurrentState | None
     """Returns the state after several contexts: that of the last which has one."""
     known = [state for state in states if state is not None]
     return known[-1] if known else None
+
+
+def join_rows(
+    states: Sequence[RecurrentState | None], empty: RecurrentState | None
+) -> RecurrentState | None:
+    """Returns the states `[L, 1, ...]` of single rows as those of all rows.
+
+    Args:
+      states: state of each row; None at its beginning.
+      empty: state at the beginning; None in a model without recurrent layers.
+    """
+    if empty is None:
+        return None
+    known = [empty if state is None else state for state in states]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *known)
+
+
+def choose_rows(
+    chosen: Bool[Array, "N"], new: RecurrentState, old: RecurrentState
+) -> RecurrentState:
+    """Returns the new states `[L, N, ...]` of chosen rows, the old ones of others."""
+
+    def choose(new: Array, old: Array) -> Array:
+        mask = chosen.reshape(1, -1, *[1] * (new.ndim - 2))
+        return jnp.where(mask, new, old)
+
+    return jax.tree.map(choose, new, old)
 
 
 def replace_rows(

@@ -13,7 +13,15 @@ from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_encoding import pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
-from tests.support.dummies import FAMILIES, GPT2, LLAMA, T5_GATED, LetterTokenizer, V
+from tests.support.dummies import (
+    FAMILIES,
+    GPT2,
+    LFM2,
+    LLAMA,
+    T5_GATED,
+    LetterTokenizer,
+    V,
+)
 from tests.support.engine_models import KINDS, engine_model
 from tests.support.exhaustive import sample
 
@@ -70,15 +78,24 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 
 
 FEW = ("soft", "lora", "dora")
+RECURRENT = ("none", "soft", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "dora")
 
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    sample(2, [("llama", FEW), ("gpt2", BIASED), *((x, KINDS) for x in FAMILIES)]),
+    sample(
+        3,
+        [
+            ("llama", FEW),
+            ("gpt2", BIASED),
+            ("lfm2", RECURRENT),
+            *((x, KINDS) for x in FAMILIES),
+        ],
+    ),
 )
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
-    config = FAMILIES[name]
+    config = LFM2 if name == "lfm2" else FAMILIES[name]
     engine = open_engine(config, kinds)
     rows = [[3, 1, 4], list(range(5, 16))]
     for kind in kinds:
