@@ -27,7 +27,12 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.input_layers import embed_inputs
 from prompt_tuning.models.norms import normalize
-from prompt_tuning.models.rotary import rotary_angles, rotary_table_indices, rotate
+from prompt_tuning.models.rotary import (
+    RotaryAngles,
+    rotary_angles,
+    rotary_table_indices,
+    rotate,
+)
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.prompts.initializers import StackShape, Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
@@ -65,6 +70,10 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
         reason = f"the model has positions of the kind {config.positions!r}"
     elif config.attention_soft_cap is not None:
         reason = "the model bounds its attention scores by attention_soft_cap"
+    elif config.recurrent_layers:
+        reason = "the model has layers without attention"
+    elif config.query_scaling is not None:
+        reason = "the model scales its queries by their position"
     elif config.attention_sinks:
         reason = "the model has attention sinks of its own"
     elif config.windowed_layers and length > (config.window or 0):
@@ -175,7 +184,8 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     paths = [f"decoder/layers/{block}/hidden" for block in range(config.layers - 1)]
     past = decoder.prefix_contexts(rows)
     with intermediates.capture(paths) as captured:
-        _, (own,) = decoder.run([stream], past=past, keep=True)
+        _, (kept,) = decoder.run([stream], past=past, keep=True)
+    own = kept.key_values
     assert isinstance(own, KeyValues)
     # The input of each block: [L, R, Q, D].
     inputs = jnp.stack([stream.hidden, *(captured[path] for path in paths)])
@@ -188,6 +198,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
         parameters, hidden, angles = of_block
         block = cast(Block, merge(graph, parameters))
         flat = hidden.reshape(-1, config.width)
+        assert block.self_attention is not None  # see `check_matching`
         query = block.self_attention.queries(
             normalize(block.self_attention_norm, flat)
         )  # [R * Q, H, K]
@@ -203,9 +214,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
     )
 
 
-def _angles(
-    positions: Int[Array, "n"], config: ModelConfig
-) -> tuple[Array, Array] | None:
+def _angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles | None:
     """Returns the rotary cosines and sines of each block, `[L, n, 1, K / 2]`."""
     if config.positions != "rotary":
         return None
@@ -215,8 +224,8 @@ def _angles(
         of_block = part[tables] if tables.any() else part[None]
         return jnp.broadcast_to(of_block, (config.layers, *of_block.shape[1:]))
 
-    cosine, sine = rotary_angles(positions, config)
-    return by_block(cosine), by_block(sine)
+    angles = rotary_angles(positions, config)
+    return RotaryAngles(by_block(angles.cosine), by_block(angles.sine))
 
 
 def _moved(
@@ -227,8 +236,8 @@ def _moved(
     if angles is None:
         return prefix
     # A magnitude of the angles is in the keys already.
-    size = jnp.sqrt(angles[0] ** 2 + angles[1] ** 2)
-    turned = (angles[0] / size, angles[1] / size)
+    size = jnp.sqrt(angles.cosine**2 + angles.sine**2)
+    turned = RotaryAngles(angles.cosine / size, angles.sine / size)
     rotated = jax.vmap(
         lambda keys, angles: rotate(keys, angles, interleaved=config.rotary_interleaved)
     )(prefix[:, 0], turned)

@@ -28,7 +28,6 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
 from prompt_tuning.losses.preference import PreferenceObjective
-from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
 from prompt_tuning.models.language_model import LanguageModel
@@ -40,8 +39,6 @@ from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding import collectives
 
 EMBEDDING = "token_embedder/embedding"
-KEYS, VALUES, LAST = (f"{CONTEXT}{name}" for name in ("keys", "values", "last"))
-"""Paths of a text's `DecoderPrefix`."""
 
 SAMPLED_EXAMPLES = 256
 """Examples that are checked for BOS at the start; all rows of a file have it or
@@ -83,14 +80,15 @@ class Teacher:
             unless it is to be computed for this batch.
           batch: a batch without an accumulation axis.
         """
-        known = self.prompt is not None and KEYS in student
+        known = self.prompt is not None and _context(0) in student
         if known and self.shared is not None and batch.segment_ids is None:
             return self.shared.hidden(student, _without_bos(batch))
         model = cast(LanguageModel, merge(self.graph, self.parameters(student)))
         prefix = None
         if known and self.shared is None:
-            pair = KeyValues(student[KEYS], student[VALUES])
-            prefix = DecoderPrefix(pair, student[LAST])
+            form = jax.tree.structure(jax.eval_shape(model.prefix))
+            leaves = [student[_context(i)] for i in range(form.num_leaves)]
+            prefix = jax.tree.unflatten(form, leaves)
         # Rows may choose among the student's prompts; the teacher has one context.
         alone = dataclasses.replace(batch, prompt_ids=None)
         return jax.lax.stop_gradient(model.hidden(alone, prefix=prefix))
@@ -107,10 +105,12 @@ class Teacher:
             return prefix if isinstance(prefix, DecoderPrefix) else None
 
         prefix = WeightedJit(read)(self.parameters(student))
-        if prefix is None:
-            return {}
-        keys, values = prefix.key_values
-        return {KEYS: keys, VALUES: values, LAST: prefix.last}
+        return {_context(i): leaf for i, leaf in enumerate(jax.tree.leaves(prefix))}
+
+
+def _context(number: int) -> str:
+    """Returns the path of a leaf of the `DecoderPrefix` of a text."""
+    return f"{CONTEXT}{number}"
 
 
 def _without_bos(batch: Batch) -> Batch:
