@@ -898,7 +898,7 @@ def LoRA(
     layers: Sequence[int] | None = None,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
-    initial: Literal["kaiming", "gaussian", "orthogonal"] = "kaiming",
+    initial: Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"] = "kaiming",
     dora: bool = False,
     bias: Literal["none", "lora_only", "all"] = "none",
 ) -> Configured[_LoRA]:
@@ -929,8 +929,10 @@ def LoRA(
       alpha_pattern: the same for `alpha`. All layers of a projection must have the same
         scaling, so a rank of one layer takes an `alpha` in proportion.
       initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
-        `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
-        product 0).
+        `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
+        product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
+        2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
+        subtracted, and the run is exported as a plain LoRA of twice the rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       bias: which biases of the model are trained too, by PEFT's names: "none",

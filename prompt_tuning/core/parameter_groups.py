@@ -33,6 +33,8 @@ LearningRate = PositiveNumber | optax.Schedule
 StateType = Literal["float32", "bfloat16"]
 FASTER = ("/lora/b", "/lora/magnitude", "/lora/bias")
 """Ends of the paths whose updates `ParameterGroup.lora_plus_ratio` multiplies."""
+CONSTANT = ("/lora/start_a", "/lora/start_b")
+"""Ends of the paths that a run stores with what it trains, but does not change."""
 
 
 def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
@@ -208,7 +210,10 @@ def group_optimizer(
         else optax.chain(group.optimizer, _faster_b(group.lora_plus_ratio))
         for index, group in enumerate(groups)
     }
-    return optax.multi_transform(transforms, dict(labels))
+    constant = [path for path in labels if path.endswith(CONSTANT)]
+    if constant:
+        transforms[-1] = optax.set_to_zero()  # weights do not decay either
+    return optax.multi_transform(transforms, {**labels, **dict.fromkeys(constant, -1)})
 
 
 def _faster_b(ratio: float | int) -> optax.GradientTransformation:

@@ -307,15 +307,16 @@ def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
     modules: dict[str, nnx.Module] = {}
     low_rank = _by_entry(adapted, LowRank)
     if low_rank:
-        rank = max(each.a.shape[2] for each in low_rank.values())
+        factors = {entry: each.whole_factors() for entry, each in low_rank.items()}
+        rank = max(own.shape[2] for own, _ in factors.values())
         rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
         a = np.zeros((layers, count, size_in, rank), np.float32)
         b = np.zeros((layers, count, rank, size_out), np.float32)
         scaling = np.zeros((layers, count), np.float32)
         for entry, each in low_rank.items():
-            own = each.a.shape[2]
-            a[:, entry, :, :own] = np.asarray(each.a[...])
-            b[:, entry, :own] = np.asarray(each.b[...])
+            own_a, own_b = map(np.asarray, factors[entry])
+            a[:, entry, :, : own_a.shape[2]] = own_a
+            b[:, entry, : own_b.shape[1]] = own_b
             scaling[:, entry] = each.scaling
         arrays = [a, b, scaling]
         if any(each.magnitude is not None for each in low_rank.values()):

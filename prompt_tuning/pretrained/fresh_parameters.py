@@ -1,7 +1,7 @@
 """First values of the parameters that a checkpoint does not have."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import jax
 from jaxtyping import Array, Key
@@ -13,7 +13,9 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.dora import MAGNITUDE, initial_magnitudes
 from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.trained_bias import BIAS, FROZEN_BIAS, frozen_biases
+from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A, initial_starts
 from prompt_tuning.sharding.array_placement import Placement
 
 
@@ -39,19 +41,31 @@ def initialize(
     return jax.jit(compute, out_shardings=shardings)(key)
 
 
-def check_on_device(paths: Iterable[str], weights: str) -> None:
-    """Checks that the frozen weights are where DoRA and trained biases need them.
+def check_on_device(paths: Iterable[str], weights: str, on_mesh: bool) -> None:
+    """Checks that the frozen weights are where adapters that read them need them.
 
     Args:
       paths: paths of all parameters.
       weights: `Pretrained.weights`.
+      on_mesh: whether a mesh shards them.
 
     Raises:
       InputError: if they are not on the device.
     """
+    paths = list(paths)
+    if on_mesh and any(path.endswith(START_A) for path in paths):
+        raise InputError(
+            "Run.mesh divides the weights, but LoRA.initial computes its first factors "
+            "from whole ones: leave out the mesh, or set LoRA.initial to 'kaiming'"
+        )
     if weights == DEVICE:
         return
-    paths = list(paths)
+    if any(path.endswith(START_A) for path in paths):
+        raise InputError(
+            f"Pretrained.weights is {shown(weights)}, but LoRA.initial computes the "
+            "first factors from the frozen weights, which must be on the device: give "
+            f"{how_to_set('Pretrained.weights', DEVICE)}, or leave out LoRA.initial"
+        )
     if any(path.endswith(BIAS) for path in paths):
         raise InputError(
             f"Pretrained.weights is {shown(weights)}, but trained biases start from "
@@ -92,6 +106,51 @@ def complete_magnitudes(
     return parameters | jax.jit(start, out_shardings=shardings)(read)
 
 
+def complete_adapters(
+    parameters: Parameters,
+    loras: Mapping[str, LowRank],
+    placement: Placement | None,
+    given: Collection[str] = (),
+) -> Parameters:
+    """Computes the first values of adapters that depend on the frozen weights.
+
+    Args:
+      parameters: all parameters by path.
+      loras: the LoRAs by the path of the projection.
+      placement: placement of the parameters on a mesh; None on one device.
+      given: paths of parameters that the caller has from elsewhere.
+    """
+    parameters = complete_magnitudes(parameters, loras, placement)
+    parameters = complete_biases(parameters, placement)
+    # Singular values of large weights take long.
+    others = {path: x for path, x in loras.items() if path + START_A not in given}
+    return complete_starts(parameters, others)
+
+
+def complete_starts(parameters: Parameters, loras: Mapping[str, LowRank]) -> Parameters:
+    """Computes the first factors of the LoRAs that start from the frozen weights.
+
+    Args:
+      parameters: all parameters by path.
+      loras: the LoRAs by the path of the projection.
+    """
+    chosen = {path: x for path, x in loras.items() if x.initial in FROM_WEIGHTS}
+    if not chosen:
+        return parameters
+    read = {
+        path: leaf
+        for path, leaf in parameters.items()
+        if path.partition("/kernel")[0] in chosen
+    }
+    start = functools.partial(
+        initial_starts,
+        ranks={path: x.ranks for path, x in chosen.items()},
+        scalings={path: x.scaling for path, x in chosen.items()},
+        initial={path: x.initial for path, x in chosen.items()},
+    )
+    return parameters | jax.jit(start)(read)
+
+
 def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:
     """Copies the frozen biases to the trained ones that start from them.
 
@@ -114,6 +173,9 @@ def initialized_by(path: str, tuning: Tuning) -> str:
     """Describes the initializer of a fresh parameter."""
     if path.startswith("token_embedder/adapters/"):
         return "the tokens' own rows, and the table's mean for new tokens"
+    initial = next((x.initial for x in tuning.adapters if isinstance(x, LoRA)), None)
+    if "/adapters/lora/" in path and initial in FROM_WEIGHTS:
+        return f"the frozen weights ({initial})"
     if path.endswith(BIAS):
         return "the frozen bias"
     if path.startswith("head/adapters/"):

@@ -37,8 +37,7 @@ from prompt_tuning.models.build import build_model, projections
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.fresh_parameters import (
     check_on_device,
-    complete_biases,
-    complete_magnitudes,
+    complete_adapters,
     initialize,
     initialized_by,
 )
@@ -107,7 +106,9 @@ class PromptedModel:
         return dataclasses.replace(self, weight_storage=storage, placement=placement)
 
     @status("reading the model")
-    def read_parameters(self, reuse: Mapping[str, Array] | None = None) -> Parameters:
+    def read_parameters(
+        self, reuse: Mapping[str, Array] | None = None, given: Collection[str] = ()
+    ) -> Parameters:
         """Restores or initializes all parameters but streamed ones, by path.
 
         On a mesh each process reads the slices of the checkpoint that its devices hold.
@@ -115,6 +116,8 @@ class PromptedModel:
         Args:
           reuse: parameters of the same checkpoint that were read before; on one device
             the restored ones are taken from here.
+          given: paths of parameters that the caller has from elsewhere, which may be
+            left as `initialize` returns them.
 
         Raises:
           InputError: if the checkpoint is damaged, or contains other numbers than
@@ -130,19 +133,21 @@ class PromptedModel:
                 # One at a time, so that a host never holds all parameters that it
                 # passes on to its devices.
                 parameters[path] = jax.block_until_ready(self._restore(path, read))
-        parameters = self.complete(parameters)
+        parameters = self.complete(parameters, given)
         return {
             path: parameters[path] for path in self.plan.abstract if path in parameters
         }
 
-    def complete(self, parameters: Parameters) -> Parameters:
+    def complete(
+        self, parameters: Parameters, given: Collection[str] = ()
+    ) -> Parameters:
         """Computes the fresh parameters that depend on restored ones.
 
         Args:
           parameters: all parameters, as restored and as `initialize` returned them.
+          given: paths of parameters that the caller has from elsewhere.
         """
-        parameters = complete_magnitudes(parameters, self.loras, self.placement)
-        parameters = complete_biases(parameters, self.placement)
+        parameters = complete_adapters(parameters, self.loras, self.placement, given)
         start = self.prompts.prefix_start
         if start is None:
             return parameters
@@ -354,7 +359,7 @@ def open_pretrained(
         fresh_by=lambda path: initialized_by(path, tuning),
         stores=dict(config.stores),
     )
-    check_on_device(abstract, source.weights)
+    check_on_device(abstract, source.weights, mesh is not None)
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:
         placement = placement.with_pinned(storage.pinned)

@@ -218,16 +218,18 @@ def _as_published(
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:
-    """Reads one stored array of a checkpoint, in its stored type.
+    """Reads one parameter of a checkpoint, in its stored type.
 
     Raises:
-      InputError: if the checkpoint cannot be read, or lacks the array.
+      InputError: if the checkpoint cannot be read, or lacks an array of it.
     """
     _, recipes, stored = open_checkpoint(source)
-    (name,) = recipes[path].sources
-    if name not in stored:
-        raise InputError(f"{source.checkpoint} has no array {name}")
-    return recipes[path].transform(stored[name].read())
+    recipe, arrays = recipes[path], []
+    for name in recipe.sources:
+        if name not in stored:
+            raise InputError(f"{source.checkpoint} has no array {name}")
+        arrays.append(recipe.transform(stored[name].read()))
+    return np.stack(arrays) if recipe.stacked else arrays[0]
 
 
 def read_vocabulary(source: Pretrained) -> Vocabulary:

@@ -41,6 +41,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     prompt_classes,
 )
 from prompt_tuning.prompts.prompt_module import Attachment
+from prompt_tuning.prompts.weight_starts import plain_factors
 
 SCALINGS = "scalings"
 LEAF = "prompt"
@@ -70,6 +71,7 @@ def read_adapter(
     if checkpoint is not None:
         parameters, scalings = _read_checkpoint(checkpoint)
         kind = find_kind(parameters, str(checkpoint))
+        parameters = plain_factors(parameters)
         return Adapter(kind=kind, parameters=parameters, scalings=scalings)
     if find_folder(path) is not None:
         if config is None:

@@ -63,6 +63,15 @@ def magnitude_factors(
     return jnp.where(present, magnitude / jnp.where(present, norms, 1), 1)
 
 
+def stored_kernel(
+    parameters: Mapping[str, Array], path: str
+) -> tuple[Array, list[Array | None]]:
+    """Returns a projection's kernel of all blocks, and what `as_float32` needs more."""
+    others = (scale_path, codebook_path, zero_path, order_path)
+    stored = [parameters.get(other(f"{path}/kernel")) for other in others]
+    return parameters[f"{path}/kernel"], stored
+
+
 def initial_magnitudes(
     parameters: Mapping[str, Array], scalings: Mapping[str, float]
 ) -> dict[str, Float32[Array, "L out"]]:
@@ -74,14 +83,14 @@ def initial_magnitudes(
     """
     found = {}
     for path, scaling in scalings.items():
-        kernel, a, b = (parameters[path + x] for x in ("/kernel", LORA_A, LORA_B))
-        others = (scale_path, codebook_path, zero_path, order_path)
-        stored = [parameters.get(other(f"{path}/kernel")) for other in others]
+        a, b = (parameters[path + x] for x in (LORA_A, LORA_B))
 
         def norms(layer, scaling=scaling):
-            kernel, stored, a, b = layer
+            (kernel, stored), a, b = layer
             magnitudes = output_norms(as_float32(kernel, *stored), a, b, scaling)
             return jnp.where(jnp.any(a != 0), magnitudes, 0)
 
-        found[path + MAGNITUDE] = jax.lax.map(norms, (kernel, stored, a, b))
+        found[path + MAGNITUDE] = jax.lax.map(
+            norms, (stored_kernel(parameters, path), a, b)
+        )
     return found

@@ -16,14 +16,16 @@ from prompt_tuning.adapters.peft.lora_biases import TrainedBiases
 from prompt_tuning.core.branch_dropout import branch_dropout
 from prompt_tuning.prompts.dora import magnitude_factors, output_norms
 from prompt_tuning.prompts.projection_adapters import (
+    ExportedAdapter,
     FrozenProjection,
     ProjectionAdapter,
     adapter_axes,
 )
 from prompt_tuning.prompts.trained_bias import started_like
+from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS
 from prompt_tuning.sharding import collectives
 
-Initial = Literal["kaiming", "gaussian", "orthogonal"]
+Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"]
 
 
 class LowRank(ProjectionAdapter):
@@ -40,6 +42,10 @@ class LowRank(ProjectionAdapter):
       dropout: share of the input's elements that training zeroes.
       rank_stabilized: whether the scaling was divided by the root of the rank.
       initial: what the factors were initialized with.
+      start_a: `a` at the start of the run, whose product with `start_b` is subtracted;
+        None unless it starts from the weights.
+      start_b: `b` at the start of the run, or None.
+      ranks: rank in each layer, 0 where there is none.
       bias: trained bias, `[L, out]`, or None; see `train_bias`.
       biases: which biases the run trains, PEFT's `bias`.
     """
@@ -58,6 +64,7 @@ class LowRank(ProjectionAdapter):
         dropout: float = 0.0,
         rank_stabilized: bool = False,
         initial: Initial = "kaiming",
+        ranks: Sequence[int] = (),
     ):
         self.axes = axes
         axis_in, axis_out = adapter_axes(axes)
@@ -74,6 +81,11 @@ class LowRank(ProjectionAdapter):
         self.path, self.dropout, self.drops = path, dropout, dropout > 0
         self.rank_stabilized, self.initial = rank_stabilized, initial
         self.bias, self.biases = None, "none"
+        self.ranks = tuple(ranks)
+        # `initial_starts` replaces them when the frozen weights are there.
+        starts = initial in FROM_WEIGHTS
+        self.start_a = nnx.Param(a, axes=self.a.axes) if starts else None
+        self.start_b = nnx.Param(b, axes=self.b.axes) if starts else None
 
     def train_bias(self, frozen: nnx.Param, biases: TrainedBiases) -> None:
         """Trains the projection's bias too, in all layers if all biases are trained."""
@@ -104,10 +116,12 @@ class LowRank(ProjectionAdapter):
     @property
     def settings(self) -> dict[str, Any]:
         """PEFT's settings that the factors do not show, where not the defaults."""
+        # What starts from the weights is exported as a plain LoRA.
+        plain = self.initial in ("kaiming", *FROM_WEIGHTS)
         given = {
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
-            "init_lora_weights": True if self.initial == "kaiming" else self.initial,
+            "init_lora_weights": True if plain else self.initial,
             "bias": self.biases,
         }
         defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
@@ -124,7 +138,7 @@ class LowRank(ProjectionAdapter):
         first = collectives.first_of_shard(self.axes[0], x.shape[-1])
         dropped = branch_dropout(x, self.dropout, self.path, first)
         if self.magnitude is None:
-            return y + self._product(dropped)
+            return y + self._change(x, dropped)
         if dropped is not x:
             product = frozen.product(dropped)  # PEFT rescales this part alone
         else:
@@ -134,9 +148,42 @@ class LowRank(ProjectionAdapter):
         own, rest = factors.astype(y.dtype), (factors - 1).astype(y.dtype)
         return y + rest * product + own * self._product(dropped)
 
-    def _product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Returns the scaled low-rank product."""
-        a, b = self.a[...].astype(x.dtype), self.b[...].astype(x.dtype)
+    def _change(
+        self, x: Float[Array, "*lead in"], dropped: Float[Array, "*lead in"]
+    ) -> Float[Array, "*lead out"]:
+        """Returns the scaled low-rank product less that of the start, if it has one."""
+        change = self._product(dropped)
+        if self.start_a is None or self.start_b is None:
+            return change
+        start = (self.start_a[...], self.start_b[...])
+        return change - self._product(x, jax.lax.stop_gradient(start))
+
+    def whole_factors(self) -> tuple[Float[Array, "L in R"], Float[Array, "L R out"]]:
+        """Returns the factors of a plain LoRA that computes the same."""
+        a, b = self.a[...], self.b[...]
+        if self.start_a is None or self.start_b is None:
+            return a, b
+        first, second = self.start_a[...], self.start_b[...]
+        return jnp.concatenate([a, first], 2), jnp.concatenate([b, -second], 1)
+
+    def export(self, path: str) -> ExportedAdapter:
+        """Returns the arrays of a plain LoRA; see `whole_factors`."""
+        exported = super().export(path)
+        arrays = {k: x for k, x in exported.arrays.items() if not k.startswith("start")}
+        arrays |= {
+            leaf: np.asarray(x)
+            for leaf, x in zip(("a", "b"), self.whole_factors(), strict=True)
+        }
+        return exported._replace(arrays=arrays)
+
+    def _product(
+        self,
+        x: Float[Array, "*lead in"],
+        factors: tuple[Float[Array, "in r"], Float[Array, "r out"]] | None = None,
+    ) -> Float[Array, "*lead out"]:
+        """Returns the scaled low-rank product, of `a` and `b` or of others."""
+        factors = factors or (self.a[...], self.b[...])
+        a, b = (factor.astype(x.dtype) for factor in factors)
         low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
         return (low @ b) * jnp.asarray(self.scaling, x.dtype)
 
@@ -155,6 +202,8 @@ def initial_factors(
     key: Key[Array, ""], sizes: tuple[int, int], ranks: Sequence[int], initial: Initial
 ) -> tuple[Float[Array, "L in r"], Float[Array, "L r out"]]:
     """Initializes the factors as PEFT does; their product is 0.
+
+    Those that start from the weights are zeros here; see `initial_starts`.
 
     - "kaiming": `a` uniform within `1 / sqrt(in)`, `b` 0.
     - "gaussian": `a` normal with standard deviation `1 / r`, `b` 0.
@@ -178,6 +227,8 @@ def initial_factors(
         a, b = map(jnp.stack, zip(*factors, strict=True))
         return a, b
     shape = (count, size_in, rank)
+    if initial in FROM_WEIGHTS:
+        return jnp.zeros(shape), jnp.zeros((count, rank, size_out))
     if initial == "gaussian":
         a = jax.random.normal(key, shape) / np.maximum(ranks, 1)[:, None, None]
     else:

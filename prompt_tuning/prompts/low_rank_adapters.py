@@ -29,6 +29,7 @@ from prompt_tuning.prompts.projection_adapters import (
     AdapterSpec,
     ProjectionAdapter,
 )
+from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A
 
 QUERIES_AND_VALUES = (r".*/(query|value)",)
 
@@ -62,8 +63,10 @@ class LoRA(AdapterSpec):
       alpha_pattern: the same for `alpha`. All layers of a projection must have the same
         scaling, so a rank of one layer takes an `alpha` in proportion.
       initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
-        `b` 0), "gaussian" (normal `a`, `b` 0) or "orthogonal" (both nonzero, with the
-        product 0).
+        `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
+        product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
+        2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
+        subtracted, and the run is exported as a plain LoRA of twice the rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       bias: which biases of the model are trained too, by PEFT's names: "none",
@@ -104,6 +107,11 @@ class LoRA(AdapterSpec):
             raise InputError(
                 f"LoRA.regexes is {shown(self.regexes)} and LoRA.at {shown(self.at)}, "
                 "which both choose what to adapt; leave one of them out"
+            )
+        if self.dora and self.initial in FROM_WEIGHTS:
+            raise InputError(
+                f"LoRA.initial is {self.initial!r}, which takes a part out of the "
+                "weights whose norms DoRA trains: leave out LoRA.initial or LoRA.dora"
             )
         for name in ("at", "layers"):
             if getattr(self, name) is not None and not getattr(self, name):
@@ -213,6 +221,12 @@ class LoRA(AdapterSpec):
                 ranks[layer] = self._rank(names[layer])
                 scalings.setdefault(self._scaling(names[layer]), layer)
         self._check_layers(projection.path, ranks, scalings)
+        if self.initial in FROM_WEIGHTS and max(ranks) > min(sizes):
+            raise InputError(
+                f"LoRA.initial is {self.initial!r}, which takes ranks up to the "
+                f"{min(sizes)} of the weights of {projection.path}, and the rank is "
+                f"{max(ranks)}"
+            )
         return LowRank(
             initial_factors(key, (sizes[0], sizes[1]), ranks, self.initial),
             next(iter(scalings)),
@@ -223,6 +237,7 @@ class LoRA(AdapterSpec):
             dropout=self.dropout,
             rank_stabilized=self.rank_stabilized,
             initial=self.initial,
+            ranks=ranks,
         )
 
     def _check_layers(
@@ -266,7 +281,7 @@ class LoRA(AdapterSpec):
         Raises:
           InputError: if the scaling of a LoRA is unknown.
         """
-        groups: dict[tuple[int, float, bool], list[str]] = {}
+        groups: dict[tuple[int, float, bool, bool], list[str]] = {}
         for path, leaf in adapter.parameters.items():
             if not path.endswith(LORA_A):
                 continue
@@ -278,7 +293,8 @@ class LoRA(AdapterSpec):
                     "and --rank or Run.adapters"
                 )
             dora = projection + MAGNITUDE in adapter.parameters
-            group = (leaf.shape[2], adapter.scalings[projection], dora)
+            starts = projection + START_A in adapter.parameters
+            group = (leaf.shape[2], adapter.scalings[projection], dora, starts)
             groups.setdefault(group, []).append(re.escape(projection))
         stabilized = bool(adapter.settings.get("use_rslora"))
         biases = biases_of(adapter)
@@ -291,6 +307,8 @@ class LoRA(AdapterSpec):
                 dropout=adapter.settings.get("lora_dropout") or 0.0,
                 dora=dora,
                 bias=biases,
+                # Either one has these parameters, and their values are known.
+                initial="olora" if starts else "kaiming",
             )
-            for (rank, scaling, dora), regexes in groups.items()
+            for (rank, scaling, dora, starts), regexes in groups.items()
         )

@@ -54,7 +54,7 @@ def load_tuned(
     if run.model.trained_weights == HOST:
         storage = model.weight_storage.with_trained(trained, model.plan)
         model = dataclasses.replace(model, weight_storage=storage)
-    parameters = model.read_parameters(reuse)
+    parameters = model.read_parameters(reuse, trained)
     if trained:
         everything = model.weight_storage.with_streamed(parameters)
         frozen = {p: leaf for p, leaf in everything.items() if p not in trained}
@@ -109,7 +109,8 @@ def _load_other(
             "config, or name a checkpoint that contains all of them"
         )
     source.check_scalings(model.loras)
-    return model, model.read_parameters(reuse) | model.put(source.leaves)
+    parameters = model.read_parameters(reuse, source.leaves)
+    return model, parameters | model.put(source.leaves)
 
 
 def _check_leaves(

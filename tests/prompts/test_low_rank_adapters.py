@@ -97,6 +97,8 @@ def test_all_linear_leaves_out_experts_and_their_router():
         ({"rank_pattern": {"0.self_attn.q_proj": 4}}, "by 4 in layer 0, 2 in layer 1"),
         ({"initial": "orthogonal", "rank": 3}, "even ranks, .* has rank 3"),
         ({"dropout": 1.0}, "LoRA.dropout is 1"),
+        ({"initial": "pissa", "dora": True}, "'pissa', which takes a part out of the"),
+        ({"initial": "olora", "rank": 17}, "ranks up to the 16 .*the rank is 17"),
         ({"bias": "all"}, "LoRA.bias is 'all', but the model has no biases"),
     ],
 )

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.adapters.adapter import IA3, Adapter, Arrays
+from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
 from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
@@ -21,6 +21,7 @@ from prompt_tuning.adapters.peft.modules import (
     projections,
     unread_modules,
 )
+from prompt_tuning.adapters.peft.moved_base import as_plain_lora, moves_base
 from prompt_tuning.adapters.peft.peft_settings import (
     DEFAULTS,
     Settings,
@@ -32,6 +33,7 @@ from prompt_tuning.adapters.peft.shape_checks import (
     LORA_MAGNITUDE,
     module_name,
 )
+from prompt_tuning.adapters.peft.table_copies import FrozenReader
 from prompt_tuning.adapters.peft.target_settings import (
     check_selection,
     selects,
@@ -49,7 +51,10 @@ def with_defaults(adapter: Adapter) -> dict[str, Any]:
 
 
 def read_projections(
-    folder: AdapterFolder, config: ModelConfig, source: str
+    folder: AdapterFolder,
+    config: ModelConfig,
+    source: str,
+    frozen: FrozenReader | None = None,
 ) -> Adapter:
     """Returns a LoRA or IA3 of PEFT as ours.
 
@@ -71,6 +76,8 @@ def read_projections(
             f"{source} adapts only modules that texts do not pass, such as "
             f"{shortened(given[0])}"
         )
+    if folder.kind == LORA and moves_base(folder.settings):
+        folder = as_plain_lora(folder, names, known, source, frozen)
     if folder.kind == IA3:
         parameters, scalings = read_ia3(folder.tensors, names, known, source), {}
     else:

@@ -84,8 +84,9 @@ def from_peft(
       folder: contents of the adapter's folder.
       config: config of the adapter's model.
       source: origin of the adapter, for messages.
-      frozen: reads the model's embeddings and head, to compare copies in the folder
-        with; None if they are not available.
+      frozen: reads the model's parameters: embeddings and head, to compare copies in
+        the folder with, and weights that a LoRA starts from; None if they are not
+        available.
 
     Raises:
       InputError: for a method or variant that is not supported, a tensor that does not
@@ -111,7 +112,8 @@ def from_peft(
     if kind == TOKENS:
         return Adapter(kind=kind, parameters=own, settings=settings, tokens=tokens)
     if kind in (LORA, IA3):
-        read = read_projections(AdapterFolder(settings, tensors), config, source)
+        rest = AdapterFolder(settings, tensors)
+        read = read_projections(rest, config, source, frozen)
         if kind == LORA:
             own |= read_biases(biases, read, config, source)
         parameters = read.parameters | own

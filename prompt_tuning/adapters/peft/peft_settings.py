@@ -141,8 +141,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
 # Settings of other releases that do not change what an adapter computes.
 _WITHOUT_EFFECT = ("enable_lora", "merge_weights", "runtime_config")
 
-# Initializations of LoRA that subtract the initial product from the frozen weights.
-_MOVES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
+# Initializations of LoRA that subtract a first product from the frozen weights, which
+# depends on data or random numbers; see `moved_base` for others.
+_MOVES_BASE = ("pissa_", "corda", "lora_ga", "loftq")
 
 
 def check_types(settings: JsonObject) -> None:

@@ -402,6 +402,10 @@ REFUSED = {
     ),
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
+    "PiSSA without weights": (
+        lora(QUERIES, init_lora_weights="pissa"),
+        "'pissa', whose first product is computed from the model's weights: name",
+    ),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),
     "head": (
         lora({"lm_head": (D, 31)}),

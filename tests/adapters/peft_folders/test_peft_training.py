@@ -16,7 +16,7 @@ from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.source import Pretrained, read_frozen
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from tests.support.adapters import batch_of, our_logits, restored
@@ -69,6 +69,27 @@ CASES = {
     ),
 }
 
+MOVED = {
+    "pissa": (
+        "llama_gqa_untied",
+        {"target_modules": ["q_proj", "down_proj"], "r": 3},
+        LoRA(at=["q_proj", "down_proj"], rank=3, alpha=8, initial="pissa"),
+    ),
+    "olora": (
+        "qwen2_bias_tied",
+        {"target_modules": ["k_proj"], "rank_pattern": {"0.self_attn.k_proj": 4}}
+        | {"alpha_pattern": {"0.self_attn.k_proj": 4}},
+        LoRA(
+            at=["k_proj"],
+            alpha=8,
+            rank_pattern={"0.self_attn.k_proj": 4},
+            alpha_pattern={"0.self_attn.k_proj": 4},
+            initial="olora",
+        ),
+    ),
+}
+"""Those whose first product is taken out of the weights, with their models."""
+
 
 @functools.cache
 def tokens_of(model):
@@ -87,14 +108,17 @@ def theirs(tmp_path_factory):
     """The folder of each case, as `peft_training` writes it."""
     folder = tmp_path_factory.mktemp("peft")
     jobs = {}
-    for model, (settings, _) in CASES.items():
+    cases = {model: (model, settings) for model, (settings, _) in CASES.items()}
+    for name, (model, settings, _) in MOVED.items():
+        cases[name] = model, settings | {"init_lora_weights": name}
+    for name, (model, settings) in cases.items():
         tokens, targets = tokens_of(model)
-        np.savez(folder / f"{model}.npz", targets=targets, **tokens)
+        np.savez(folder / f"{name}.npz", targets=targets, **tokens)
         task = "SEQ_2_SEQ_LM" if "labels" in tokens else "CAUSAL_LM"
-        jobs[model] = {
+        jobs[name] = {
             "base": str(PEFT / model / "base"),
-            "folder": str(folder / model),
-            "tokens": str(folder / f"{model}.npz"),
+            "folder": str(folder / name),
+            "tokens": str(folder / f"{name}.npz"),
             "steps": STEPS,
             "learning_rate": RATE,
             "task_type": task,
@@ -105,20 +129,21 @@ def theirs(tmp_path_factory):
     command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    return {model: folder / model for model in CASES}
+    return {name: folder / name for name in cases}
 
 
 def read(folder, model):
+    source = Pretrained(checkpoint=str(PEFT / model / "base"))
+    frozen = functools.partial(read_frozen, source)
     config = read_config(PEFT / model / "base")
-    return from_peft(read_folder(folder), config, model)
+    return from_peft(read_folder(folder), config, model, frozen)
 
 
-def curve(model, adapter):
-    """Trains an adapter on the case's batch; returns losses and last logits."""
+def curve(model, graph, parameters, paths):
+    """Trains parameters on the case's batch; returns losses and last logits."""
     tokens, targets = tokens_of(model)
-    graph, parameters = restored(PEFT / model / "base", adapter)
     batch = batch_of(tokens)
-    trained = {path: parameters[path] for path in adapter.parameters}
+    trained = {path: parameters[path] for path in paths}
 
     def loss(trained):
         logits = our_logits(parameters | trained, batch, graph=graph)
@@ -147,7 +172,7 @@ def test_training_is_pefts(model, theirs, tmp_path):
     folder, base = theirs[model], PEFT / model / "base"
     start, end = (read(folder / name, model) for name in ("start", "end"))
     expected = np.load(folder / "end.npz")
-    losses, trained, logits = curve(model, start)
+    losses, trained, logits = curve(model, *restored(base, start), start.parameters)
     assert losses[-1] < losses[0] - 0.05
     np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
@@ -163,6 +188,30 @@ def test_training_is_pefts(model, theirs, tmp_path):
     graph, parameters = restored(tmp_path / "merged", None)
     merged = our_logits(parameters, batch_of(tokens_of(model)[0]), graph=graph)
     np.testing.assert_allclose(merged, expected["logits"], atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", MOVED)
+def test_training_from_the_weights_is_pefts(name, theirs):
+    model, _, spec = MOVED[name]
+    folder, source = theirs[name], Pretrained(checkpoint=str(PEFT / model / "base"))
+    opened = open_pretrained(source, Tuning(adapters=[spec]), key=KEY)
+    parameters = opened.read_parameters()
+    batch = batch_of(tokens_of(model)[0])
+    graph, frozen = restored(source.checkpoint, None)
+    base = our_logits(frozen, batch, graph=graph)
+    first = our_logits(parameters, batch, graph=opened.graph)
+    np.testing.assert_allclose(first, base, atol=1e-6)
+    losses, _, logits = curve(model, opened.graph, parameters, opened.plan.fresh)
+    expected = np.load(folder / "end.npz")
+    assert losses[-1] < losses[0] - 0.05
+    np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+    # Their file becomes a plain LoRA.
+    graph, parameters = restored(source.checkpoint, read(folder / "end", model))
+    np.testing.assert_allclose(
+        our_logits(parameters, batch, graph=graph), expected["logits"], atol=1e-4
+    )
 
 
 @pytest.mark.torch
