@@ -378,6 +378,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "attention_multiplier": 0.8,
     },
+    "glm4_moe": DECODER
+    | {
+        "head_dim": 8,
+        **{"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2},
+        # Two of three groups, each of two experts.
+        **{"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5},
+        **{"moe_intermediate_size": 4, "first_k_dense_replace": 1},
+        **{"use_qk_norm": True, "attention_bias": True},
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
     "gpt_oss": DECODER
     | {
         "num_hidden_layers": 2,
@@ -572,6 +582,9 @@ def randomize(model: torch.nn.Module) -> None:
             parameter.copy_(offset + deviation * torch.randn_like(parameter))
         if (bias := getattr(model, "final_logits_bias", None)) is not None:
             bias.copy_(torch.randn_like(bias))  # BART's, which is no parameter
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
 
 
 def randomize_adapter(model: torch.nn.Module) -> None:

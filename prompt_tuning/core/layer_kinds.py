@@ -1,12 +1,13 @@
-"""Which layers have which mixer, and the repetitions in their order.
+"""Which layers have which parts, and the repetitions in their order.
 
 A layer's *mixer* is the part that moves information between positions: attention, or a
-recurrent one, which remembers a state of fixed size. Parameters and states of a mixer
-are stacked on the layers that have it, all others on all layers.
+recurrent one, which remembers a state of fixed size. In some models with experts, a few
+layers have a dense feed-forward layer instead. Parameters of a part are stacked on the
+layers that have it.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prompt_tuning.core.errors import InputError
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 ATTENTION = "self_attention"
 """Name of attention among the mixers, and in the paths of its parameters."""
+FEED_FORWARD, DENSE = "mlp", "dense_mlp"
+"""Names of feed-forward layers; the second is that of layers without experts."""
+USUAL = (ATTENTION, FEED_FORWARD)
+"""The kind of most layers."""
 
 
 def mixers(config: "ModelConfig") -> tuple[str, ...]:
@@ -25,6 +30,15 @@ def mixers(config: "ModelConfig") -> tuple[str, ...]:
     )
 
 
+def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, str], ...]:
+    """Returns the mixer and the feed-forward layer of each layer of the decoder."""
+    dense = set(config.dense_layers)
+    return tuple(
+        (mixer, DENSE if i in dense else FEED_FORWARD)
+        for i, mixer in enumerate(mixers(config))
+    )
+
+
 def layers_with(config: "ModelConfig", path: str) -> list[int]:
     """Returns the numbers of the decoder's layers that have a parameter.
 
@@ -32,9 +46,9 @@ def layers_with(config: "ModelConfig", path: str) -> list[int]:
       config: config of the model.
       path: path of the parameter within a layer, e.g. `self_attention/query/kernel`.
     """
-    part, kinds = path.split("/")[0], mixers(config)
-    everywhere = part not in (ATTENTION, config.recurrence)
-    return [i for i, kind in enumerate(kinds) if everywhere or kind == part]
+    part, kinds = path.split("/")[0], layer_kinds(config)
+    everywhere = part not in {name for kind in kinds for name in kind}
+    return [i for i, kind in enumerate(kinds) if everywhere or part in kind]
 
 
 def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
@@ -56,21 +70,36 @@ def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
         )
 
 
+def check_alike(config: "ModelConfig", found: str, remedy: str) -> None:
+    """Checks that all layers of a model have the same parts; see `check_all_attention`.
+
+    Raises:
+      InputError: if they do not.
+    """
+    check_all_attention(config, found, remedy)
+    if config.dense_layers:
+        raise InputError(
+            f"{found}, which needs layers that are all alike, but "
+            f"{len(config.dense_layers)} of the {config.layers} layers of this model "
+            f"have no experts: {remedy}"
+        )
+
+
 class LayerRun(NamedTuple):
-    """Consecutive layers in which a pattern of mixers repeats.
+    """Consecutive layers in which a pattern of kinds repeats.
 
     Attributes:
       start: number of the first layer.
-      pattern: mixers of one repetition.
+      pattern: kinds of the layers of one repetition.
       count: number of repetitions.
     """
 
     start: int
-    pattern: tuple[str, ...]
+    pattern: tuple[Any, ...]
     count: int
 
 
-def repetitions(kinds: Sequence[str]) -> list[LayerRun]:
+def repetitions(kinds: Sequence[Any]) -> list[LayerRun]:
     """Divides layers into repetitions with as few layers in their patterns as possible.
 
     One program is compiled for each layer of a pattern.

@@ -1,5 +1,6 @@
 """A scan over layers of several kinds, one repetition of their pattern at a time."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,12 +16,13 @@ from prompt_tuning.core.save_policies import BLOCK_INPUT, named
 
 Tree = TypeVar("Tree")
 Index = Array | int
+Kind = tuple[str, ...]
 
 
 def scan_mixed(
-    bodies: Mapping[str, Callable[..., tuple[Tree, Any]]],
+    bodies: Mapping[Kind, Callable[..., tuple[Tree, Any]]],
     hidden: Tree,
-    kinds: Sequence[str],
+    kinds: Sequence[Kind],
     parameters: Mapping[str, Blocks],
     others: Any,
     own: Mapping[str, Any],
@@ -36,39 +38,45 @@ def scan_mixed(
       bodies: for each kind, `f(hidden, (one layer's parameters, one layer's others, one
         layer's own))`, which returns hidden states and a tree.
       hidden: input of the first layer, a tree of arrays.
-      kinds: kind of each layer.
+      kinds: kind of each layer: the names of its parts, the mixer first.
       parameters: parameters by path, stacked on the layers that have them; the path of
-        one that only some layers have begins with their kind.
+        one of a part begins with the part's name.
       others: tree of each layer's other inputs, stacked on all layers.
-      own: for each kind, a tree of inputs that are stacked on its layers.
+      own: for each mixer, a tree of inputs that are stacked on its layers.
       policy: what is saved for the backward pass, the same for all layers.
 
     Returns:
-      the output of the last layer, and for each kind the trees, stacked on its layers.
+      the output of the last layer, and for each mixer the trees, stacked on its layers.
 
     Raises:
       InputError: if the policy treats layers differently.
     """
+    every = sorted({part for kind in kinds for part in kind})
     if not policy.alike:
+        varied = [name for name in every if any(name not in kind for kind in kinds)]
         raise InputError(
             "Rematerialization with skip_first, skip_last, ranges or every is for "
             "models whose layers are all alike, but this one mixes "
-            f"{' and '.join(sorted(set(kinds)))}: leave these settings out"
+            f"{' and '.join(varied)}: leave these settings out"
         )
 
-    def body_of(kind: str) -> Callable[..., tuple[Tree, Any]]:
+    def body_of(kind: Kind) -> Callable[..., tuple[Tree, Any]]:
+        parts = {path: path.split("/")[0] for path in parameters}
         present = {
-            path: (stack, path.split("/")[0] == kind)
-            for path, stack in parameters.items()
-            if path.split("/")[0] not in bodies or path.split("/")[0] == kind
+            path: part
+            for path, part in parts.items()
+            if part in kind or part not in every
         }
 
-        def body(hidden: Tree, number: Index, rank: Index) -> tuple[Tree, Any]:
+        def body(
+            hidden: Tree, number: Index, ranks: Mapping[str, Index]
+        ) -> tuple[Tree, Any]:
             layer = {
-                path: _entry(stack, rank if is_own else number)
-                for path, (stack, is_own) in present.items()
+                path: _entry(parameters[path], ranks.get(part, number))
+                for path, part in present.items()
             }
-            inputs = _entries(others, number), _entries(own[kind], rank)
+            mixer = kind[0]
+            inputs = _entries(others, number), _entries(own[mixer], ranks[mixer])
             return bodies[kind](named(hidden, BLOCK_INPUT), (layer, *inputs))
 
         return body
@@ -78,14 +86,14 @@ def scan_mixed(
     parts = repetitions(kinds)
     if any(map(is_block_arrays, leaves)):
         parts = [LayerRun(i, (kind,), 1) for i, kind in enumerate(kinds)]
-    outputs: dict[str, list[Any]] = {kind: [] for kind in bodies}
+    outputs: dict[str, list[Any]] = {kind[0]: [] for kind in bodies}
     for part in parts:
         hidden, collected = _run_part(run, hidden, kinds, part, policy)
-        for kind, trees in collected.items():
-            outputs[kind].append(trees)
+        for mixer, trees in collected.items():
+            outputs[mixer].append(trees)
     return hidden, {
-        kind: jax.tree.map(lambda *each: jnp.concatenate(each), *trees)
-        for kind, trees in outputs.items()
+        mixer: jax.tree.map(lambda *each: jnp.concatenate(each), *trees)
+        for mixer, trees in outputs.items()
     }
 
 
@@ -93,28 +101,34 @@ def _run_part(run, hidden, kinds, part, policy):
     """Runs the repetitions of a pattern.
 
     Returns:
-      the hidden states, and for each kind its trees, stacked on the part's layers.
+      the hidden states, and for each mixer its trees, stacked on the part's layers.
     """
     pattern, in_loop = part.pattern, part.count > 1
-    ranks = {kind: kinds[: part.start].count(kind) for kind in set(pattern)}
+    before, each = _counts(kinds[: part.start]), _counts(pattern)
 
     def repetition(hidden, index):
-        outputs = {kind: [] for kind in set(pattern)}
+        outputs = {kind[0]: [] for kind in pattern}
         for place, kind in enumerate(pattern):
             number = part.start + index * len(pattern) + place
-            before = index * pattern.count(kind) + len(outputs[kind])
+            within = _counts(pattern[:place])
+            ranks = {x: before[x] + index * each[x] + within[x] for x in kind}
             body = checkpointed(run[kind], policy, in_scan=in_loop)
-            hidden, output = body(hidden, number, ranks[kind] + before)
-            outputs[kind].append(output)
+            hidden, output = body(hidden, number, ranks)
+            outputs[kind[0]].append(output)
         return hidden, {
-            kind: jax.tree.map(lambda *each: jnp.stack(each), *trees)
-            for kind, trees in outputs.items()
+            mixer: jax.tree.map(lambda *each: jnp.stack(each), *trees)
+            for mixer, trees in outputs.items()
         }
 
     if not in_loop:
         return repetition(hidden, 0)
     hidden, outputs = jax.lax.scan(repetition, hidden, jnp.arange(part.count))
     return hidden, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+
+
+def _counts(kinds: Sequence[Kind]) -> Counter[str]:
+    """Returns the number of layers with each part."""
+    return Counter(part for kind in kinds for part in kind)
 
 
 def _entry(stack: Blocks, index: Index) -> Array:

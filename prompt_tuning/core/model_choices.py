@@ -12,6 +12,7 @@ QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
+Routing = Literal["softmax", "sigmoid"]
 Recurrence = Literal["none", "short_convolution"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
@@ -30,6 +31,7 @@ CHOICES: dict[str, Any] = {
     "activation": Activation,
     "biases": Biases,
     "recurrence": Recurrence,
+    "routing": Routing,
     "encoder_input": EncoderInput,
     "attention": AttentionMethod,
 }
@@ -79,11 +81,6 @@ def check_combinations(config: Any) -> None:
             "shared_norm needs parallel layers with a norm before them, found "
             f"parallel={config.parallel} and "
             f"norm_placement={shown(config.norm_placement)}"
-        )
-    if config.experts and not 1 <= config.experts_per_token <= config.experts:
-        raise InputError(
-            f"experts_per_token is {config.experts_per_token}, expected a number "
-            f"from 1 to {config.experts}"
         )
     some = bool(config.recurrent_layers)
     if some != (config.recurrence != "none") or some != (config.convolution_width > 1):

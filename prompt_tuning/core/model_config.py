@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from prompt_tuning.core.biased_projections import BIASED
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.expert_choices import check_experts
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_choices import (
     Activation,
@@ -22,6 +23,7 @@ from prompt_tuning.core.model_choices import (
     Positions,
     QueryKeyNorm,
     Recurrence,
+    Routing,
     check_choices,
     check_combinations,
     check_dtype,
@@ -51,8 +53,17 @@ class ModelConfig:
         `models.experts`); None for a SwiGLU without bounds.
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
+      routing: how experts are chosen: by the softmax of their scores, or by the sigmoid
+        of each score (DeepSeek V3; see `models.expert_routing`).
+      expert_groups: number of groups of experts, of which a token uses only the best
+        `expert_groups_per_token`.
+      expert_groups_per_token: see above.
+      expert_multiplier: factor of the weights of experts.
       shared_expert_width: width of an expert that processes every token; 0 for none
         (Qwen 2 MoE).
+      shared_expert_gated: whether a score of its own weighs that expert.
+      dense_layers: numbers of the layers without experts in a model with experts.
+      dense_width: width of their feed-forward layers; 0 without such layers.
       layers: number of blocks `L` of the decoder.
       family: name of the family (see `families`) after which the tensors of
         checkpoints and adapters are named; None for a model that has neither.
@@ -171,7 +182,14 @@ class ModelConfig:
     experts_per_token: int = 0
     expert_limit: float | None = None
     normalize_experts: bool = True
+    routing: Routing = "softmax"
+    expert_groups: int = 1
+    expert_groups_per_token: int = 1
+    expert_multiplier: float = 1.0
     shared_expert_width: int = 0
+    shared_expert_gated: bool = True
+    dense_layers: tuple[int, ...] = ()
+    dense_width: int = 0
     encoder_layers: int = 0
     norm_epsilon: float = 1e-6
     norm_placement: NormPlacement = "before"
@@ -247,6 +265,7 @@ class ModelConfig:
                 f"{self.rotated_width}: expected an even {name}"
             )
         check_combinations(self)
+        check_experts(self)
         _check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
@@ -309,6 +328,7 @@ def _check_layers(config: ModelConfig) -> None:
         ("encoder_windowed_layers", config.encoder_layers),
         ("unrotated_layers", config.layers),
         ("recurrent_layers", config.layers),
+        ("dense_layers", config.layers),
     ):
         numbers = getattr(config, name)
         if any(not 0 <= number < layers for number in numbers):

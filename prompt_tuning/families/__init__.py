@@ -17,6 +17,7 @@ from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3, GEMMA3_TEXT
 from prompt_tuning.families.glm4 import GLM, GLM4
+from prompt_tuning.families.glm4_moe import GLM4_MOE
 from prompt_tuning.families.gpt2 import GPT2
 from prompt_tuning.families.gpt_neo import GPT_NEO
 from prompt_tuning.families.gpt_neox import GPT_NEOX
@@ -94,6 +95,7 @@ FAMILIES: dict[str, Family] = {
         OLMOE,
         FLEX_OLMO,
         GRANITEMOE,
+        GLM4_MOE,
         GPT_OSS,
         GPTJ,
         GPT_NEO,

@@ -6,9 +6,11 @@ from typing import Any
 from prompt_tuning.checkpoints.fused_experts import FusedExperts
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
+    identity,
     layered,
     transpose,
 )
+from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import PREFIX, PROJECTIONS, layout_recipes
@@ -17,6 +19,8 @@ ATTENTION = {
     ours: name for ours, name in PROJECTIONS.items() if not ours.startswith("mlp")
 }
 PATH = "decoder/layers/mlp"
+DENSE = {f"dense_{ours}": name for ours, name in PROJECTIONS.items() if "mlp" in ours}
+LAYERS = "num_hidden_layers"
 BALANCING = frozenset({"output_router_logits", "router_aux_loss_coef"})
 """Settings of losses that balance the load of experts, in training of the router."""
 
@@ -60,18 +64,68 @@ def expert_recipes(
     """
     prefix = "" if "embed_tokens.weight" in names else PREFIX
     pattern = f"{prefix}layers.{{}}.{block}."
-    layers, count = config.layers, config.experts
+    layers, count = layers_with(config, "mlp"), config.experts
     router = layered(f"{pattern}gate.weight", layers, transpose)
     experts = {}
     for ours, part in zip(("gate", "up", "down"), parts, strict=True):
         sources = tuple(
             f"{pattern.format(layer)}experts.{expert}.{part}.weight"
-            for layer in range(layers)
+            for layer in layers
             for expert in range(count)
         )
         experts[f"{PATH}/expert_{ours}"] = Recipe(sources, True, transpose, count)
-    attention = layout_recipes(config, names, modules=ATTENTION)
-    return attention | {f"{PATH}/router/kernel": router} | experts
+    others = ATTENTION | (DENSE if config.dense_layers else {})
+    others = layout_recipes(config, names, modules=others)
+    return others | {f"{PATH}/router/kernel": router} | experts
+
+
+def routed_expert_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of experts chosen by sigmoids, and a shared one without gate.
+
+    Layers without experts have a feed-forward layer with Llama's names.
+    """
+    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    tensors = {
+        "router_correction": ("gate.e_score_correction_bias", identity),
+        **{
+            f"shared/{ours}/kernel": (f"shared_experts.{ours}_proj.weight", transpose)
+            for ours in ("gate", "up", "down")
+        },
+    }
+    layers = layers_with(config, "mlp")
+    routing = {
+        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.mlp.{name}", layers, transform)
+        for ours, (name, transform) in tensors.items()
+    }
+    return expert_recipes(config, names) | routing
+
+
+def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads experts chosen by sigmoids, and the first layers, which have none.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    width, layers = settings.size("moe_intermediate_size"), settings.layers(LAYERS)
+    shared = settings.integer("n_shared_experts", 1, minimum=1)
+    first = settings.integer("first_k_dense_replace", 1, minimum=0)
+    if first >= layers:
+        settings.refuse("first_k_dense_replace", f"less than {LAYERS}, {layers}")
+    groups = settings.integer("n_group", 1, minimum=1)
+    return read_experts(settings, "n_routed_experts") | {
+        "feed_forward_width": width,
+        "shared_expert_width": width * shared,
+        "shared_expert_gated": False,
+        "dense_layers": tuple(range(first)),
+        "dense_width": settings.size("intermediate_size") if first else 0,
+        "routing": "sigmoid",
+        "expert_groups": groups,
+        "expert_groups_per_token": settings.integer("topk_group", 1, minimum=1),
+        "expert_multiplier": settings.positive("routed_scaling_factor", 1.0),
+        "normalize_experts": settings.flag("norm_topk_prob", True),
+    }
 
 
 def fused_expert_recipes(

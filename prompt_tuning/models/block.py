@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.intermediates import record
-from prompt_tuning.core.layer_kinds import ATTENTION
+from prompt_tuning.core.layer_kinds import ATTENTION, DENSE, FEED_FORWARD
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge, named_key, optional_key, split
 from prompt_tuning.core.save_policies import named
@@ -54,6 +54,7 @@ class Block(nnx.Module):
       mlp_norm: norm before the feed-forward layer; None without it, and where it reads
         the output of `self_attention_norm`.
       mlp: the feed-forward layer, dense or of experts.
+      dense_mlp: that of `ModelConfig.dense_layers`, or None.
       mlp_out_norm: norm after the feed-forward layer, or None.
     """
 
@@ -93,8 +94,16 @@ class Block(nnx.Module):
             "cross_attention_out_norm", after and cross
         )
         self.mlp_norm = norm("mlp_norm", before and not config.shared_norm)
-        feed_forward = MixtureOfExperts if config.experts else FeedForward
-        self.mlp = feed_forward(named_key(key, "mlp"), config, layers=layers)
+        dense = len(config.dense_layers)
+        self.mlp: MixtureOfExperts | FeedForward | None = (
+            MixtureOfExperts if config.experts else FeedForward
+        )(named_key(key, FEED_FORWARD), config, layers=layers - dense)
+        width = config.dense_width
+        self.dense_mlp = (
+            FeedForward(named_key(key, DENSE), config, layers=dense, width=width)
+            if dense
+            else None
+        )
         self.mlp_out_norm = norm("mlp_out_norm", after)
 
     def __call__(
@@ -148,7 +157,9 @@ class Block(nnx.Module):
             x = add(x, update, self.cross_attention_out_norm, "cross_out")
         if not self.shares_norm:
             normed = normalize(self.mlp_norm, start if self.parallel else x)
-        update = self.mlp(normed, optional_key(key, "mlp"), numbers)
+        feed_forward = self.mlp or self.dense_mlp
+        assert feed_forward is not None  # the block's only one
+        update = feed_forward(normed, optional_key(key, "mlp"), numbers)
         record(update, "mlp")
         x = add(x, update, self.mlp_out_norm, "mlp_out")
         record(x, "hidden")
@@ -176,14 +187,14 @@ class Block(nnx.Module):
             key_values.append(before)
         return tuple(key_values)
 
-    def of_kind(self, kind: str) -> "Block":
-        """Returns the blocks with one mixer, to be merged with their parameters alone.
+    def of_kind(self, kind: tuple[str, ...]) -> "Block":
+        """Returns the blocks with some parts, to be merged with their parameters alone.
 
         Args:
-          kind: name of the mixer.
+          kind: names of the mixer and of the feed-forward layer.
         """
         block = merge(*split(self))
-        for other in {ATTENTION, *RECURRENT} - {kind}:
+        for other in {ATTENTION, *RECURRENT, FEED_FORWARD, DENSE} - {*kind}:
             setattr(block, other, None)
         return cast(Block, block)
 

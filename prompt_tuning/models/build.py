@@ -10,7 +10,7 @@ from prompt_tuning.adapters.peft.lora_biases import trainable_biases
 from prompt_tuning.adapters.peft.modules import projections as projections_in_peft
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.quantization.nibbles import group_size
@@ -301,7 +301,7 @@ def add_adapters(
     if not adapters:
         return
     if any(getattr(spec, "layers", None) is not None for spec in adapters):
-        check_all_attention(
+        check_alike(
             model.config,
             "LoRA.layers counts the layers of a projection",
             "leave LoRA.layers out",

@@ -30,6 +30,7 @@ from prompt_tuning.core.quantization.stores import (
     UNQUANTIZED,
     Store,
 )
+from prompt_tuning.models.expert_routing import route_by_sigmoid
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
 from prompt_tuning.sharding import collectives
 
@@ -66,6 +67,7 @@ class MixtureOfExperts(nnx.Module):
 
     Attributes:
       router: `[L, D, E]`.
+      router_correction: correction of scores, `[L, E]`, or None (see `expert_routing`).
       expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits.
       expert_up: as `expert_gate`.
       expert_down: `[L, E, F, D]`, or `[L, E, F / 2, D]`.
@@ -73,7 +75,8 @@ class MixtureOfExperts(nnx.Module):
       expert_up_bias: `[L, E, F]`, or None.
       expert_down_bias: `[L, E, D]`, or None.
       shared: expert that processes every token, or None.
-      shared_gate: score of that expert, whose sigmoid is its weight, `[L, D, 1]`.
+      shared_gate: score of that expert, whose sigmoid is its weight, `[L, D, 1]`; None
+        if its weight is 1.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -110,6 +113,17 @@ class MixtureOfExperts(nnx.Module):
             return declare(named_key(key, name), shape, axes, zeros, dtype)
 
         self.router = dense("router", count, "experts", biased)
+        self.router_correction = (
+            declare(
+                named_key(key, "router_correction"),
+                (layers, count),
+                ("layers", "experts"),
+                jax.nn.initializers.zeros,
+                config.parameter_dtype,
+            )
+            if config.routing == "sigmoid"
+            else None
+        )
         inward = ((width, inner), ("embed", "mlp"))
         kernels("expert_gate", *inward)
         kernels("expert_up", *inward)
@@ -123,7 +137,8 @@ class MixtureOfExperts(nnx.Module):
             if shared
             else None
         )
-        self.shared_gate = dense("shared_gate", 1, "shared_gate") if shared else None
+        gated = shared and config.shared_expert_gated
+        self.shared_gate = dense("shared_gate", 1, "shared_gate") if gated else None
 
     def __call__(
         self,
@@ -136,7 +151,7 @@ class MixtureOfExperts(nnx.Module):
         Only activations of the shared expert are dropped: those of the others depend on
         the choice of experts.
         """
-        chosen, weights = route(self.router(x), self.config)
+        chosen, weights = self._route(x)
         kernels = ExpertKernels(
             *(KernelParameters.arrays_in(self, name) for name in EXPERT_KERNELS)
         )
@@ -159,10 +174,20 @@ class MixtureOfExperts(nnx.Module):
         if self.expert_down_bias is not None:
             bias = self.expert_down_bias[...].astype(x.dtype)
             output = output + weights_of_all(chosen, weights, len(bias)) @ bias
-        if self.shared is None or self.shared_gate is None:
+        if self.shared is None:
             return output
-        weight = jax.nn.sigmoid(self.shared_gate(x))  # [n, 1]
-        return output + weight * self.shared(x, key, numbers)
+        shared = self.shared(x, key, numbers)
+        if self.shared_gate is None:
+            return output + shared
+        return output + jax.nn.sigmoid(self.shared_gate(x)) * shared
+
+    def _route(self, x):
+        """Returns the experts of each token and their weights."""
+        if self.router_correction is None:
+            return route(self.router(x), self.config)
+        # Close scores of many experts need float32, whatever the layers compute in.
+        scores = self.router(x.astype(jnp.float32))
+        return route_by_sigmoid(scores, self.router_correction[...], self.config)
 
     def store_as(self, name: str, store: Store) -> None:
         """Stores one of the kernels of all experts in another way.

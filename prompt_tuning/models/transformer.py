@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.block_scan import scan_blocks
-from prompt_tuning.core.layer_kinds import ATTENTION, mixers
+from prompt_tuning.core.layer_kinds import ATTENTION, USUAL, layer_kinds
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
@@ -71,7 +71,7 @@ class Stack(nnx.Module):
 
     Attributes:
       stack: "encoder" or "decoder".
-      kinds: mixer of each block.
+      kinds: parts of each block; see `layer_kinds`.
       layers: the blocks, every parameter stacked on `L`, or on the blocks that have it.
       final_norm: norm that the caller applies at the positions it needs; None if each
         block ends with a norm.
@@ -97,7 +97,7 @@ class Stack(nnx.Module):
         self.rematerialization = (
             config.encoder_policy if bidirectional else config.rematerialization
         )
-        self.kinds = (ATTENTION,) * layers if bidirectional else mixers(config)
+        self.kinds = (USUAL,) * layers if bidirectional else layer_kinds(config)
         self.layers = Block(
             named_key(key, "layers"), config, layers=layers, cross=cross
         )
@@ -207,7 +207,7 @@ class Stack(nnx.Module):
         """
         graph, parameters = split(self.layers)
         before = _stacked_key_values(past)
-        if set(self.kinds) == {ATTENTION}:
+        if len(set(self.kinds)) == 1:
             carry, kept = scan_blocks(
                 lambda carry, layer: body(graph, carry, (layer[0], *layer[1])),
                 carry,
@@ -223,7 +223,7 @@ class Stack(nnx.Module):
             for kind in dict.fromkeys(self.kinds)
         }
         state = last_state([context.state for context in past])
-        own = dict.fromkeys(bodies, state) | {ATTENTION: before}
+        own = {kind[0]: state for kind in bodies} | {ATTENTION: before}
         return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
@@ -345,7 +345,7 @@ class Stack(nnx.Module):
                 own = own.with_mask_array(length)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
-            if set(self.kinds) != {ATTENTION}:
+            if any(kind[0] != ATTENTION for kind in self.kinds):
                 view = view._replace(state=state_view(streams, i, past))
             views.append(view)
         return tuple(views)

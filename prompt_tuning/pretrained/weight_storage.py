@@ -16,7 +16,7 @@ from jaxtyping import Array
 from prompt_tuning import processes
 from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.rematerialization import Rematerialization
@@ -94,7 +94,7 @@ def check_by_layer(weights: str, config: ModelConfig) -> None:
       InputError: if its layers are not all alike.
     """
     if weights != DEVICE:
-        check_all_attention(
+        check_alike(
             config,
             f"Pretrained.weights is {shown(weights)}",
             f"give {how_to_set('Pretrained.weights', DEVICE)}",

@@ -47,6 +47,7 @@ class MeshLayout:
             ("heads", "heads", self.config.heads),
             ("mlp", "feed-forward columns", self.config.feed_forward_width),
             ("mlp", "columns of a shared expert", self.config.shared_expert_width),
+            ("mlp", "columns of layers without experts", self.config.dense_width),
         )
         for name, noun, size in sizes:
             count = self.shard_count(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import logical_axes, merge
 from prompt_tuning.core.row_division import RowDivision
@@ -42,7 +42,7 @@ def check_division(run: Run, config: ModelConfig) -> None:
     """
     if run.pipeline is None:
         return
-    check_all_attention(config, "Run.pipeline is set", "leave the pipeline out")
+    check_alike(config, "Run.pipeline is set", "leave the pipeline out")
     blocks = config.encoder_layers + config.layers
     check_blocks(run.pipeline.layers, run.stages, blocks, run.pipeline.virtual)
     for policy in (config.rematerialization, config.encoder_policy):

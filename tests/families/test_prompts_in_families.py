@@ -46,19 +46,22 @@ FAMILIES = [*FIRST, *sorted({path.name for path in FOLDER.iterdir()} - {*FIRST})
 # Rows of which some are longer than the windows of four positions.
 SIZES = [(4, 3), (2, 9), (7, 1), (1, 2), (5, 4)]
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
+# Models whose layers are not all alike, which cannot be read layer by layer.
+MIXED = ("glm4_moe", "lfm2")
 SHARED = {
     "decoder_only": Prompting(),
     "encoder_decoder": Prompting(visibility=("prompt->prompt",)),
 }
 
 
-def families_of(test):
+def families_of(test, without=()):
     """Returns the families of a test: the first, and a sixth of the others.
 
     Each family is in one or two of the tests; its layers are in other families, too.
     """
     first, *others = FAMILIES
-    return sample(1, [first, *others[test % 6 :: 6]])
+    chosen = [name for name in others[test % 6 :: 6] if name not in without]
+    return sample(1, [first, *chosen])
 
 
 @functools.cache
@@ -185,7 +188,7 @@ def test_rematerialization_changes_no_number(family):
     assert_same(compute(*model, batch_of(family, ALL), None), expected(family))
 
 
-@pytest.mark.parametrize("family", families_of(5))
+@pytest.mark.parametrize("family", families_of(5, MIXED))
 def test_weights_that_are_read_layer_by_layer_give_the_same_gradient(family):
     graph, trained, frozen = model_of(family)
     trained, _, blocks, rest = divided(trained | frozen, list(trained))

@@ -52,7 +52,7 @@ class Projection:
     @property
     def scales_input(self) -> bool:
         """Whether IA3 scales the input (Liu et al. 2022, section 3.3)."""
-        return self.path.endswith(("/mlp/down", "/shared/down"))
+        return self.path.endswith(("/mlp/down", "/dense_mlp/down", "/shared/down"))
 
 
 def projections(
@@ -87,7 +87,7 @@ def projections(
 def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Returns the input and output size of each kind of projection."""
     width, inner = config.width, config.feed_forward_width
-    shared = config.shared_expert_width
+    shared, dense = config.shared_expert_width, config.dense_width
     queries = config.heads * config.head_width
     keys = config.key_value_heads * config.head_width
     attention = {
@@ -107,6 +107,8 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "short_convolution/input": (width, 3 * width),
         "short_convolution/output": (width, width),
         "mlp/shared_gate": (width, 1),
+        **{f"dense_mlp/{name}": (width, dense) for name in ("gate", "up")},
+        "dense_mlp/down": (dense, width),
         "mlp/gate": (width, inner),
         "mlp/up": (width, inner),
         "mlp/down": (inner, width),

@@ -1,0 +1,45 @@
+"""GLM-4.5 to 4.7: experts chosen by sigmoids, after layers without experts."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    read_routed_experts,
+    routed_expert_recipes,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_glm4_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], partial=0.5)
+        | read_routed_experts(settings)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "query_key_norm": "head" if settings.flag("use_qk_norm", False) else "none",
+            "biases": "qkv" if settings.flag("attention_bias", False) else "none",
+        }
+    )
+
+
+GLM4_MOE = dataclasses.replace(
+    LLAMA,
+    model_type="glm4_moe",
+    title="GLM-4.5 to 4.7, mixtures of experts",
+    read_fields=read_glm4_moe,
+    recipes=routed_expert_recipes,
+    write_settings=None,
+    # Further layers that predict more tokens at once are not read.
+    inert=INERT | BALANCING | {"num_nextn_predict_layers", "num_mtp_layers"},
+)

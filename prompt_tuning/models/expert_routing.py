@@ -1,0 +1,42 @@
+"""Choice of the experts of each token, and their weights."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.core.expert_choices import GROUP_SCORES
+from prompt_tuning.core.model_config import ModelConfig
+
+
+def route_by_sigmoid(
+    scores: Float[Array, "n E"], correction: Float[Array, "E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Returns the experts of each token and their weights, in float32.
+
+    The sigmoid of each score, plus a correction that balances the load of experts,
+    chooses; without the correction, it weighs. With groups of experts, only those of a
+    token's best groups can be chosen; a group's score is the sum of its two best (Liu
+    et al. 2024, "DeepSeek-V3 Technical Report", equations 13 to 16).
+
+    Args:
+      scores: scores of all experts.
+      correction: what is added to choose.
+      config: config of the model.
+    """
+    shares = jax.nn.sigmoid(scores.astype(jnp.float32))
+    ranked = shares + correction.astype(jnp.float32)  # [n, E]
+    if config.expert_groups > 1:
+        grouped = ranked.reshape(len(ranked), config.expert_groups, -1)
+        best = jax.lax.top_k(grouped, GROUP_SCORES)[0].sum(-1)  # [n, groups]
+        used = jax.lax.top_k(best, config.expert_groups_per_token)[1]
+        allowed = jax.nn.one_hot(used, config.expert_groups).sum(1) > 0
+        ranked = jnp.where(allowed[..., None], grouped, -jnp.inf).reshape(ranked.shape)
+    chosen = jax.lax.top_k(ranked, config.experts_per_token)[1]
+    weights = jnp.take_along_axis(shares, chosen, axis=1)
+    if config.normalize_experts:
+        weights = weights / (weights.sum(-1, keepdims=True) + SMALL)
+    return chosen, weights * config.expert_multiplier
+
+
+SMALL = 1e-20
+"""Added to the sum of weights, as the models were trained."""
