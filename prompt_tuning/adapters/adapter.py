@@ -12,6 +12,8 @@ MULTITASK = "MULTITASK_PROMPT_TUNING"
 LORA = "LORA"
 IA3 = "IA3"
 TOKENS = "TRAINABLE_TOKENS"
+CLASSES = "CLASS_HEAD"
+"""The kind of a head of classes alone, which PEFT has only beside an adapter."""
 PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3, TOKENS)
 """The kinds that PEFT has a method for, by the name of the method."""
 
@@ -24,6 +26,9 @@ ROWS_PATH, HEAD_PATH = (
     "token_embedder/adapters/tokens/head",
 )
 """Paths of trained rows of tokens, of the embedding table and of a head of its own."""
+
+CLASSES_PATH = "head/adapters/classes/kernel"
+"""Path of a trained head of classes, `[C, D]`, which may be beside any adapter."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -63,6 +68,7 @@ class Adapter:
         - IA3: `<projection>/adapters/ia3/scale`, `[L, out]`, of `mlp/down` `[L, in]`.
         - TRAINABLE_TOKENS: `token_embedder/adapters/tokens/{rows, head}`, `[n, D]`;
           also beside those of a LORA.
+        - CLASS_HEAD: `head/adapters/classes/kernel`, `[C, D]`; also beside any other.
       scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
       settings: settings of the PEFT adapter that it was read from, including unknown
         ones; of any other, those that its arrays do not show, where not the defaults.

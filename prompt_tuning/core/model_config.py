@@ -162,6 +162,7 @@ class ModelConfig:
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
         for a head that scores tokens (see `prompts.class_head`).
+      unscored_end: token whose states a head of classes skips at the end of a row.
     """
 
     architecture: Architecture
@@ -240,6 +241,7 @@ class ModelConfig:
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
     labels: tuple[str, ...] = ()
+    unscored_end: int | None = None
     attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(
         default_factory=Rematerialization

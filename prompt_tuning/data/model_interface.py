@@ -47,6 +47,7 @@ class ModelInterface:
       prefix_attention: whether prompt tokens attend to each other in both directions.
       rows: how the rows of a batch are divided among devices.
       labels: names of the classes that the head scores; empty if it scores tokens.
+      unscored_end: token whose states such a head skips at the end of a row.
     """
 
     architecture: Architecture
@@ -65,6 +66,7 @@ class ModelInterface:
     prefix_attention: bool = False
     rows: RowDivision = ONE_PART
     labels: tuple[str, ...] = ()
+    unscored_end: int | None = None
 
     def __post_init__(self):
         for name in ("bos_id", "eos_id"):
@@ -81,6 +83,13 @@ class ModelInterface:
     def begin_length(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> int:
         """Returns the number of tokens at the start of a row that begin it."""
         return begin_length(self.begin_ids, ids)
+
+    def scored_length(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> int:
+        """Returns the number of tokens up to the last whose state a head scores."""
+        length = len(ids)
+        while length > 1 and ids[length - 1] == self.unscored_end:
+            length -= 1
+        return length
 
     def check_single_begin(self, inserted: str) -> None:
         """Checks that no more than one token begins a row.

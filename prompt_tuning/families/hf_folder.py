@@ -34,6 +34,7 @@ from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.model_choices import check_dtype
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import FAMILIES, REFUSED
+from prompt_tuning.families.class_labels import class_fields, with_class_head
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gguf.settings import (
     check_model_type,
@@ -91,6 +92,7 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
         if family.logit_bias:
             fields["head_bias"] = family.logit_bias in stored
+        fields |= class_fields(settings, fields, stored)
     try:
         return ModelConfig(**(fields | overrides))
     except InputError as error:
@@ -247,7 +249,8 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
       names: names of the stored tensors; without them, those of the full model, with
         its head.
     """
-    return find_family(config).recipes(config, names)
+    recipes = find_family(config).recipes(config, names)
+    return with_class_head(recipes) if config.labels else recipes
 
 
 def write_folder(

@@ -12,9 +12,8 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.families.class_labels import HEAD, OF_TOKENS
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
-
-HEAD = "head/kernel"
 
 
 def open_classes(
@@ -56,29 +55,9 @@ def open_classes(
         kernel = jnp.asarray(np.asarray(table))
     else:
         kernel = initial_rows(named_key(key, "class_head"), len(labels), config.width)
-    return with_labels(config, labels, tied_head=True), ClassRows(kernel, spec.pooling)
-
-
-def with_labels(
-    config: ModelConfig, labels: tuple[str, ...], *, tied_head: bool
-) -> ModelConfig:
-    """Returns the config of a model whose head scores classes.
-
-    What a family does to the logits of tokens is left out, as in transformers.
-
-    Args:
-      config: config of the language model.
-      labels: names of the classes.
-      tied_head: whether the model itself has no other head, because a run trains one.
-    """
-    return dataclasses.replace(
-        config,
-        labels=labels,
-        tied_head=tied_head,
-        head_bias=False,
-        logit_soft_cap=None,
-        logit_multiplier=1.0,
-    )
+    # The model itself has no other head than the trained one.
+    fields = {**OF_TOKENS, "labels": labels, "tied_head": True}
+    return dataclasses.replace(config, **fields), ClassRows(kernel, spec.pooling)
 
 
 def check_head(

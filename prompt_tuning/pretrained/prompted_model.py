@@ -293,6 +293,7 @@ class PromptedModel:
             prefix_attention=self.prompting.prefix_attention,
             rows=rows,
             labels=self.config.labels,
+            unscored_end=self.config.unscored_end,
         )
 
     def needed_tokenizer(self) -> Tokenizer:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Key
 
-from prompt_tuning.adapters.adapter import Adapter
+from prompt_tuning.adapters.adapter import CLASSES, CLASSES_PATH, TOKENS, Adapter
+from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
@@ -214,15 +215,16 @@ def rebuild_tuning(
     Raises:
       InputError: if the scaling of a LoRA is unknown.
     """
-    tokens: list[TrainedTokens] = []
+    rows: list[TrainedTokens | ClassHead] = _rebuild_classes(adapter, config)
+    adapter = dataclasses.replace(adapter, parameters=without_class_head(adapter))
     if adapter.tokens.rows:
         head = list(adapter.tokens.head) or None
-        tokens = [TrainedTokens(tokens=list(adapter.tokens.rows), head=head)]
+        rows.append(TrainedTokens(tokens=list(adapter.tokens.rows), head=head))
     spec = adapter_specs().get(adapter.kind)
     if spec is not None:
-        return Tuning(adapters=[*spec.rebuild(adapter), *tokens])
-    if tokens:
-        return Tuning(adapters=tokens)
+        return Tuning(adapters=[*spec.rebuild(adapter), *rows])
+    if adapter.kind in (TOKENS, CLASSES):
+        return Tuning(adapters=rows)
     factories: dict[str, PromptFactory] = {}
     for stack, shapes in prompt_shapes(adapter.parameters).items():
         prompt_class = find_prompt_class(shapes)
@@ -232,6 +234,18 @@ def rebuild_tuning(
             prompting = None
     decoder = factories.get("decoder")
     if config.architecture == "decoder_only":
-        return Tuning(prompt=decoder, prompting=prompting)
+        return Tuning(prompt=decoder, prompting=prompting, adapters=rows)
     encoder = factories.get("encoder")
     return Tuning(prompt=encoder, prompting=prompting, decoder_prompt=decoder)
+
+
+def _rebuild_classes(
+    adapter: Adapter, config: ModelConfig
+) -> list[TrainedTokens | ClassHead]:
+    """Returns the class head of an adapter's rows, which have no names themselves."""
+    if CLASSES_PATH not in adapter.parameters:
+        return []
+    count = len(adapter.parameters[CLASSES_PATH])
+    if len(config.labels) == count:
+        return [ClassHead(labels=config.labels)]
+    return [ClassHead(labels=[f"LABEL_{number}" for number in range(count)])]

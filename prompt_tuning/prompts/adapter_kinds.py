@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.adapters.adapter import TOKENS, Arrays
+from prompt_tuning.adapters.adapter import CLASSES, CLASSES_PATH, TOKENS, Arrays
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -58,7 +58,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     Raises:
       InputError: with the first that does not.
     """
-    known = [*prompt_classes(), *adapter_specs(), TOKENS]
+    known = [*prompt_classes(), *adapter_specs(), TOKENS, CLASSES]
     for kind in kinds:
         if kind not in known:
             raise InputError(
@@ -92,6 +92,10 @@ def find_kind(parameters: Arrays, source: str) -> str:
       InputError: if they are of several kinds, or of a prompt that its module has to
         evaluate first.
     """
+    if CLASSES_PATH in parameters:  # alone, or beside what gives the kind
+        parameters = {p: x for p, x in parameters.items() if p != CLASSES_PATH}
+        if not parameters:
+            return CLASSES
     names = {spec.name: kind for kind, spec in adapter_specs().items()}
     kinds: dict[str, str | None] = {}
     for path in parameters:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from prompt_tuning.adapters.adapter import IA3, LORA, PEFT_KINDS, Adapter
+from prompt_tuning.adapters.adapter import CLASSES, IA3, LORA, PEFT_KINDS, Adapter
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
@@ -44,6 +44,7 @@ from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (
     convert_for_peft,
     export_adapters,
+    join_classes,
     join_tokens,
     runs_model_for_peft,
 )
@@ -257,7 +258,8 @@ def write_adapters(
             f"the form is {shown(form)}, expected one of {', '.join(FORMS)}"
         )
     check_kinds(only)
-    adapters = [x for x in source.adapters if not only or x.kind in only]
+    kinds = {*only, CLASSES} if only and form == "peft" else only
+    adapters = [x for x in source.adapters if not kinds or x.kind in kinds]
     with hold_run(*_runs_around(target)):
         if form == "merged":
             return _merge(target, adapters, source, force)
@@ -282,7 +284,7 @@ def _write_single(
 ) -> list[str]:
     """Writes the only adapter; see `write_adapters`."""
     if form == "peft":
-        adapters = join_tokens(adapters)
+        adapters = join_classes(join_tokens(adapters))
     adapter = _single(adapters, source.origin)
     _check_tokens(adapter, form)
     arrays = adapter.parameters

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from prompt_tuning.adapters.adapter import (
+    CLASSES,
+    CLASSES_PATH,
     HEAD_PATH,
     LORA,
     MULTITASK,
@@ -25,6 +27,7 @@ from prompt_tuning.adapters.adapter import (
     TokenIds,
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
+from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.models.build import projections
@@ -64,7 +67,8 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
         Adapter(kind=kind, parameters=x, settings=settings[kind])
         for kind, x in parameters.items()
     ]
-    return prompts + _export_projections(model) + _export_tokens(model)
+    others = _export_projections(model) + _export_tokens(model)
+    return prompts + others + _export_classes(model)
 
 
 def _export_tokens(model: LanguageModel) -> list[Adapter]:
@@ -77,6 +81,33 @@ def _export_tokens(model: LanguageModel) -> list[Adapter]:
         parameters[HEAD_PATH] = np.asarray(rows.head[...])
     ids = TokenIds(rows.ids, rows.head_ids)
     return [Adapter(kind=TOKENS, parameters=parameters, tokens=ids)]
+
+
+def _export_classes(model: LanguageModel) -> list[Adapter]:
+    """Exports the head of classes, if there is one; a frozen one too, as PEFT does."""
+    classes = model.class_rows
+    if classes is None:
+        if not model.config.labels:
+            return []
+        kernel = {CLASSES_PATH: np.asarray(model.head_kernel())}
+        return [Adapter(kind=CLASSES, parameters=kernel)]
+    if classes.pooling != "last":
+        raise InputError(
+            f"the class head reads the {classes.pooling} of the states, but only a "
+            "run's own checkpoints record that: export a head with pooling='last'"
+        )
+    kernel = {CLASSES_PATH: np.asarray(classes.kernel[...])}
+    return [Adapter(kind=CLASSES, parameters=kernel)]
+
+
+def join_classes(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Puts a head of classes into the only adapter beside it, as PEFT stores it."""
+    heads = [x for x in adapters if x.kind == CLASSES]
+    others = [x for x in adapters if x.kind != CLASSES]
+    if len(heads) != 1 or len(others) != 1:
+        return list(adapters)
+    parameters = others[0].parameters | heads[0].parameters
+    return [dataclasses.replace(others[0], parameters=parameters)]
 
 
 def join_tokens(adapters: Sequence[Adapter]) -> list[Adapter]:
@@ -155,7 +186,7 @@ def convert_for_peft(
     Raises:
       InputError: if PEFT would do something else with it.
     """
-    if adapter.kind in adapter_specs() or adapter.kind == TOKENS:
+    if adapter.kind in adapter_specs() or adapter.kind in (TOKENS, CLASSES):
         return adapter
     kind = prompt_classes().get(adapter.kind)
     if kind is not None and issubclass(kind, InputDependentPrompt):
@@ -165,8 +196,10 @@ def convert_for_peft(
         )
     _check_prompting(prompting or Prompting())
     if runs_model_for_peft(adapter) and model is not None:
-        return _convert_to_prefix(model)
-    if adapter.kind == PROMPT and len(adapter.parameters) == 2:
+        head = {p: x for p, x in adapter.parameters.items() if p == CLASSES_PATH}
+        prefix = _convert_to_prefix(model)
+        return dataclasses.replace(prefix, parameters=prefix.parameters | head)
+    if adapter.kind == PROMPT and len(without_class_head(adapter)) == 2:
         return factorized_adapter(
             {_stack(path): x[None] for path, x in adapter.parameters.items()}
         )

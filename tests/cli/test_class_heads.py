@@ -1,9 +1,11 @@
 """Commands with a head that scores classes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
@@ -122,3 +124,57 @@ def test_what_cannot_be_trained_is_refused(name, files, tmp_path, capsys):
 def test_labels_are_names():
     with pytest.raises(InputError, match="all different"):
         pt.ClassHead(labels=["yes", "yes "]).build()
+
+
+def test_an_adapter_of_peft_has_the_head(run, files, tmp_path, capsys):
+    folder = tmp_path / "peft"
+    assert main(["convert", str(run), str(folder)]) == 0
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["task_type"] == "SEQ_CLS"
+    names = load_file(folder / "adapter_model.safetensors").keys()
+    assert names == {"prompt_embeddings", "base_model.score.weight"}
+    capsys.readouterr()
+    given = ("--model", str(files.decoder), "--prompt", str(folder))
+    assert main(["predict", "apple=", *given]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    expected = pt.load_tuned(str(run)).predict("apple=").probabilities.values()
+    found = json.loads(line)["probabilities"]
+    assert found == {
+        f"LABEL_{i}": pytest.approx(x, abs=1e-6) for i, x in enumerate(expected)
+    }
+
+
+@pytest.fixture
+def published(files, tmp_path):
+    """A folder with a head, as `AutoModelForSequenceClassification` writes it."""
+    folder = shutil.copytree(files.decoder, tmp_path / "published")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"]}
+    config |= {"id2label": {"0": "low", "1": "high"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    arrays = load_file(folder / "model.safetensors")
+    arrays["score.weight"] = np.random.default_rng(0).normal(size=(2, 16)).astype("f4")
+    save_file(arrays, folder / "model.safetensors")
+    return folder
+
+
+def test_a_published_head_is_read_and_trained_further(published, tmp_path, capsys):
+    assert main(["predict", "apple=", "--model", str(published)]) == 0
+    line = json.loads(capsys.readouterr().out)
+    frozen = pt.load(str(published)).predict("apple=")
+    assert line["label"] == frozen.label and set(frozen.probabilities) == {
+        "low",
+        "high",
+    }
+    head = pt.load(str(published)).parameters["head/kernel"]
+    tuned = pt.load(str(published)).attach(pt.ClassHead())
+    np.testing.assert_array_equal(tuned.parameters[KERNEL], head)
+    assert tuned.predict("apple=").probabilities == pytest.approx(frozen.probabilities)
+
+
+def test_heads_that_choose_no_class_are_refused(published):
+    config = json.loads((published / "config.json").read_text())
+    config["problem_type"] = "multi_label_classification"
+    (published / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="other heads are not read"):
+        pt.load(str(published))

@@ -9,6 +9,8 @@ from typing import Any
 
 from prompt_tuning.adapters.adapter import (
     CARTRIDGE,
+    CLASSES,
+    CLASSES_PATH,
     IA3,
     LORA,
     MULTITASK,
@@ -26,6 +28,11 @@ from prompt_tuning.adapters.peft.adapted_projections import (
 )
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.lora_biases import read_biases, split_biases
+from prompt_tuning.adapters.peft.peft_class_head import (
+    split_class_head,
+    without_class_head,
+    write_class_head,
+)
 from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
     check_supported,
@@ -92,6 +99,18 @@ def from_peft(
       InputError: for a method or variant that is not supported, a tensor that does not
         belong to it, or a shape that does not fit the model.
     """
+    head, tensors = split_class_head(folder.tensors, folder.settings, config, source)
+    adapter = _read(AdapterFolder(folder.settings, tensors), config, source, frozen)
+    return dataclasses.replace(adapter, parameters=adapter.parameters | head)
+
+
+def _read(
+    folder: AdapterFolder,
+    config: ModelConfig,
+    source: str,
+    frozen: FrozenReader | None,
+) -> Adapter:
+    """Converts an adapter without a head of classes; see `from_peft`."""
     kind, settings = folder.kind, folder.settings
     if kind not in READ:
         raise InputError(
@@ -201,9 +220,14 @@ def to_peft(
       InputError: if PEFT cannot represent the adapter, or its shapes do not fit the
         model.
     """
+    kernel = adapter.parameters.get(CLASSES_PATH)
+    adapter = dataclasses.replace(adapter, parameters=without_class_head(adapter))
     if config is not None and config.architecture == "encoder_decoder":
         adapter = _without_frozen_tokens(adapter)
     tensors, derived = _convert_tensors(adapter, config)
+    if kernel is not None:
+        head, of_head = write_class_head(kernel, beside_prompt=adapter.kind in _NAMES)
+        tensors, derived = tensors | head, derived | of_head
     settings = with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
     if base_model is not None:
@@ -229,6 +253,11 @@ def _convert_tensors(
         write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
         tensors, settings = write(adapter)
         return tensors, settings | _describe_model(config)
+    if adapter.kind == CLASSES:
+        raise InputError(
+            "PEFT stores a head of classes only beside an adapter: train a prompt or "
+            "LoRA beside it (--method)"
+        )
     if adapter.kind not in (LORA, IA3, PREFIX, TOKENS):
         raise InputError(
             f"PEFT has no method {adapter.kind}; for a run of a decoder-only model, an "

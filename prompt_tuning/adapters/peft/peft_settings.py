@@ -15,6 +15,9 @@ from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
 
+SEQ_CLS, SAVED_HEADS = "SEQ_CLS", ("classifier", "score")
+"""PEFT's task of a head of classes, and the names that this head may have."""
+
 LARGEST = 1e30
 """Maximum absolute value of an alpha, which float32 can represent."""
 SIZES = (
@@ -203,6 +206,8 @@ def check_supported(settings: Settings, source: str) -> None:
     """
     reasons = _REFUSED if settings["peft_type"] == "LORA" else {}
     supported = {"modules_to_save": (None, "whole modules were trained"), **reasons}
+    if only_saves_head(settings):
+        del supported["modules_to_save"]
     for name, (neutral, reason) in supported.items():
         value = setting(settings, name)
         if value != neutral and value:
@@ -224,6 +229,16 @@ def check_supported(settings: Settings, source: str) -> None:
             "frozen weights: save it with path_initial_model_for_weight_conversion, "
             "which converts it to a plain LoRA"
         )
+
+
+def only_saves_head(settings: Settings) -> bool:
+    """Returns whether a head of classes is all that PEFT trained as a whole."""
+    saved = settings.get("modules_to_save")
+    return (
+        settings.get("task_type") == SEQ_CLS
+        and isinstance(saved, list)
+        and all(name in SAVED_HEADS for name in saved)
+    )
 
 
 def _warn_of_unknown(settings: Settings, source: str) -> None:

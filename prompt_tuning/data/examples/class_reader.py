@@ -87,6 +87,7 @@ class ClassRowReader:
         """Builds the other reader's example with its class; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
         prompt = example.inputs[: example.prefix_length]
+        prompt = prompt[: self.model.scored_length(prompt)]
         if not len(prompt) and not self.model.predicts_first_token:
             raise InputError(
                 "the prompt is empty, and neither a prompt vector nor a "

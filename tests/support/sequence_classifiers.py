@@ -1,0 +1,87 @@
+"""Makes and runs sequence classifiers of transformers and PEFT in a separate process.
+
+    python tests/support/sequence_classifiers.py JOBS.json OUT.npz
+
+Jobs are `{name: {folder, rows, settings, model_type, adapter, save}}`: the model in
+`folder` is made first if there are `settings` of its config. `adapter` is a folder to
+read, or with `save` the settings of an adapter with random numbers that is saved there.
+The output has the logits of each row, read alone (`name`), and of all rows in a batch,
+padded on the right (`name padded`). Needs torch, transformers and peft, but nothing
+from prompt_tuning.
+"""
+
+# The imports are only in the `bench` extra.
+# pyright: reportMissingImports=false
+
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy as np
+import peft
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    jobs, outputs = json.loads(Path(sys.argv[1]).read_text()), {}
+    for name, job in jobs.items():
+        outputs[name], outputs[f"{name} padded"] = logits(**job)
+    np.savez(sys.argv[2], **outputs)
+
+
+def logits(folder, rows, settings=None, model_type="", adapter=None, save=None):
+    torch.manual_seed(0)
+    if settings is not None:
+        config = AutoConfig.for_model(model_type, **settings)
+        made = AutoModelForSequenceClassification.from_config(config)
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.data.normal_(0, 0.2)
+        made.save_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    model.forward = with_old_name(model.forward)
+    if save is not None:
+        model = peft.get_peft_model(model, peft.get_peft_config(adapter)).eval()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data.normal_(0, 0.3)
+        model.save_pretrained(save)
+    elif adapter is not None:
+        model = peft.PeftModel.from_pretrained(model, adapter).eval()
+    model = model.double()
+    pad = model.config.pad_token_id
+    longest = max(map(len, rows))
+    padded = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(x) + [0] * (longest - len(x)) for x in rows])
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor([row])).logits[0] for row in rows]
+        batch = model(input_ids=padded, attention_mask=mask).logits
+    return torch.stack(alone).numpy(), batch.numpy()
+
+
+def with_old_name(forward):
+    """Returns a model's function with the name of an argument that PEFT 0.21 needs.
+
+    Transformers 5.24 renamed `past_key_values`, so PEFT refuses prefixes without it.
+    """
+
+    def renamed(past_key_values=None, **inputs):
+        return forward(cache=past_key_values, **inputs)
+
+    if "cache" not in inspect.signature(forward).parameters:
+        return forward
+    return renamed
+
+
+if __name__ == "__main__":
+    main()
