@@ -106,11 +106,13 @@ def mean_states(
 
     Args:
       states: normalized states of rows of tokens.
-      real: which of the tokens are the row's; at least one of each row.
+      real: which of the tokens are the row's; the mean of none is 0.
     """
     weights = real[..., None].astype(jnp.float32)  # [B, T, 1]
     total = jnp.sum(states.astype(jnp.float32) * weights, axis=1)
-    return (total / jnp.sum(weights, axis=1)).astype(states.dtype)
+    # A row that only fills a batch has no token.
+    count = jnp.maximum(jnp.sum(weights, axis=1), 1)
+    return (total / count).astype(states.dtype)
 
 
 def initial_rows(key: jax.Array, classes: int, width: int) -> Float[Array, "C D"]:

@@ -173,6 +173,7 @@ class Texts:
             )
         try:
             model, parameters = self._read_model(path)
+            check_generates(model)
             encoding = text_encoding_of(path, model, self.run.source)
             encoding = dataclasses.replace(encoding, day=self.day)
             prefixes = prompt_prefixes(model, parameters, path)

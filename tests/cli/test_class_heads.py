@@ -178,3 +178,13 @@ def test_heads_that_choose_no_class_are_refused(published):
     (published / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="other heads are not read"):
         pt.load(str(published))
+
+
+def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):
+    model = pt.load(str(files.decoder)).attach(
+        pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"], pooling="mean")
+    )
+    # The third row of each batch has no example.
+    loss = model.evaluate(PAIRS, batch_size=3)["loss"]
+    alone = [model.predict(given).probabilities[label] for given, label in PAIRS]
+    assert loss == pytest.approx(-np.log(alone).mean(), abs=1e-5)
