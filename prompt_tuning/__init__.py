@@ -23,6 +23,7 @@ MODULES = {
     "load": "api",
     "tune": "api",
     "reinforce": "reinforcement",
+    "remember": "memories",
     "load_tuned": "api",
     "Model": "model",
     "TunedModel": "api",

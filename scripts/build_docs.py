@@ -26,7 +26,8 @@ NOTEBOOKS = "scripts/examples/*.ipynb"
 API = {
     "start": (
         "Start",
-        "load tune reinforce load_tuned Model TunedModel TrainingResult InputError",
+        "load tune reinforce remember load_tuned Model TunedModel TrainingResult "
+        "InputError",
     ),
     "methods": (
         "Methods",
