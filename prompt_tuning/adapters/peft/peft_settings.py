@@ -141,6 +141,9 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 
+# Variants that depend on the text, which PEFT cannot merge either.
+_UNMERGED = ("alora_invocation_tokens", "arrow_config")
+
 # Settings of other releases that do not change what an adapter computes.
 _WITHOUT_EFFECT = ("enable_lora", "merge_weights", "runtime_config")
 
@@ -211,10 +214,11 @@ def check_supported(settings: Settings, source: str) -> None:
     for name, (neutral, reason) in supported.items():
         value = setting(settings, name)
         if value != neutral and value:
+            merge = "Merge the adapter with PEFT (merge_and_unload), or train"
+            remedy = "Train" if name in _UNMERGED else merge
             raise InputError(
                 f"{source} has {name} = {shown(value)}, expected {neutral!r}: "
-                f"{reason}, which is not supported. Merge the adapter with PEFT "
-                "(merge_and_unload), or train it without this setting"
+                f"{reason}, which is not supported. {remedy} it without this setting"
             )
     bias = setting(settings, "bias")
     if settings["peft_type"] == "LORA" and bias not in ("none", "lora_only", "all"):

@@ -402,6 +402,10 @@ REFUSED = {
     ),
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
+    "aLoRA": (
+        lora(QUERIES, alora_invocation_tokens=[5, 6]),
+        "part of each text, which is not supported. Train it without",
+    ),
     "PiSSA without weights": (
         lora(QUERIES, init_lora_weights="pissa"),
         "'pissa', whose first product is computed from the model's weights: name",
