@@ -52,6 +52,21 @@ from prompt_tuning.families.t5gemma import T5GEMMA
 
 REFUSED = {
     "bert": "an encoder alone generates no text",
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text"),
+        "embeddings of each layer and shared keys and values are not implemented",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "kimi_k2"),
+        "latent attention is not implemented",
+    ),
+    **dict.fromkeys(
+        ("llama4", "llama4_text"), "attention in chunks is not implemented"
+    ),
+    "hunyuan_v1_dense": "norms after the rotary embedding are not implemented",
+    "olmo": "layer norms without parameters are not implemented",
+    "phimoe": "its choice of experts (SparseMixer) is not implemented",
+    "qwen3_vl_moe": "of models with images, only dense Qwen 3 VL is read",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
