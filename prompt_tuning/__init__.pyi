@@ -32,6 +32,7 @@ from prompt_tuning.losses.context_distillation import (
 from prompt_tuning.losses.dpo import DPO as _DPO
 from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradients
 from prompt_tuning.losses.grpo import GRPO as _GRPO
+from prompt_tuning.losses.kto import KTO as _KTO
 from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.simpo import SimPO as _SimPO
@@ -851,6 +852,39 @@ def InstancePrompt(
       decoder/prompt/down_bias (4,)
       decoder/prompt/prompt (5, 128)
       decoder/prompt/up (4, 5, 128)
+    """
+
+def KTO(
+    beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+) -> Configured[_KTO]:
+    """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7).
+
+    Use it if people have rated single answers. Each record has a `prompt`, a
+    `completion`, and a `label`: true for a good answer, false for a bad one. With `r`
+    the log-ratio of an answer's probabilities under the trained and the frozen model,
+    the loss is `1 - sigmoid(beta (r - z))` of a good answer and `1 - sigmoid(beta
+    (z - r))` of a bad one. The reference point `z` is the mean log-ratio of answers to
+    other prompts, at least 0: each prompt is also read with the answer of the record
+    before. It is the mean of a micro-batch, as in TRL, and has no gradient.
+
+    The frozen model is the reference, as for `DPO`. `accuracy` is the share of good
+    answers with `r > z` and bad ones with `r < z`.
+
+    Attributes:
+      beta: strength of the pull towards the frozen model.
+      desirable_weight: weight of good answers, e.g. above 1 if there are fewer of them.
+      undesirable_weight: weight of bad answers.
+
+    Raises:
+      InputError: if a number is not above 0.
+
+    Examples:
+      >>> rows = [
+      ...     {"prompt": p, "completion": c, "label": len(c) > 4} for p, c in pairs
+      ... ]
+      >>> tuned = pt.tune(
+      ...     model, pt.SoftPrompt(5), rows, objective=pt.KTO(), steps=2, progress=False
+      ... )
     """
 
 def KeyValuePrefix(

@@ -49,7 +49,7 @@ API = {
     ),
     "objectives": (
         "Objectives",
-        "TokenObjective ClassObjective DPO ORPO SimPO GRPO Rollouts "
+        "TokenObjective ClassObjective DPO ORPO SimPO KTO GRPO Rollouts "
         "ContextDistillation PolicyGradient OutputGradients",
     ),
     "optimizers": (

@@ -233,7 +233,7 @@ TABLE = (
     FlatOption(
         "beta",
         TRAINING,
-        "strength of a preference: the pull towards the frozen model of dpo and of "
+        "strength of a preference: the pull towards the frozen model of dpo, kto and "
         "losses that learn from rewards, the weight of orpo's odds ratio, simpo's "
         "factor",
         kind=NonnegativeNumber,

@@ -1,4 +1,4 @@
-"""Measures how a model ranks a chosen and a rejected answer to each prompt."""
+"""Measures how a model tells good answers from bad ones."""
 
 import functools
 
@@ -13,28 +13,28 @@ from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.preference_examples import PreferenceExamples
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.evaluation.metric_sums import MetricSums, ratio
-from prompt_tuning.losses.preference import PreferenceObjective
+from prompt_tuning.losses.preference import AnswerObjective
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 METRICS = ("preference_loss", "preference_accuracy", "preference_margin")
-"""Loss of the objective, share of the pairs with a lead, and mean lead in nats."""
+"""Loss of the objective, share of the examples with a lead, and mean lead in nats."""
 
 
 class PreferenceMeasure:
-    """An objective of preferences, measured on held-out pairs.
+    """An objective of judged answers, measured on held-out ones.
 
     Args:
       model: the model.
-      data: source of the pairs.
-      examples: the pairs.
+      data: source of the answers.
+      examples: the answers.
       objective: the objective.
 
     Attributes:
-      examples: the pairs.
+      examples: the answers.
 
     Raises:
       InputError: as `plan_batches` does.
@@ -44,13 +44,13 @@ class PreferenceMeasure:
         self,
         model: PromptedModel,
         data: DataSource,
-        examples: PreferenceExamples,
-        objective: PreferenceObjective,
+        examples: ExampleGroups,
+        objective: AnswerObjective,
     ):
         self._model, self.examples = model, examples
         self._plan = plan_batches(data, model.interface, examples, shuffle=False)
         # The same object each time, so that its program is compiled once.
-        self._measure = functools.partial(pair_outcomes, objective)
+        self._measure = functools.partial(example_outcomes, objective)
 
     def __call__(self, parameters: Parameters) -> dict[str, MetricSums]:
         """Computes the metrics, `METRICS`."""
@@ -78,15 +78,15 @@ class PreferenceMeasure:
         }
 
 
-def pair_outcomes(
-    objective: PreferenceObjective,
+def example_outcomes(
+    objective: AnswerObjective,
     graph: nnx.GraphDef,
     parameters: Parameters,
     batch: Batch,
 ) -> Float[Array, "E 2"]:
-    """Runs the model on pairs, and returns the loss and the lead of each."""
+    """Runs the model on examples, and returns the loss and the lead of each."""
     model = merge_model(graph, parameters)
-    scores = objective.scores(
+    outcomes = objective.outcomes(
         model.hidden(batch), model.output_head(), batch, parameters
     )
-    return jnp.stack(objective.pair_losses(scores), axis=1)
+    return jnp.stack(outcomes, axis=1)

@@ -14,6 +14,7 @@ _LISTED = {
     "DPO": "prompt_tuning.losses.dpo",
     "ORPO": "prompt_tuning.losses.orpo",
     "SimPO": "prompt_tuning.losses.simpo",
+    "KTO": "prompt_tuning.losses.kto",
     "GRPO": "prompt_tuning.losses.grpo",
 }
 FACTORIES = with_configured(_LISTED, "losses", ("losses",))

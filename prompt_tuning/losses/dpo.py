@@ -21,7 +21,7 @@ from prompt_tuning.losses.preference import (
     AnswerScores,
     PreferenceObjective,
     lead,
-    score_answers,
+    log_ratios,
     smoothed_sigmoid_loss,
 )
 
@@ -116,18 +116,8 @@ class ReferencedDPO(PreferenceObjective):
         batch: Batch,
         parameters: Parameters | None,
     ) -> AnswerScores:
-        """Computes the log-ratios of the answers' probabilities.
-
-        Raises:
-          ValueError: if the parameters are not given.
-        """
-        if parameters is None:
-            raise ValueError("a reference runs on the model's parameters: pass them")
-        with jax.named_scope("reference"):
-            reference = score_answers(
-                self.reference.hidden(parameters, batch), head, batch
-            )
-        return score_answers(hidden, head, batch) - jax.lax.stop_gradient(reference)
+        """Computes the log-ratios of the answers' probabilities."""
+        return log_ratios(self.reference, hidden, head, batch, parameters)
 
     def pair_losses(
         self, scores: AnswerScores

@@ -134,6 +134,16 @@ class ObjectiveConfig(abc.ABC):
         return False
 
     @property
+    def rates_answers(self) -> bool:
+        """Whether every example is an answer to a prompt, and whether it is good."""
+        return False
+
+    @property
+    def judges_answers(self) -> bool:
+        """Whether the answers in the data are not simply learned."""
+        return self.compares_answers or self.rates_answers
+
+    @property
     def counts_padding(self) -> bool:
         """Whether the loss depends on the length that rows are padded to."""
         return False
@@ -149,7 +159,7 @@ class ObjectiveConfig(abc.ABC):
         Raises:
           InputError: if the objective compares rows, with what to set.
         """
-        if self.candidate_labels is not None or self.compares_answers:
+        if self.candidate_labels is not None or self.judges_answers:
             raise InputError(
                 f"DataSource.packing is True, but Run.objective is a "
                 f"{type(self).__name__}, which compares whole rows, one for each class "

@@ -1,7 +1,7 @@
-"""What objectives share that compare a chosen answer with a rejected one.
+"""What objectives share that learn from how good answers are.
 
-An example is two rows, a prompt with the chosen and with the rejected answer, and its
-loss compares the probabilities that the model gives to both.
+An example is two rows, e.g. a prompt with the chosen and with the rejected answer, and
+its loss compares the probabilities that the model gives to both.
 """
 
 import abc
@@ -17,6 +17,7 @@ from prompt_tuning.losses.class_scores import mean_scores, total_scores
 from prompt_tuning.losses.objective import (
     LossSums,
     Objective,
+    TeacherModel,
     sum_losses,
     target_losses,
 )
@@ -24,7 +25,7 @@ from prompt_tuning.losses.output_head import AnyHead
 
 
 class AnswerScores(NamedTuple):
-    """Log-probabilities of answers, in nats; the chosen one of each pair is first.
+    """Log-probabilities of both answers of each example, in nats.
 
     Attributes:
       totals: sum over the tokens of each answer.
@@ -63,8 +64,41 @@ def smoothed_sigmoid_loss(
     return -(1 - smoothing) * right - smoothing * wrong
 
 
-class PreferenceObjective(Objective):
-    """An objective of one model's probabilities; its accuracy is that of `lead`."""
+class AnswerObjective(Objective):
+    """An objective whose examples are answers; its accuracy is the share of leads."""
+
+    @abc.abstractmethod
+    def outcomes(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None,
+    ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
+        """Returns each example's loss, and the lead by which its answer is right."""
+
+    def sums(
+        self,
+        hidden: Float[Array, "R m D"],
+        head: AnyHead,
+        batch: Batch,
+        parameters: Parameters | None = None,
+    ) -> LossSums:
+        """Computes the sums of a batch over its examples; see `Objective`.
+
+        A filling example has the weight 0.
+        """
+        losses, leads = self.outcomes(hidden, head, batch, parameters)
+        weights = jnp.asarray(batch.example_weights)
+        return sum_losses(losses, weights, weights, leads > 0)
+
+    def divisor(self, batch: Batch) -> Float[Array, ""]:
+        """Computes the total weight of the examples of a whole batch."""
+        return jnp.sum(jnp.asarray(batch.example_weights))
+
+
+class PreferenceObjective(AnswerObjective):
+    """An objective that compares the two answers of each pair."""
 
     @property
     def compares_answers(self) -> bool:
@@ -88,21 +122,31 @@ class PreferenceObjective(Objective):
     ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
         """Returns the loss of each pair, and the lead of its chosen answer."""
 
-    def sums(
+    def outcomes(
         self,
         hidden: Float[Array, "R m D"],
         head: AnyHead,
         batch: Batch,
-        parameters: Parameters | None = None,
-    ) -> LossSums:
-        """Computes the sums of a batch over its pairs; see `Objective`.
+        parameters: Parameters | None,
+    ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
+        """Returns the loss of each pair, and the lead of its chosen answer."""
+        return self.pair_losses(self.scores(hidden, head, batch, parameters))
 
-        A filling pair has the weight 0.
-        """
-        losses, leads = self.pair_losses(self.scores(hidden, head, batch, parameters))
-        weights = jnp.asarray(batch.example_weights)
-        return sum_losses(losses, weights, weights, leads > 0)
 
-    def divisor(self, batch: Batch) -> Float[Array, ""]:
-        """Computes the total weight of the pairs of a whole batch."""
-        return jnp.sum(jnp.asarray(batch.example_weights))
+def log_ratios(
+    reference: TeacherModel,
+    hidden: Float[Array, "R m D"],
+    head: AnyHead,
+    batch: Batch,
+    parameters: Parameters | None,
+) -> AnswerScores:
+    """Scores answers by the ratio of their probabilities to those of a reference.
+
+    Raises:
+      ValueError: if the parameters are not given.
+    """
+    if parameters is None:
+        raise ValueError("a reference runs on the model's parameters: pass them")
+    with jax.named_scope("reference"):
+        frozen = score_answers(reference.hidden(parameters, batch), head, batch)
+    return score_answers(hidden, head, batch) - jax.lax.stop_gradient(frozen)

@@ -19,15 +19,17 @@ from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import (
+    PreferenceExamples,
     has_preferences,
     load_preferences,
 )
+from prompt_tuning.data.examples.rated_examples import has_ratings, load_ratings
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
-from prompt_tuning.losses.preference import PreferenceObjective
+from prompt_tuning.losses.preference import AnswerObjective
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
 from prompt_tuning.models.language_model import LanguageModel
@@ -224,7 +226,8 @@ def open_evaluator(
     """
     preferences = held_out_preferences(objective, model, evaluation)
     if examples is None and preferences is not None:
-        examples = preferences.examples.chosen
+        compared = preferences.examples
+        examples = compared.chosen if isinstance(compared, PreferenceExamples) else None
     if examples is None:
         examples = load_examples(evaluation.data, model.interface)
     return Evaluator(
@@ -240,7 +243,7 @@ def held_out_objective(
     objective: ObjectiveConfig | None, model: PromptedModel, examples: Examples
 ) -> HeldOutObjective | None:
     """Builds an objective for held-out examples; None if it is not measured on them."""
-    if objective is None or objective.compares_answers:
+    if objective is None or objective.judges_answers:
         return None
     prepared = objective.prepare(
         lambda context: open_teacher(context, model, (), examples)
@@ -251,24 +254,28 @@ def held_out_objective(
 def held_out_preferences(
     objective: ObjectiveConfig | None, model: PromptedModel, evaluation: Evaluation
 ) -> PreferenceMeasure | None:
-    """Opens held-out pairs of answers, if an objective compares them.
+    """Opens held-out answers, if an objective compares or rates them.
 
     Returns:
-      None also if the data has completions instead.
+      None also if the data has completions alone.
 
     Raises:
-      InputError: if the pairs cannot be used.
+      InputError: if the answers cannot be used.
     """
-    if objective is None or not objective.compares_answers:
+    if objective is None or not objective.judges_answers:
         return None
-    if not has_preferences(evaluation.data):
+    data = evaluation.data
+    if objective.compares_answers and has_preferences(data):
+        examples = load_preferences(data, model.interface)
+    elif objective.rates_answers and has_ratings(data):
+        examples = load_ratings(data, model.interface)
+    else:
         return None
-    examples = load_preferences(evaluation.data, model.interface)
     prepared = objective.prepare(
         lambda context: open_teacher(context, model, (), examples)
     )
-    assert isinstance(prepared, PreferenceObjective)
-    return PreferenceMeasure(model, evaluation.data, examples, prepared)
+    assert isinstance(prepared, AnswerObjective)
+    return PreferenceMeasure(model, data, examples, prepared)
 
 
 def tokens_before_rows(

@@ -29,6 +29,7 @@ from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import load_preferences
+from prompt_tuning.data.examples.rated_examples import load_ratings
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.function_objective import FunctionObjective
@@ -214,6 +215,8 @@ class RunPlan:
             return load_prompts(self.data, self.model, self.run.rollouts)
         if objective.compares_answers:
             return load_preferences(self.data, self.model.interface)
+        if objective.rates_answers:
+            return load_ratings(self.data, self.model.interface)
         examples = load_examples(self.data, self.model.interface)
         labels = objective.candidate_labels
         if labels is None:

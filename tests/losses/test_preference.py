@@ -43,6 +43,9 @@ class Unread:
     def hidden(self, student, batch):
         raise NotImplementedError
 
+    def read_context(self, student):
+        raise NotImplementedError
+
 
 def draw_scores(seed: int) -> np.ndarray:
     """Log-probabilities of each token: mean -2 nats, `[4, 2]` summed by length."""

@@ -3,10 +3,14 @@
 # TRL, PEFT and transformers are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.core.errors import InputError
 from tests.support.small_runs import logged
 from tests.support.small_tokenizer import write_tokenizer
 
@@ -21,10 +25,23 @@ RECORDS = [
 ]
 
 
-@pytest.mark.torch
-@pytest.mark.filterwarnings("ignore")  # of TRL and transformers
-def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+RATED = [
+    {"prompt": record["prompt"], "completion": answer, "label": label}
+    for record, (answer, label) in zip(
+        RECORDS,
+        [("=yes", True), ("=c", False), ("=WORD", True), ("=less of", False)],
+        strict=True,
+    )
+]
+WORDS = (
+    "apple bread chair dance eagle flame grape house table uncle kettle lemon market "
+    "number orange pencil queen river stone valley"
+)
+TARGETS = ["q_proj", "v_proj"]
+
+
+def trl_losses(tmp_path: Path, kind: str, records: list[dict], **settings) -> list:
+    """Trains a LoRA by TRL; returns the losses, and leaves the model and its start."""
     import datasets
     import peft
     import torch
@@ -47,12 +64,10 @@ def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
     )
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained(base)
-    targets = ["q_proj", "v_proj"]
-    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)
+    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS)
     adapted = peft.get_peft_model(model, lora)
     adapted.save_pretrained(tmp_path / "start")
-    # All pairs are in each batch, so their order does not matter.
-    arguments = trl.DPOConfig(
+    arguments = getattr(trl, f"{kind}Config")(
         output_dir=str(tmp_path / "trl"),
         per_device_train_batch_size=4,
         max_steps=50,
@@ -67,22 +82,24 @@ def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
         gradient_checkpointing=False,
         save_strategy="no",
         disable_tqdm=True,
+        **settings,
     )
-    trainer = trl.DPOTrainer(
+    trainer = getattr(trl, f"{kind}Trainer")(
         model=adapted,
         args=arguments,
-        train_dataset=datasets.Dataset.from_list(RECORDS),
+        train_dataset=datasets.Dataset.from_list(records),
         processing_class=transformers.AutoTokenizer.from_pretrained(base),
     )
     trainer.train()
-    history = trainer.state.log_history
-    expected = [line["loss"] for line in history if "loss" in line]
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line]
 
+
+def our_losses(tmp_path: Path, objective: Any, records: list[dict]) -> list:
     pt.tune(
-        str(base),
-        pt.LoRA(rank=4, alpha=8.0, at=targets),
-        RECORDS,
-        objective=pt.DPO(beta=0.5),
+        str(tmp_path / "base"),
+        pt.LoRA(rank=4, alpha=8.0, at=TARGETS),
+        records,
+        objective=objective,
         steps=50,
         batch_size=4,
         optimizer=pt.adamw(1e-2),
@@ -91,8 +108,30 @@ def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
         log_every=1,
         progress=False,
     )
-    losses = [line["loss"] for line in logged(tmp_path / "run") if "loss" in line]
+    return [line["loss"] for line in logged(tmp_path / "run") if "loss" in line]
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of TRL and transformers
+def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # All pairs are in each batch, so their order does not matter.
+    expected = trl_losses(tmp_path, "DPO", RECORDS)
+    losses = our_losses(tmp_path, pt.DPO(beta=0.5), RECORDS)
     assert (len(losses), losses[0] > 0.69, losses[-1] < 0.001) == (50, True, True)
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of TRL and transformers
+def test_fifty_steps_of_kto_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.8}
+    expected = trl_losses(
+        tmp_path, "KTO", RATED, **weights, train_sampling_strategy="sequential"
+    )
+    losses = our_losses(tmp_path, pt.KTO(beta=0.5, **weights), RATED)
+    assert (len(losses), losses[0] > 0.5, losses[-1] < 0.01) == (50, True, True)
     np.testing.assert_allclose(losses, expected, atol=1e-5)
 
 
@@ -100,10 +139,7 @@ def test_a_prompt_learns_which_of_two_answers_is_preferred():
     tuned = pt.tune(
         "bundled:skills-decoder",
         pt.SoftPrompt(length=5),
-        preferring_tails(
-            "apple bread chair dance eagle flame grape house table uncle "
-            "kettle lemon market number orange pencil queen river stone valley"
-        ),
+        preferring_tails(WORDS),
         objective=pt.DPO(),
         evaluation=preferring_tails("island jungle mirror night ocean planet"),
         steps=40,
@@ -124,3 +160,45 @@ def preferring_tails(words: str) -> list[dict[str, str]]:
         {"prompt": f"{word}=", "chosen": word[1:], "rejected": word.upper()}
         for word in words.split()
     ]
+
+
+def test_a_prompt_learns_from_ratings():
+    rated = [
+        {"prompt": x["prompt"], "completion": x[key], "label": key == "chosen"}
+        for x in preferring_tails(WORDS + " island jungle mirror night ocean planet")
+        for key in ("chosen", "rejected")
+    ]
+    tuned = pt.tune(
+        "bundled:skills-decoder",
+        pt.SoftPrompt(length=5),
+        rated[:-12],
+        objective=pt.KTO(),
+        evaluation=rated[-12:],
+        steps=40,
+        batch_size=20,
+        optimizer=pt.adafactor(0.1),
+        progress=False,
+    )
+    metrics = tuned.evaluate()
+    assert metrics["preference_accuracy"] > 0.8
+    # Without the prompt it is 0.5, because all ratios are 1.
+    assert metrics["preference_loss"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([x | {"label": 2} for x in RATED], "rating 'label' is 2"),
+        (RATED[:1], "only example"),
+        ([{"prompt": "a", "completion": "b"}] * 2, "give each record 'label'"),
+    ],
+)
+def test_ratings_that_cannot_be_used_are_named(records, problem):
+    with pytest.raises(InputError, match=problem):
+        pt.tune(
+            "bundled:skills-decoder",
+            pt.SoftPrompt(length=2),
+            records,
+            objective=pt.KTO(),
+            progress=False,
+        )

@@ -16,7 +16,7 @@ class ExampleGroups(abc.ABC):
     `build_batch` puts the rows of an example one after the other.
 
     Attributes:
-      gold: number of the best row of each example, `[E]`.
+      gold: number of the best row of each example, or its rating, `[E]`.
       weights: weight of each example, float32 `[E]`.
       skipped: number of examples left out because they are too long.
       truncated: number of examples that are cut.

@@ -103,7 +103,10 @@ class TokenColumns:
             if key is None:
                 continue
             read = line.value if role == "balance" else line.scalar
-            value = values[role] = read(key, setting)
+            value = read(key, setting)
+            if role in self.columns and isinstance(value, bool):
+                value = int(value)
+            values[role] = value
             accepted = (str, int) if role == "balance" else (int, float)
             if isinstance(value, bool) or not isinstance(value, accepted):
                 names = " or ".join(kind.__name__ for kind in accepted)

@@ -1,0 +1,160 @@
+"""Examples of an answer to a prompt that is rated as good or bad."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int64
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.line_formats import first_record
+
+LABEL = "label"
+"""Key of the rating of an answer, as published data name it."""
+
+
+class RatedExamples(ExampleGroups):
+    """`E` examples of two rows each: a prompt with its answer, and with another one.
+
+    The other answer is that of the example before, so both rows have all answers. It is
+    cut to the room that the model has.
+
+    Args:
+      examples: the answers, with the column `LABEL`: 1 for a good one, 0 for a bad one.
+      maximum_length: maximum number of tokens of a row; None for no limit.
+
+    Raises:
+      InputError: if there is only one, or a rating is something else.
+    """
+
+    def __init__(self, examples: Examples, maximum_length: int | None):
+        if len(examples) < 2:
+            raise InputError(
+                f"{examples.describe(0)} is the only example, but the objective reads "
+                "each prompt with another example's answer, too: give at least two"
+            )
+        self._examples, self._maximum_length = examples, maximum_length
+        self.unlearned, self.skipped = examples.unlearned, examples.skipped
+        self.truncated = examples.truncated
+        self.without_completion = examples.without_completion
+        self.repetition = examples.repetition
+        self.has_prompt_ids = examples.has_prompt_ids
+        own = [examples[number] for number in range(len(examples))]
+        self.gold = np.array(
+            [_rating(examples, n, example) for n, example in enumerate(own)], np.int32
+        )
+        self.weights = np.array([example_weight(x) for x in own], np.float32)
+        rows = [[len(x.inputs) for x in self[n]] for n in range(len(self))]
+        self._lengths = np.array(rows).max(1)
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the row of the answer, and of the answer of the example before."""
+        own = self._examples[number]
+        other = self._examples[(number - 1) % len(self)]
+        return [_plain(own), self._with_answer(_plain(own), _plain(other))]
+
+    def _with_answer(self, own: Example, other: Example) -> Example:
+        """Returns an example with the answer of another one."""
+        if not self._examples.reader.same_tokens:
+            return dataclasses.replace(
+                own, targets=other.targets, weights=other.weights
+            )
+
+        def join(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+            kept, added = before[: own.prefix_length], after[other.prefix_length :]
+            return np.concatenate([kept, added])[: self._maximum_length]
+
+        return dataclasses.replace(
+            own,
+            inputs=join(own.inputs, other.inputs),
+            targets=join(own.targets, other.targets),
+            weights=join(own.weights, other.weights),
+        )
+
+    @property
+    def rows_per_example(self) -> int:
+        """Number of rows of a batch that an example takes."""
+        return 2
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of inputs of each example's longer row."""
+        return self._lengths
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of targets of each example's longer row."""
+        if self._examples.reader.same_tokens:
+            return self._lengths
+        return self._longer(self._examples.target_lengths)
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Maximum number of learned targets of a row."""
+        return self._longer(self._examples.weight_counts)
+
+    def _longer(self, own: Int64[np.ndarray, "E"]) -> Int64[np.ndarray, "E"]:
+        return np.maximum(own, np.roll(own, 1))
+
+
+def has_ratings(source: DataSource) -> bool:
+    """Returns whether the records of a data source rate their answers.
+
+    Raises:
+      InputError: if the files cannot be read.
+    """
+    key = (source.columns or {}).get(LABEL, LABEL)
+    return source.is_text and key in first_record(source.paths[0])
+
+
+def load_ratings(source: DataSource, model: ModelInterface) -> RatedExamples:
+    """Opens the files of a data source as rated answers.
+
+    Raises:
+      InputError: if a setting, a file or a record cannot be used; see `load_examples`.
+    """
+    columns = {LABEL: LABEL, **(source.columns or {})}
+    if source.is_text and not has_ratings(source):
+        keys = sorted(first_record(source.paths[0]))
+        raise InputError(
+            f"{source.paths[0]} contains records with the keys {shown(keys)}, "
+            f"but the objective rates answers: give each record {columns[LABEL]!r}, "
+            "true for a good answer and false for a bad one"
+        )
+    rated = dataclasses.replace(source, columns=columns)
+    return RatedExamples(load_examples(rated, model), model.maximum_length)
+
+
+def _rating(examples: Examples, number: int, example: Example) -> int:
+    """Returns 1 for a good answer, and 0 for a bad one.
+
+    Raises:
+      InputError: if the data has another number, or nothing precedes the answer.
+    """
+    rating = float(example.columns[LABEL][np.flatnonzero(example.weights)[0]])
+    if rating not in (0, 1):
+        raise InputError(
+            f"{examples.describe(number)}: the rating {LABEL!r} is {rating:g}, "
+            "expected true (1) for a good answer, or false (0) for a bad one"
+        )
+    if examples.reader.same_tokens and example.weights[0]:
+        raise InputError(
+            f"{examples.describe(number)}: the prompt is empty, so the model without "
+            "what is trained has nothing to predict the first token of an answer from; "
+            "give each record a prompt"
+        )
+    return int(rating)
+
+
+def _plain(example: Example) -> Example:
+    """Returns an example whose learned tokens all weigh 1, without columns."""
+    weights = (example.weights > 0).astype(np.float32)
+    return dataclasses.replace(example, weights=weights, columns={})
