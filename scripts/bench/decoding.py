@@ -4,7 +4,8 @@
 
 Both sides of each measure take turns in one process, and the ratios are medians; each
 side of `continuous` runs once. The model is a random Llama of 8 layers, width 512;
-`speculation` continues texts by the bundled model. `--scale` divides the numbers of
+`speculation` continues texts by the bundled model, and `stores` is for a random model
+of the shape of GPT-2 small. `--scale` divides the numbers of
 rows and requests, to try a measure.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 
 import prompt_tuning as pt
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.quantization.stores import PARAMETER_DTYPES
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.prompt_prefixes import prompt_prefixes, write_prefixes
 from prompt_tuning.decoding.request import Request
@@ -270,12 +272,54 @@ def loading(open_model: OpenModel, scale: int) -> str:
     )
 
 
+def stores(open_model: OpenModel, scale: int) -> str:
+    """Steps of one row of GPT-2 small, with its weights in several types."""
+    del open_model
+    with tempfile.TemporaryDirectory() as folder:
+        write_llama(
+            Path(folder),
+            family="gpt2",
+            vocabulary_size=50257,
+            width=768,
+            feed_forward_width=3072,
+            layers=12,
+            heads=12,
+            key_value_heads=12,
+            head_width=64,
+            maximum_positions=1024,
+            norm="layer",
+            positions="learned",
+            activation="gelu_tanh",
+            gated=False,
+            biases="all",
+            tied_head=True,
+        )
+        engines, sizes = [], []
+        for dtype in PARAMETER_DTYPES:
+            source = Pretrained(checkpoint=folder, parameter_dtype=dtype)
+            model, parameters = _open(source)
+            sizes.append(sum(leaf.nbytes for leaf in parameters.values()) / 1e6)
+            engines.append(
+                DecodingEngine(model, parameters, slots=1, length=512, chunk=64)
+            )
+    turns = Turns(max(9 // scale, 1), 20)
+    (row,) = _random_rows(1, 64)
+    for engine in engines:
+        _start(engine, [_endless(440, ids=row)])
+    rates = 1 / np.median(turns.seconds(engines), axis=0)
+    listed = zip(PARAMETER_DTYPES, rates, sizes, strict=True)
+    return "; ".join(
+        f"{dtype} {rate:.1f} tokens/s, {size:.0f} MB" for dtype, rate, size in listed
+    )
+
+
 MEASURES: dict[str, Callable[[OpenModel, int], str]] = {
     "adapters": adapters,
     "shared": shared,
     "continuous": continuous,
     "speculation": speculation,
     "loading": loading,
+    "stores": stores,
 }
 
 if __name__ == "__main__":
