@@ -314,6 +314,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"],
         "rope_parameters": DEFAULT,
     },
+    # Two key heads, which value heads share; a loop over two repetitions of layers.
+    "qwen3_5_text": DECODER
+    | {
+        "hidden_size": 16,
+        "num_hidden_layers": 5,
+        "head_dim": 8,
+        "layer_types": [
+            *["linear_attention", "full_attention"] * 2,
+            "linear_attention",
+        ],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 6,
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
     "cohere": NO_HEAD_DIM
     | {
         "num_hidden_layers": 2,

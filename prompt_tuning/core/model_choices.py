@@ -13,7 +13,7 @@ Positions = Literal["rotary", "learned", "relative", "alibi"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid"]
-Recurrence = Literal["none", "short_convolution"]
+Recurrence = Literal["none", "short_convolution", "gated_delta"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
@@ -89,6 +89,19 @@ def check_combinations(config: Any) -> None:
             f"found recurrent_layers={shown(config.recurrent_layers)}, "
             f"recurrence={shown(config.recurrence)} and "
             f"convolution_width={config.convolution_width}"
+        )
+    heads = config.recurrent_heads, config.recurrent_key_heads
+    sizes = (*heads, config.recurrent_width, config.recurrent_key_width)
+    if (config.recurrence == "gated_delta") != all(sizes) or any(sizes) != all(sizes):
+        raise InputError(
+            "the recurrence 'gated_delta', and no other, needs recurrent_heads, "
+            "recurrent_key_heads, recurrent_width and recurrent_key_width above 0, "
+            f"found {shown(config.recurrence)} and {sizes}"
+        )
+    if all(sizes) and heads[0] % heads[1]:
+        raise InputError(
+            f"{heads[0]} recurrent_heads cannot share {heads[1]} recurrent_key_heads: "
+            "the first must be a multiple of the second"
         )
     if some and config.architecture == "encoder_decoder":
         raise InputError("recurrent_layers are for decoder-only models")

@@ -107,10 +107,17 @@ class ModelConfig:
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       recurrence: mixer of the layers that have no attention, with its name among
-        parameters: gated short convolution (LFM2; see `models.short_convolution`).
+        parameters: gated short convolution (LFM2; see `models.short_convolution`) or
+        gated delta rule (Qwen 3.5; see `models.gated_delta`).
       recurrent_layers: numbers of these layers.
       convolution_width: number of positions that their convolutions read, the current
         one included; 0 without them.
+      recurrent_heads: number of value heads of the gated delta rule, 0 without it.
+      recurrent_key_heads: number of its query and key heads, which divides the former.
+      recurrent_width: width of its value heads.
+      recurrent_key_width: width of its query and key heads.
+      gated_attention: whether a projection beside the query gates the output of
+        attention (Qwen3-Next).
       relative_buckets: number of buckets of the relative position bias.
       relative_maximum_distance: distance from which all keys share the last bucket.
       relative_bias_in_each_block: whether blocks have their own bias (UMT5).
@@ -211,6 +218,11 @@ class ModelConfig:
     recurrence: Recurrence = "none"
     recurrent_layers: tuple[int, ...] = ()
     convolution_width: int = 0
+    recurrent_heads: int = 0
+    recurrent_key_heads: int = 0
+    recurrent_width: int = 0
+    recurrent_key_width: int = 0
+    gated_attention: bool = False
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
     relative_bias_in_each_block: bool = False
@@ -293,6 +305,12 @@ class ModelConfig:
     def biased_projections(self) -> tuple[str, ...]:
         """Names of the projections of a block that have a bias."""
         return BIASED[self.biases]
+
+    @property
+    def convolution_channels(self) -> int:
+        """Number of channels of the convolutions in recurrent layers."""
+        keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
+        return keys + self.recurrent_heads * self.recurrent_width or self.width
 
     @property
     def rotated_width(self) -> int:

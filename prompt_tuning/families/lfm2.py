@@ -95,11 +95,17 @@ def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recip
     return layout_recipes(
         config,
         names,
-        modules=MODULES,
+        modules={
+            path: module
+            for path, module in MODULES.items()
+            if config.recurrent_layers or not path.startswith("short_convolution/")
+        },
         norms=NORMS,
         query_key_norms=QUERY_KEY_NORMS,
         final_norm="embedding_norm",
-        others={"short_convolution/taps": ("conv.conv.weight", taps_first)},
+        others={"short_convolution/taps": ("conv.conv.weight", taps_first)}
+        if config.recurrent_layers
+        else None,
     )
 
 

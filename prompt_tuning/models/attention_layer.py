@@ -35,6 +35,7 @@ class Attention(nnx.Module):
       query: `[L, D, H * K]`.
       key: `[L, D, G * K]`.
       value: `[L, D, G * K]`.
+      query_gate: gates of the output, `[L, D, H * K]`, or None.
       out: `[L, H * K, D]`.
       query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
         `[L, H * K]`; None without it.
@@ -70,6 +71,8 @@ class Attention(nnx.Module):
         self.value = dense(
             "value", (config.width, shared), ("embed", "key_value_heads")
         )
+        gate = dense("query_gate", (config.width, inner), ("embed", "heads"))
+        self.query_gate = gate if config.gated_attention else None
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
         def norm(name, width, axis):
@@ -107,6 +110,12 @@ class Attention(nnx.Module):
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries; on a mesh, for the heads of this device."""
         return self._heads(self.query(x), self.query_norm)
+
+    def gate(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead HK"] | None:
+        """Returns the factors of the attended values, if there are any."""
+        if self.query_gate is None:
+            return None
+        return jax.nn.sigmoid(self.query_gate(x))
 
     def keys_and_values(
         self, x: Float[Array, "*lead D"]
@@ -152,6 +161,7 @@ class Attention(nnx.Module):
         sources: Sequence[Sequence[AttentionSource]],
         first_rows: Sequence[Int[Array, ""] | int],
         key: Key[Array, ""] | None,
+        gate: Float[Array, "n HK"] | None = None,
     ) -> Float[Array, "n D"]:
         """Attends from each stream to its sources and projects back to the model width.
 
@@ -160,6 +170,7 @@ class Attention(nnx.Module):
           sources: sources that each stream attends to.
           first_rows: index in the whole batch of each stream's first row.
           key: random key for dropout; None disables dropout.
+          gate: factors of the attended values, or None.
 
         Returns:
           the output at all positions of all streams.
@@ -172,7 +183,8 @@ class Attention(nnx.Module):
             )
         ]
         flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
-        return self.out(flat.reshape(len(flat), -1))  # [n, H * K] -> [n, D]
+        flat = flat.reshape(len(flat), -1)  # [n, H * K]
+        return self.out(flat if gate is None else flat * gate)
 
     def _attend(self, query, sources, key, first_row):
         """Attends with the method that the views of the stream were made for."""

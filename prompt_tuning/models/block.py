@@ -23,6 +23,7 @@ from prompt_tuning.core.save_policies import named
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts
+from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.layers import FeedForward
 from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.recurrent_state import RecurrentState
@@ -31,7 +32,7 @@ from prompt_tuning.models.short_convolution import ShortConvolution
 from prompt_tuning.models.streams import StreamView, split_streams
 from prompt_tuning.sharding import collectives
 
-RECURRENT = {"short_convolution": ShortConvolution}
+RECURRENT = {"short_convolution": ShortConvolution, "gated_delta": GatedDelta}
 """Recurrent mixers, by their names among the parameters of a block."""
 
 
@@ -45,7 +46,7 @@ class Block(nnx.Module):
     Attributes:
       self_attention_norm: norm before the mixer, or None.
       self_attention: projections of self-attention; None in blocks with another mixer.
-      short_convolution: recurrent mixer (see `RECURRENT`), or None.
+      short_convolution: recurrent mixer, or None; likewise the others of `RECURRENT`.
       self_attention_out_norm: norm after the mixer, before or after the sum with the
         residual stream, or None.
       cross_attention_norm: norm before cross-attention, or None.
@@ -81,12 +82,9 @@ class Block(nnx.Module):
         self.self_attention: Attention | None = attention(
             "self_attention", layers - recurrent
         )
-        name = "short_convolution"
-        self.short_convolution = (
-            ShortConvolution(named_key(key, name), config, layers=recurrent)
-            if config.recurrence == name
-            else None
-        )
+        for name, kind in RECURRENT.items():
+            chosen, own = config.recurrence == name, named_key(key, name)
+            setattr(self, name, kind(own, config, layers=recurrent) if chosen else None)
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm", before and cross)
         self.cross_attention = attention("cross_attention", layers) if cross else None
@@ -210,6 +208,7 @@ class Block(nnx.Module):
         assert self.self_attention is not None  # the block's only mixer
         normed = collectives.copy_to_shards(normed, "heads")
         query = self.self_attention.queries(normed)  # [n, H, K]
+        gate = self.self_attention.gate(normed)
         keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
         if angles is not None:
             query, keys = rotate_queries_and_keys(
@@ -234,7 +233,11 @@ class Block(nnx.Module):
         ]
         first_rows = [view.first_row for view in views]
         update = self.self_attention.attend_and_project(
-            split_streams(query, views), sources, first_rows, optional_key(key, "self")
+            split_streams(query, views),
+            sources,
+            first_rows,
+            optional_key(key, "self"),
+            gate,
         )
         return update, own
 

@@ -23,15 +23,23 @@ class RecurrentState(NamedTuple):
     Attributes:
       window: last inputs of the convolution, `[L, N, W, C]`, or `[N, W, C]` of one
         layer, for `L` recurrent layers; zeros before a row's first positions.
+      memory: memory of the gated delta rule, `[L, N, H, K, V]`, or `[N, H, K, V]` of
+        one layer, float32; None for other mixers.
     """
 
     window: Blocks
+    memory: Blocks | None = None
 
     @classmethod
     def zeros(cls, config: ModelConfig, rows: int) -> "RecurrentState":
         """Returns the states before the first position of rows."""
-        shape = (len(config.recurrent_layers), rows, config.convolution_width - 1)
-        return cls(jnp.zeros((*shape, config.width), config.dtype))
+        shape = (len(config.recurrent_layers), rows)
+        window = (config.convolution_width - 1, config.convolution_channels)
+        memory = None
+        if config.recurrent_heads:
+            sizes = (config.recurrent_key_width, config.recurrent_width)
+            memory = jnp.zeros((*shape, config.recurrent_heads, *sizes), jnp.float32)
+        return cls(jnp.zeros((*shape, *window), config.dtype), memory)
 
 
 class StateView(NamedTuple):

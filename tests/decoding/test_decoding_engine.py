@@ -18,6 +18,7 @@ from tests.support.dummies import (
     GPT2,
     LFM2,
     LLAMA,
+    QWEN3_5,
     T5_GATED,
     LetterTokenizer,
     V,
@@ -90,12 +91,13 @@ BIASED = ("none", "biases", "dora")
             ("llama", FEW),
             ("gpt2", BIASED),
             ("lfm2", RECURRENT),
+            ("qwen3_5", RECURRENT),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),
 )
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
-    config = LFM2 if name == "lfm2" else FAMILIES[name]
+    config = (FAMILIES | {"lfm2": LFM2, "qwen3_5": QWEN3_5})[name]
     engine = open_engine(config, kinds)
     rows = [[3, 1, 4], list(range(5, 16))]
     for kind in kinds:
@@ -181,7 +183,7 @@ def test_an_unknown_adapter_is_refused_with_the_names_of_the_others():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("config", [LLAMA, GPT2])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, LFM2, QWEN3_5])
 @pytest.mark.parametrize("kind", ["none", "soft", "lora"])
 def test_a_shared_text_is_read_as_if_each_row_began_with_it(config, kind):
     engine = open_engine(config, [kind])

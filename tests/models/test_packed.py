@@ -61,6 +61,7 @@ ISOLATED = Prompting(visibility=("prompt->prompt",))
 WAYS = {
     "llama": (LLAMA, several_prompts, None, {}),
     "lfm2": (dummies.LFM2, several_prompts, None, {}),
+    "qwen3.5": (dummies.QWEN3_5, several_prompts, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),
     "lfm2 deep": (dummies.LFM2, deep, None, {}),
@@ -156,7 +157,7 @@ def batch_of(way, rows):
     )
 
 
-@pytest.mark.parametrize("way", sample(2, WAYS))
+@pytest.mark.parametrize("way", sample(3, WAYS))
 def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     graph, parameters = model(way)
     trained = {

@@ -43,6 +43,9 @@ CASES = [
     # Sinks, and experts with biases.
     ("gpt_oss", TENSOR),
     ("qwen2_moe", MeshShape(data=1, fsdp=2, tensor=2)),
+    # Layers without attention.
+    ("lfm2", TENSOR),
+    ("lfm2", MeshShape(data=1, fsdp=4)),
 ]
 
 
@@ -83,7 +86,7 @@ CURVES = {
     "data 2, tensor 2": TENSOR,
     "fsdp 4": MeshShape(data=1, fsdp=4),
 }
-FAMILIES = sorted(path.name for path in FIXTURES.iterdir())[::3]
+FAMILIES = sorted({*sorted(path.name for path in FIXTURES.iterdir())[::3], "lfm2"})
 """A third of the families: the others have the same layers."""
 
 

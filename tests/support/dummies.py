@@ -64,6 +64,21 @@ LFM2 = dataclasses.replace(
     recurrent_layers=(0, 1, 3),
     convolution_width=3,
 )
+QWEN3_5 = dataclasses.replace(
+    LLAMA,
+    family="qwen3_5_text",
+    layers=3,
+    norm="rms_plus_one",
+    query_key_norm="head",
+    gated_attention=True,
+    recurrence="gated_delta",
+    recurrent_layers=(0, 1),
+    convolution_width=3,
+    recurrent_heads=4,
+    recurrent_key_heads=2,
+    recurrent_width=3,
+    recurrent_key_width=4,
+)
 T5_ORIGINAL, T5_GATED = (
     t5_config(
         width=16,

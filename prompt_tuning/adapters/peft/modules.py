@@ -90,8 +90,10 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     shared, dense = config.shared_expert_width, config.dense_width
     queries = config.heads * config.head_width
     keys = config.key_value_heads * config.head_width
+    heads = config.recurrent_heads
     attention = {
         "query": (width, queries),
+        "query_gate": (width, queries),
         "key": (width, keys),
         "value": (width, keys),
         "out": (queries, width),
@@ -104,6 +106,10 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         },
         **{f"shared/{name}": (width, shared) for name in ("gate", "up")},
         "shared/down": (shared, width),
+        "gated_delta/input": (width, config.convolution_channels),
+        **{f"gated_delta/{name}": (width, heads) for name in ("strength", "decay")},
+        "gated_delta/gate": (width, heads * config.recurrent_width),
+        "gated_delta/output": (heads * config.recurrent_width, width),
         "short_convolution/input": (width, 3 * width),
         "short_convolution/output": (width, width),
         "mlp/shared_gate": (width, 1),
