@@ -67,10 +67,8 @@ class Attention(nnx.Module):
         # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5
         self.query = dense("query", (config.width, inner), ("embed", "heads"), start)
-        self.key = dense("key", (config.width, shared), ("embed", "key_value_heads"))
-        self.value = dense(
-            "value", (config.width, shared), ("embed", "key_value_heads")
-        )
+        inward = ((config.width, shared), ("embed", "key_value_heads"))
+        self.key, self.value = dense("key", *inward), dense("value", *inward)
         gate = dense("query_gate", (config.width, inner), ("embed", "heads"))
         self.query_gate = gate if config.gated_attention else None
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
