@@ -26,6 +26,8 @@ from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 Method = (
     Configured[PromptModule]
     | Configured[AdapterSpec]
+    | Configured[TrainedTokens]
+    | Configured[ClassHead]
     | functools.partial[Any]
     | type[PromptModule]
 )

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import optax
 import pytest
@@ -87,7 +88,8 @@ def test_a_resumed_run_is_made_again_in_one_piece(files, tmp_path, monkeypatch, 
 def test_another_optimizer_is_found_at_the_first_step_that_differs(
     recorded, monkeypatch, capsys
 ):
-    apply, traced = optax.apply_updates, []
+    apply: Any = optax.apply_updates
+    traced = []
 
     def apply_updates(params, updates):
         traced.append(True)

@@ -39,6 +39,9 @@ class GivenStates:
     def hidden(self, student, batch):
         return jnp.asarray(self._states)
 
+    def read_context(self, student):
+        return {}
+
 
 def draw_samples(masked=()) -> SimpleNamespace:
     """Hidden states and answers of several lengths; the sampler differs a little."""

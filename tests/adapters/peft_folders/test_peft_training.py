@@ -198,7 +198,7 @@ def test_training_from_the_weights_is_pefts(name, theirs):
     opened = open_pretrained(source, Tuning(adapters=[spec]), key=KEY)
     parameters = opened.read_parameters()
     batch = batch_of(tokens_of(model)[0])
-    graph, frozen = restored(source.checkpoint, None)
+    graph, frozen = restored(source.path, None)
     base = our_logits(frozen, batch, graph=graph)
     first = our_logits(parameters, batch, graph=opened.graph)
     np.testing.assert_allclose(first, base, atol=1e-6)
@@ -208,7 +208,7 @@ def test_training_from_the_weights_is_pefts(name, theirs):
     np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     # Their file becomes a plain LoRA.
-    graph, parameters = restored(source.checkpoint, read(folder / "end", model))
+    graph, parameters = restored(source.path, read(folder / "end", model))
     np.testing.assert_allclose(
         our_logits(parameters, batch, graph=graph), expected["logits"], atol=1e-4
     )
