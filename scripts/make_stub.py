@@ -81,7 +81,7 @@ FILLED_IN = {
 
 ARGUMENTS = {
     "Method": "Configured[PromptModule] | Configured[AdapterSpec] | "
-    "Configured[TrainedTokens] | Configured[ClassHead] | functools.partial[Any] | "
+    "Configured[_TrainedTokens] | Configured[_ClassHead] | functools.partial[Any] | "
     "type[PromptModule]",
     "Methods": "Method | Sequence[Method]",
     "Objectives": "Configured[ObjectiveConfig] | LossFunctions | LossFunction",

@@ -17,17 +17,19 @@ from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import LossFunction
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
+from prompt_tuning.prompts.class_head import ClassHead as _ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
+from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 
 Method = (
     Configured[PromptModule]
     | Configured[AdapterSpec]
-    | Configured[TrainedTokens]
-    | Configured[ClassHead]
+    | Configured[_TrainedTokens]
+    | Configured[_ClassHead]
     | functools.partial[Any]
     | type[PromptModule]
 )
