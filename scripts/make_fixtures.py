@@ -124,6 +124,24 @@ IMAGES: dict[str, Any] = {
     "num_channels": 1,
     "vision_use_head": False,
 }
+DEEP_IMAGES: dict[str, Any] = {
+    **dict.fromkeys(("depth", "num_heads", "in_channels"), 1),
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 2),
+    **{"patch_size": 2, "num_position_embeddings": 4, "out_hidden_size": 8},
+}
+# Two key heads, which value heads share; a loop over two repetitions of layers.
+DELTA: dict[str, Any] = {
+    **DECODER,
+    "hidden_size": 16,
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "layer_types": [*["linear_attention", "full_attention"] * 2, "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+}
 T5GEMMA: dict[str, Any] = {
     **DECODER,
     "head_dim": 6,
@@ -177,12 +195,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "num_hidden_layers": 2,
             "rope_parameters": DEFAULT | {"mrope_section": [1, 1, 0]},
         },
-        "vision_config": {
-            **dict.fromkeys(("depth", "num_heads", "in_channels"), 1),
-            **dict.fromkeys(("hidden_size", "intermediate_size"), 2),
-            **{"patch_size": 2, "num_position_embeddings": 4, "out_hidden_size": 8},
-            "deepstack_visual_indexes": [0],
-        },
+        "vision_config": DEEP_IMAGES | {"deepstack_visual_indexes": [0]},
         **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
         "tie_word_embeddings": True,
     },
@@ -314,21 +327,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"],
         "rope_parameters": DEFAULT,
     },
-    # Two key heads, which value heads share; a loop over two repetitions of layers.
-    "qwen3_5_text": DECODER
-    | {
-        "hidden_size": 16,
-        "num_hidden_layers": 5,
-        "head_dim": 8,
-        "layer_types": [
-            *["linear_attention", "full_attention"] * 2,
-            "linear_attention",
-        ],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 4,
-        "linear_value_head_dim": 6,
-        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    "qwen3_5_text": DELTA,
+    "qwen3_5": {
+        "text_config": DELTA
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": DELTA["layer_types"][:2],
+            "rope_parameters": DELTA["rope_parameters"] | {"mrope_section": [1, 1, 0]},
+        },
+        "vision_config": DEEP_IMAGES | {"out_hidden_size": 16},
+        **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
+        "tie_word_embeddings": True,
     },
     "cohere": NO_HEAD_DIM
     | {
@@ -582,7 +591,8 @@ def auto_class(config: Any) -> Any:
     """Returns the class of transformers for a model with its head."""
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    images = hasattr(config, "vision_config")
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not images:
         return transformers.AutoModelForCausalLM
     return transformers.AutoModelForImageTextToText
 
@@ -632,7 +642,7 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     sparse = any(name.endswith(".experts") for name in names)
     linear: Any = ["q_proj", "k_proj", "v_proj", "o_proj"] if sparse else "all-linear"
     # Parts that read images are not adapted, although they have the same names.
-    linear = [name for name in text if name.endswith("_proj")] or linear
+    linear = [name for name in text if "_proj" in name.split(".")[-1]] or linear
     yield "lora", peft.LoraConfig(**task, r=2, target_modules=linear)
     present = [
         [name for name in text if name.endswith(ends)]

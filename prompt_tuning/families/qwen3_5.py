@@ -76,8 +76,21 @@ def read_delta_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, A
     return {"recurrence": "gated_delta", "recurrent_layers": numbers, **sizes}
 
 
-def qwen3_5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+def qwen3_5_recipes(
+    config: ModelConfig,
+    names: Collection[str],
+    *,
+    prefix: str | None = None,
+    head: str = "lm_head.weight",
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`.
+
+    Args:
+      config: config of the model.
+      names: names of the stored tensors.
+      prefix: as of `layout_recipes`.
+      head: as of `layout_recipes`.
+    """
     parts = (
         FusedPart(i, (1, 1), config.heads, in_first=False)  # of each head
         for i in range(2)
@@ -91,6 +104,8 @@ def qwen3_5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Re
     return layout_recipes(
         config,
         names,
+        prefix=prefix,
+        head=head,
         modules=modules,
         fused={
             path: ("self_attn.q_proj", part)

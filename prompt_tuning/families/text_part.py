@@ -52,9 +52,16 @@ def read_text_part(
 
 def text_part_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    return layout_recipes(
-        config,
-        names,
-        prefix=STORED if TABLES[0] in names else LOADED,
-        head=STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
-    )
+    return layout_recipes(config, names, **part_names(names))
+
+
+def part_names(names: Collection[str]) -> dict[str, str]:
+    """Returns the prefix and the head's name, as arguments of `layout_recipes`.
+
+    Args:
+      names: names of the stored tensors.
+    """
+    return {
+        "prefix": STORED if TABLES[0] in names else LOADED,
+        "head": STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
+    }

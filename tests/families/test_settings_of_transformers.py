@@ -41,6 +41,7 @@ NEEDED = {"glm4_moe": {"head_dim": 128}}
 PARTS = {
     "gemma3": ("text_config",),
     "mistral3": ("text_config",),
+    "qwen3_5": ("text_config",),
     "qwen3_vl": ("text_config",),
     "t5gemma": ("encoder", "decoder"),
 }

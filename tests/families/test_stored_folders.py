@@ -129,7 +129,7 @@ def test_the_text_model_of_a_folder_with_images_is_read_alone(tmp_path):
         read_config(folder)
 
 
-@pytest.mark.parametrize("family", ["mistral3", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["mistral3", "qwen3_vl", "qwen3_5"])
 def test_only_parts_that_read_images_are_ignored(family):
     source = Pretrained(checkpoint=str(FAMILIES / family / "base"))
     ignored = open_pretrained(source, key=jax.random.key(0)).plan.ignored
