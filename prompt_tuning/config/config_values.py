@@ -9,6 +9,8 @@ CONFIG_FILE = "config.gin"
 """The config in a run directory."""
 IDENTITY_FILE = "run.json"
 """The record of a run in its directory."""
+STOPPED_FILE = "stopped.json"
+"""Why a run stopped before its last step, and where."""
 
 
 def config_lines(config: str) -> list[str]:

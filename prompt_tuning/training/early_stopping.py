@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from prompt_tuning.checkpoints.run_store import checkpoint_files
+from prompt_tuning.config.config_values import STOPPED_FILE
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.typed_json import JsonObject
 
-STOPPED_FILE = "stopped.json"
 EXTRA = "early_stopping"
 """The key of this state in a checkpoint."""
 

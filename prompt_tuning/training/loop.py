@@ -15,6 +15,7 @@ import jax
 
 from prompt_tuning import processes
 from prompt_tuning.config.config_changes import ConfigChanges
+from prompt_tuning.config.config_values import STOPPED_FILE
 from prompt_tuning.config.python_config import run_config
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import NotFiniteError
@@ -22,11 +23,7 @@ from prompt_tuning.core.status_line import show_status
 from prompt_tuning.training.batch_sources import BatchSource, open_batches
 from prompt_tuning.training.compile_ahead import compiling_ahead
 from prompt_tuning.training.continuation import Member, adopt_changes, resume
-from prompt_tuning.training.early_stopping import (
-    STOPPED_FILE,
-    open_patience,
-    record_stop,
-)
+from prompt_tuning.training.early_stopping import open_patience, record_stop
 from prompt_tuning.training.member_batches import MemberBatches
 from prompt_tuning.training.metrics_log import open_log
 from prompt_tuning.training.progress import (

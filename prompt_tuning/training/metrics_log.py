@@ -16,7 +16,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
-from prompt_tuning.training.step_fingerprints import Fingerprint, FingerprintLog
+from prompt_tuning.training.fingerprint_log import FingerprintLog
 
 METRICS_FILE = "metrics.jsonl"
 MAXIMUM_LOG = 2**30
@@ -62,7 +62,7 @@ class MetricsLog:
                 for name, value in metrics.items():
                     self._tensorboard.add_scalar(name, value, step)
 
-    def write_fingerprint(self, step: int, fingerprint: Fingerprint) -> None:
+    def write_fingerprint(self, step: int, fingerprint: str) -> None:
         """Writes the fingerprint of the trained parameters after a step."""
         self._fingerprints.write(step, fingerprint)
 
@@ -97,7 +97,7 @@ class NoLog:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes nothing."""
 
-    def write_fingerprint(self, step: int, fingerprint: Fingerprint) -> None:
+    def write_fingerprint(self, step: int, fingerprint: str) -> None:
         """Writes nothing."""
 
     def forget_evaluations(self) -> None:

@@ -26,7 +26,7 @@ from prompt_tuning.training.early_stopping import EXTRA, Patience
 from prompt_tuning.training.metrics_log import EVALUATION, MetricsLog, NoLog
 from prompt_tuning.training.provenance import record_provenance
 from prompt_tuning.training.state import TrainState
-from prompt_tuning.training.step_fingerprints import Fingerprint, fingerprint
+from prompt_tuning.training.step_fingerprints import Fingerprint, as_text, fingerprint
 from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer
 
@@ -82,7 +82,7 @@ class Recorder:
         """
         self._keep_frozen()
         if not done:
-            self._log.write_fingerprint(0, fingerprint(trained))
+            self._log.write_fingerprint(0, as_text(fingerprint(trained)))
         processes.run_on_first(lambda: record_provenance(self._run, done, members))
 
     def record(
@@ -111,7 +111,7 @@ class Recorder:
         self._refuse_not_finite(f"of step {step}", values)
         self.meter.count(batch)
         if trained is not None:
-            self._log.write_fingerprint(step, trained)
+            self._log.write_fingerprint(step, as_text(trained))
         if not log_due(self._run, step):
             return None
         epochs = step / self._trainer.batch_plan.batches_per_epoch

@@ -13,16 +13,15 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.training.continuation import state_at
+from prompt_tuning.training.fingerprint_log import (
+    FINGERPRINTS_FILE,
+    read_fingerprints,
+)
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.progress import Reporter
 from prompt_tuning.training.run_directory import check_model
-from prompt_tuning.training.step_fingerprints import (
-    FINGERPRINTS_FILE,
-    as_text,
-    fingerprint,
-    read_fingerprints,
-)
+from prompt_tuning.training.step_fingerprints import as_text, fingerprint
 from prompt_tuning.training.trainer import Trainer
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.training.step_fingerprints import (
+from prompt_tuning.training.fingerprint_log import (
     FINGERPRINTS_FILE,
     read_fingerprints,
 )

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, steps_in
+from prompt_tuning.config.config_values import STOPPED_FILE
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.training import loop
-from prompt_tuning.training.early_stopping import STOPPED_FILE, Patience
+from prompt_tuning.training.early_stopping import Patience
 from prompt_tuning.training.member_checks import check_compatible
 from tests.support.exhaustive import sample
 from tests.support.small_runs import Killed, logged, tune
