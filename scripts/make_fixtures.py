@@ -382,6 +382,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 8,
         "shared_expert_intermediate_size": 12,
     },
+    # Experts in one of four layers.
+    "qwen2_moe_dense": NO_HEAD_DIM
+    | {
+        "model_type": "qwen2_moe",
+        "num_hidden_layers": 4,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [1],
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+        "shared_expert_intermediate_size": 10,
+    },
     "qwen3_moe": DECODER
     | {
         "num_hidden_layers": 2,

@@ -21,6 +21,7 @@ ATTENTION = {
 PATH = "decoder/layers/mlp"
 DENSE = {f"dense_{ours}": name for ours, name in PROJECTIONS.items() if "mlp" in ours}
 LAYERS = "num_hidden_layers"
+PARTS = ("gate_proj", "up_proj", "down_proj")
 BALANCING = frozenset({"output_router_logits", "router_aux_loss_coef"})
 """Settings of losses that balance the load of experts, in training of the router."""
 
@@ -36,15 +37,27 @@ def read_experts(
     return {"experts": total, "experts_per_token": per_token}
 
 
-def require_all_sparse(settings: HuggingFaceSettings) -> None:
-    """Checks that every layer has experts.
+def read_dense_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads which layers have no experts, from Qwen's settings.
 
     Raises:
-      InputError: if some layers are dense.
+      InputError: if no layer has experts.
     """
-    reason = "dense layers among layers of experts are not implemented"
-    settings.require("decoder_sparse_step", 1, reason)
-    settings.require("mlp_only_layers", [], reason)
+    layers = settings.layers(LAYERS)
+    step = settings.integer("decoder_sparse_step", 1, minimum=1)
+    listed = settings.sequence("mlp_only_layers", [])
+    dense = tuple(i for i in range(layers) if i in listed or (i + 1) % step)
+    if len(dense) == layers:
+        name = "decoder_sparse_step" if step > layers else "mlp_only_layers"
+        settings.refuse(name, f"one of the {layers} layers with experts at least")
+    if not dense:
+        return {}
+    return {"dense_layers": dense, "dense_width": settings.size("intermediate_size")}
+
+
+def prefix_of(names: Collection[str]) -> str:
+    """Returns the prefix of all names but the head's."""
+    return "" if "embed_tokens.weight" in names else PREFIX
 
 
 def expert_recipes(
@@ -52,31 +65,49 @@ def expert_recipes(
     names: Collection[str],
     *,
     block: str = "mlp",
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    parts: tuple[str, str, str] = PARTS,
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; see `Family.recipes`.
+    """Returns the recipes of all parameters, with experts that are stored apart.
 
     Args:
       config: config of the model.
       names: names of the stored tensors.
-      block: module of the router and the experts.
-      parts: modules of an expert's three projections, if experts are stored apart.
+      block: see `separate_experts`.
+      parts: see `separate_experts`.
     """
-    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    modules = ATTENTION | (DENSE if config.dense_layers else {})
+    experts = separate_experts(config, prefix_of(names), block=block, parts=parts)
+    return layout_recipes(config, names, modules=modules) | experts
+
+
+def separate_experts(
+    config: ModelConfig,
+    prefix: str,
+    *,
+    block: str = "mlp",
+    parts: tuple[str, str, str] = PARTS,
+) -> dict[str, Recipe]:
+    """Returns the recipes of routers, and of experts that are stored apart.
+
+    Args:
+      config: config of the model.
+      prefix: prefix of names of layers.
+      block: module of the router and the experts.
+      parts: modules of an expert's three projections.
+    """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
-    router = layered(f"{pattern}gate.weight", layers, transpose)
-    experts = {}
+    recipes = {
+        f"{PATH}/router/kernel": layered(f"{pattern}gate.weight", layers, transpose)
+    }
     for ours, part in zip(("gate", "up", "down"), parts, strict=True):
         sources = tuple(
             f"{pattern.format(layer)}experts.{expert}.{part}.weight"
             for layer in layers
             for expert in range(count)
         )
-        experts[f"{PATH}/expert_{ours}"] = Recipe(sources, True, transpose, count)
-    others = ATTENTION | (DENSE if config.dense_layers else {})
-    others = layout_recipes(config, names, modules=others)
-    return others | {f"{PATH}/router/kernel": router} | experts
+        recipes[f"{PATH}/expert_{ours}"] = Recipe(sources, True, transpose, count)
+    return recipes
 
 
 def routed_expert_recipes(
@@ -86,7 +117,7 @@ def routed_expert_recipes(
 
     Layers without experts have a feed-forward layer with Llama's names.
     """
-    prefix = "" if "embed_tokens.weight" in names else PREFIX
+    prefix = prefix_of(names)
     tensors = {
         "router_correction": ("gate.e_score_correction_bias", identity),
         **{
@@ -131,24 +162,31 @@ def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
 def fused_expert_recipes(
     config: ModelConfig, names: Collection[str], router: str, inward: str, outward: str
 ) -> dict[str, Recipe]:
-    """Returns the recipes of experts that are stored in two tensors.
+    """Returns the recipes of all parameters, with experts as of `fused_experts`."""
+    experts = fused_experts(config, prefix_of(names), router, inward, outward)
+    return layout_recipes(config, names, modules=ATTENTION) | experts
+
+
+def fused_experts(
+    config: ModelConfig, prefix: str, router: str, inward: str, outward: str
+) -> dict[str, Recipe]:
+    """Returns the recipes of routers, and of experts that are stored in two tensors.
 
     Args:
       config: config of the model.
-      names: names of the stored tensors.
+      prefix: prefix of names of layers.
       router: tensor of the router, within a layer.
       inward: tensor of the gates and then the other inward projections.
       outward: tensor of the outward projections.
     """
-    prefix = "" if "embed_tokens.weight" in names else PREFIX
     tensors = {
         "router/kernel": (router, transpose),
         "expert_gate": (inward, FusedExperts(0, 2)),
         "expert_up": (inward, FusedExperts(1, 2)),
         "expert_down": (outward, FusedExperts()),
     }
-    experts = {
-        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", config.layers, part)
+    layers = layers_with(config, "mlp")
+    return {
+        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", layers, part)
         for ours, (name, part) in tensors.items()
     }
-    return layout_recipes(config, names, modules=ATTENTION) | experts

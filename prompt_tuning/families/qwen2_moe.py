@@ -5,18 +5,20 @@ from collections.abc import Collection
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
+from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
     BALANCING,
     PATH,
     expert_recipes,
+    prefix_of,
+    read_dense_layers,
     read_experts,
-    require_all_sparse,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
 from prompt_tuning.families.llama import LLAMA
-from prompt_tuning.families.llama_layout import INERT, PREFIX, read_layout
+from prompt_tuning.families.llama_layout import INERT, read_layout
 from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 SHARED = {
@@ -30,7 +32,6 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    require_all_sparse(settings)
     fields = read_layout(settings)
     layers, last = fields["layers"], 0
     if settings.flag("use_sliding_window", False):
@@ -41,6 +42,7 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_rotary(settings, fields["head_width"])
         | read_windows(settings, layers, kinds)
         | read_experts(settings)
+        | read_dense_layers(settings)
         | {
             "feed_forward_width": settings.size("moe_intermediate_size"),
             "shared_expert_width": settings.size("shared_expert_intermediate_size"),
@@ -52,14 +54,18 @@ def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def qwen2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    prefix = "" if "embed_tokens.weight" in names else PREFIX
-    shared = {
+    return expert_recipes(config, names) | shared_experts(config, prefix_of(names))
+
+
+def shared_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
+    """Returns the recipes of experts that process every token, and of their scores."""
+    layers = layers_with(config, "mlp")
+    return {
         f"{PATH}/{ours}/kernel": layered(
-            f"{prefix}layers.{{}}.mlp.{name}.weight", config.layers, transpose
+            f"{prefix}layers.{{}}.mlp.{name}.weight", layers, transpose
         )
         for ours, name in SHARED.items()
     }
-    return expert_recipes(config, names) | shared
 
 
 QWEN2_MOE = dataclasses.replace(

@@ -6,8 +6,8 @@ from typing import Any
 from prompt_tuning.families.expert_layout import (
     BALANCING,
     expert_recipes,
+    read_dense_layers,
     read_experts,
-    require_all_sparse,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.layer_settings import read_windows
@@ -22,7 +22,6 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    require_all_sparse(settings)
     fields = read_layout(settings)
     windows = settings.flag("use_sliding_window", False)
     kind = SLIDING if windows and "sliding_window" in settings else FULL
@@ -32,6 +31,7 @@ def read_qwen3_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
         | read_rotary(settings, fields["head_width"])
         | read_windows(settings, fields["layers"], [kind] * fields["layers"])
         | read_experts(settings, count)
+        | read_dense_layers(settings)
         | {
             "feed_forward_width": settings.size("moe_intermediate_size"),
             "query_key_norm": "head",
