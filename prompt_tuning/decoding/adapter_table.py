@@ -46,6 +46,12 @@ from prompt_tuning.prompts.trained_bias import TrainedBias
 
 Kind = TypeVar("Kind", bound=ProjectionAdapter)
 
+ROW_INPUT_SCALE, ROW_OUTPUT_SCALE = "row_ia3_input", "row_ia3_output"
+ROW_LORA, ROW_BIAS = "row_lora", "row_lora_bias"
+"""Names of the tables of a projection. Merged modules sort their adapters by name, so
+that IA3 acts before LoRA, as in a model with both, and a bias comes after DoRA, which
+rescales the product of the weights alone."""
+
 RANK_MULTIPLE = 8
 """Ranks are padded to multiples of this, so that few table shapes are compiled."""
 
@@ -236,7 +242,7 @@ def stack_adapters(
         if path.startswith("decoder/")
     }
     for path, table in bias_tables(merged, count).items():
-        modules.setdefault(path, {})["row_bias"] = table
+        modules.setdefault(path, {})[ROW_BIAS] = table
 
     rows = {entries[each.name]: each.token_rows for each in chosen}
     tokens = _token_tables({n: x for n, x in rows.items() if x}, count, config)
@@ -321,10 +327,10 @@ def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
         arrays = [a, b, scaling]
         if any(each.magnitude is not None for each in low_rank.values()):
             arrays.append(_output_factors(adapted, low_rank, count))
-        modules["row_lora"] = RowLowRank(*map(jnp.asarray, arrays))
+        modules[ROW_LORA] = RowLowRank(*map(jnp.asarray, arrays))
     for kind, row_kind, name, size in (
-        (OutputScale, RowOutputScale, "row_output_scale", size_out),
-        (InputScale, RowInputScale, "row_input_scale", size_in),
+        (OutputScale, RowOutputScale, ROW_OUTPUT_SCALE, size_out),
+        (InputScale, RowInputScale, ROW_INPUT_SCALE, size_in),
     ):
         scaled = _by_entry(adapted, kind)
         if scaled:

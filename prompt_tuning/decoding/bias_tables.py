@@ -1,5 +1,6 @@
 """Tables of trained biases that differ from row to row."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import cast
 
@@ -13,7 +14,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense, Head
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.prompts.low_rank import LowRank
-from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
+from prompt_tuning.prompts.projection_adapters import OutputScale, ProjectionAdapter
 
 
 def bias_tables(models: Mapping[int, LanguageModel], count: int) -> dict[str, RowBias]:
@@ -40,13 +41,18 @@ def bias_tables(models: Mapping[int, LanguageModel], count: int) -> dict[str, Ro
 
 
 def _bias_change(layer: Dense | Norm | Head) -> Float[np.ndarray, "*L out"] | None:
-    """Returns a layer's trained bias minus its frozen one; None if it is frozen."""
-    for adapter in cast(Iterable[ProjectionAdapter], layer.adapters.values()):
+    """Returns a layer's trained bias minus its frozen one; None if it is frozen.
+
+    IA3 in the same layer scales both, so it scales the difference.
+    """
+    adapters = list(cast(Iterable[ProjectionAdapter], layer.adapters.values()))
+    for adapter in adapters:
         if adapter.bias is not None and layer.bias is not None:
             frozen = np.asarray(layer.bias[...], np.float32)
             change = np.asarray(adapter.bias[...]) - frozen
             if isinstance(adapter, LowRank) and adapter.biases == "lora_only":
                 adapted = np.asarray(adapter.a[...]).any(axis=(1, 2), keepdims=True)
                 change = np.where(np.squeeze(adapted, 1), change, 0)
-            return change
+            scales = [x.scale[...] for x in adapters if isinstance(x, OutputScale)]
+            return math.prod(map(np.asarray, scales), start=change)
     return None

@@ -80,7 +80,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 
 FEW = ("soft", "lora", "dora")
 RECURRENT = ("none", "soft", "suffix", "tasks", "lora")
-BIASED = ("none", "biases", "dora")
+BIASED = ("none", "biases", "both")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,9 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
     adapters = {
         "lora": [LoRA(regexes=[r".*/(query|value|up)"], rank=3)],
         "dora": [LoRA(regexes=[r".*/(query|out|down)"], rank=2, dora=True)],
-        "biases": [LoRA(at="all-linear", rank=2, bias="all")],
+        "biases": [LoRA(at="all-linear", rank=2, bias="all", dora=True)],
         "ia3": [IA3()],
+        "both": [LoRA(at="all-linear", rank=3, bias="lora_only"), IA3()],
     }
     prompt = prompts[kind]() if kind in prompts else None
     prompting = Prompting(placement="suffix" if kind == "suffix" else "prefix")
