@@ -30,7 +30,12 @@ RECOMPUTED = ("pissa", "olora")
 
 def moves_base(settings: Settings) -> bool:
     """Returns whether an adapter belongs to changed weights that can be recomputed."""
-    return setting(settings, "init_lora_weights") in RECOMPUTED
+    return _initial(settings) in RECOMPUTED
+
+
+def _initial(settings: Settings) -> str:
+    """Returns the initialization in lower case, as PEFT compares `OLoRA`."""
+    return str(setting(settings, "init_lora_weights")).lower()
 
 
 def as_plain_lora(
@@ -52,7 +57,7 @@ def as_plain_lora(
     Raises:
       InputError: if they are not, are quantized, or have other shapes.
     """
-    initial = setting(folder.settings, "init_lora_weights")
+    initial = _initial(folder.settings)
     has = f"{source} has init_lora_weights = {initial!r}"
     if frozen is None:
         raise InputError(

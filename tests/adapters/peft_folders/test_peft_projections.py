@@ -410,6 +410,10 @@ REFUSED = {
         lora(QUERIES, init_lora_weights="pissa"),
         "'pissa', whose first product is computed from the model's weights: name",
     ),
+    "OLoRA without weights": (
+        lora(QUERIES, init_lora_weights="OLoRA"),
+        "'olora', whose first product is computed",
+    ),
     "no such module": (lora({"model.layers.2.self_attn.q_proj": (D, D)}), "layers.2"),
     "head": (
         lora({"lm_head": (D, 31)}),
