@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import jax
 from jaxtyping import Array, Key
 
+from prompt_tuning.adapters.peft.lora_biases import BIAS, FROZEN
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Build, Parameters
 from prompt_tuning.core.setting_hints import how_to_set
@@ -14,7 +15,7 @@ from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.dora import MAGNITUDE, initial_magnitudes
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA
-from prompt_tuning.prompts.trained_bias import BIAS, FROZEN_BIAS, frozen_biases
+from prompt_tuning.prompts.trained_bias import frozen_biases
 from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A, initial_starts
 from prompt_tuning.sharding.array_placement import Placement
 
@@ -164,7 +165,7 @@ def complete_biases(parameters: Parameters, placement: Placement | None) -> Para
     shardings = None
     if placement is not None:
         shardings = {path: placement.shardings[path] for path in paths}
-    frozen = [path.removesuffix(BIAS) + FROZEN_BIAS for path in paths]
+    frozen = [path.removesuffix(BIAS) + FROZEN for path in paths]
     read = {path: parameters[path] for path in (*paths, *frozen)}
     return parameters | jax.jit(frozen_biases, out_shardings=shardings)(read)
 
@@ -173,11 +174,11 @@ def initialized_by(path: str, tuning: Tuning) -> str:
     """Describes the initializer of a fresh parameter."""
     if path.startswith("token_embedder/adapters/"):
         return "the tokens' own rows, and the table's mean for new tokens"
+    if path.endswith(BIAS):
+        return "the frozen bias"
     initial = next((x.initial for x in tuning.adapters if isinstance(x, LoRA)), None)
     if "/adapters/lora/" in path and initial in FROM_WEIGHTS:
         return f"the frozen weights ({initial})"
-    if path.endswith(BIAS):
-        return "the frozen bias"
     if path.startswith("head/adapters/"):
         return "the checkpoint's head of as many classes, or normal with deviation 0.02"
     if "/adapters/" in path:

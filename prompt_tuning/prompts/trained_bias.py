@@ -13,11 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Float32
 
 from prompt_tuning.adapters.adapter import LORA
+from prompt_tuning.adapters.peft.lora_biases import BIAS, FROZEN
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
 from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
-
-BIAS = "/adapters/lora/bias"
-FROZEN_BIAS = "/bias"
 
 
 class TrainedBias(ProjectionAdapter):
@@ -58,6 +56,6 @@ def frozen_biases(parameters: Mapping[str, Array]) -> dict[str, Float32[Array, "
     """
     paths = [path for path in parameters if path.endswith(BIAS)]
     return {
-        path: parameters[path.removesuffix(BIAS) + FROZEN_BIAS].astype(jnp.float32)
+        path: parameters[path.removesuffix(BIAS) + FROZEN].astype(jnp.float32)
         for path in paths
     }

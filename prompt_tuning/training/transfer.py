@@ -26,6 +26,7 @@ from prompt_tuning.adapters.adapter import (
     Arrays,
     TokenIds,
 )
+from prompt_tuning.adapters.peft.lora_biases import BIAS
 from prompt_tuning.adapters.peft.shared_parameters import trained_as_one
 from prompt_tuning.adapters.prompt_files import find_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
@@ -40,7 +41,6 @@ from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.adapter_kinds import find_kind
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
 from prompt_tuning.prompts.low_rank import LowRank
-from prompt_tuning.prompts.trained_bias import BIAS
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over
