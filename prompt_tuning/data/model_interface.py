@@ -48,6 +48,7 @@ class ModelInterface:
       rows: how the rows of a batch are divided among devices.
       labels: names of the classes that the head scores; empty if it scores tokens.
       unscored_end: token whose states such a head skips at the end of a row.
+      pools_states: whether such a head reads the mean of a row's states.
     """
 
     architecture: Architecture
@@ -67,6 +68,7 @@ class ModelInterface:
     rows: RowDivision = ONE_PART
     labels: tuple[str, ...] = ()
     unscored_end: int | None = None
+    pools_states: bool = False
 
     def __post_init__(self):
         for name in ("bos_id", "eos_id"):

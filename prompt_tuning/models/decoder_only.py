@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
-from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.cache import Cache
@@ -287,17 +286,9 @@ class DecoderOnly(LanguageModel):
 
         Args:
           text: hidden states of the text's stream.
-          rows: the rows of text.
+          rows: the rows of text, with one example each.
           length: `T`.
-
-        Raises:
-          InputError: if a row has several examples.
         """
-        if rows.packed:
-            raise InputError(
-                "ClassHead.pooling is 'mean', but DataSource.packing puts several "
-                "examples into a row: set packing to False, or pooling to 'last'"
-            )
         positions = jnp.tile(jnp.arange(length), (len(text), 1))  # [B, T]
         in_stream = self.decoder.stream_positions(positions, rows, length)
         states = jnp.take_along_axis(text, in_stream[..., None], axis=1, mode="clip")

@@ -294,6 +294,7 @@ class PromptedModel:
             rows=rows,
             labels=self.config.labels,
             unscored_end=self.config.unscored_end,
+            pools_states=self.prompts.pools_states,
         )
 
     def needed_tokenizer(self) -> Tokenizer:

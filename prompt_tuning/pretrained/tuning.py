@@ -62,6 +62,19 @@ class Tuning:
                     f"Run.adapters has {count} {kind.__name__}, expected at most one: "
                     f"list all {hint} in it"
                 )
+        self._check_pooling()
+
+    def _check_pooling(self) -> None:
+        head, prompting = self.class_head, self.prompting or Prompting()
+        if head is None or head.pooling != "mean" or self.prompt is None:
+            return
+        if "suffix" in prompting.placement and not prompting.prefix_attention:
+            raise InputError(
+                f"ClassHead.pooling is 'mean' and Prompting.placement "
+                f"{prompting.placement!r}, but the head reads the states of the text, "
+                "and these do not depend on a prompt that comes after it: set pooling "
+                "to 'last', or placement to 'prefix'"
+            )
 
     @property
     def projection_adapters(self) -> list[AdapterSpec]:
@@ -162,6 +175,11 @@ class PromptPair:
                 f"a prompt of {self.length} vectors leaves no room for text: the model "
                 f"has {positions} positions{config.positions_note}"
             )
+
+    @property
+    def pools_states(self) -> bool:
+        """Whether a class head reads the mean of a row's states."""
+        return self.classes is not None and self.classes.pooling == "mean"
 
     @property
     def decoder_length(self) -> int:

@@ -110,13 +110,22 @@ UNTRAINABLE = {
     "a mesh": (("--gin.MeshShape.data=1",), "whole model on one device"),
     "no labels": (("--gin.ClassHead.labels=None",), "give the names of the classes"),
     "other labels": (("--labels", "low", "middle"), "is none of the labels"),
+    "a mean of several examples": (
+        ("--head", "mean", "--gin.DataSource.packing=True"),
+        "puts several examples into a row",
+    ),
+    "a mean that no vector changes": (
+        ("--head", "mean", "--gin.Prompting.placement='suffix'"),
+        "do not depend on a prompt that comes after it",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", UNTRAINABLE)
 def test_what_cannot_be_trained_is_refused(name, files, tmp_path, capsys):
     more, message = UNTRAINABLE[name]
-    assert main(arguments(files, tmp_path, *more)) != 0
+    given = arguments(files, tmp_path, "--steps", "1", *more)
+    assert main(given) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -188,3 +197,12 @@ def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):
     loss = model.evaluate(PAIRS, batch_size=3)["loss"]
     alone = [model.predict(given).probabilities[label] for given, label in PAIRS]
     assert loss == pytest.approx(-np.log(alone).mean(), abs=1e-5)
+
+
+def test_examples_that_share_a_row_are_scored_as_if_alone(files):
+    model = pt.load(str(files.decoder)).attach(
+        pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"])
+    )
+    alone = model.evaluate(PAIRS)
+    packed = model.evaluate(PAIRS, packing=True, batch_tokens=64)
+    assert packed == pytest.approx(alone, abs=1e-5)
