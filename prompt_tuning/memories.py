@@ -87,7 +87,8 @@ def remember(
       the model with the memory.
 
     Raises:
-      InputError: if the text is shorter than the memory, or too long for the model.
+      InputError: if the text is shorter than the memory, or too long for the model, the
+        model cannot have such a prefix, or the directory has another text's memory.
 
     Examples:
       >>> story = "reverse: apple=elppa upper: bread=BREAD tail: chair=hair"
@@ -98,17 +99,21 @@ def remember(
       (4, 2, 8, 4, 32)
     """
     check_value("slots", slots, AxisLength)
+    check_value("start", start, Start)
     study = TextStudy(
         rows=rows, held_out=held_out, chunk=chunk, passage=passage, seed=seed
     )
     base = model if isinstance(model, Model) else load(model)
     read = read_text(text, base.prompted, slots, study)
+    prefix = _prefix(text, slots, start)
+    # Refuses a model that cannot have the prefix before it writes any rows.
+    Model.open(base.settings, [prefix], seed)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     files = write_study(folder / "study", read, study, base.prompted, base.parameters)
     tuned = tune(
         base,
-        _prefix(text, slots, start),
+        prefix,
         [files[0]],
         steps=steps,
         learning_rate=RATE,

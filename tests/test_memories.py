@@ -1,5 +1,6 @@
 """Texts that become prefixes, by the command and from Python."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.texts.text_study import cut_chunks
+from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.texts.text_study import TextStudy, cut_chunks, read_text
+from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 MODEL = "bundled:skills-decoder"
 TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=god"
@@ -20,6 +23,7 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     document.write_text(TEXT)
     command = ["remember", str(document), "--model", MODEL, "--output", str(output)]
     sizes = ["--slots", "12", "--rows", "64", "--held_out", "16", "--batch_size", "16"]
+    sizes += ["--passage", "6"]
     assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 0
     assert "whole text" in capsys.readouterr().out
     measured = json.loads((output / "memory.json").read_text())
@@ -33,10 +37,12 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     start = pt.KeyValuePrefix(length=12, initializer=pt.from_text(TEXT))
     first = pt.load(MODEL).attach(start).partition()[0][PREFIX][:, :, 0]
     np.testing.assert_array_equal(memory.trained[PREFIX][:, :, 0], first)
-    # The same command finds everything done; another document is refused.
+    # The same command finds everything done; other rows or documents are refused.
     before = (output / "study" / "train.hdf5").read_bytes()
     assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 0
     assert (output / "study" / "train.hdf5").read_bytes() == before
+    assert main([*command, *sizes, "--rows", "65", "--start", "first"]) == 2
+    assert "rows is 65 and was 64" in capsys.readouterr().err
     document.write_text(TEXT + " tail: house=ouse")
     assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 2
 
@@ -44,7 +50,7 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("model", "text", "settings", "message"),
     [
-        (MODEL, "upper: apple=", {"slots": 16}, "the memory 16 slots"),
+        (MODEL, "upper: apple=", {"slots": 16}, "has 13 tokens, expected at least 16"),
         (MODEL, TEXT * 3, {"slots": 16}, "give at most"),
         (MODEL, TEXT, {"slots": 8, "chunk": 3}, "expected at least 8"),
         ("bundled:skills-t5", TEXT, {"slots": 8}, "of a decoder-only model"),
@@ -56,6 +62,25 @@ def test_a_text_that_cannot_be_remembered_is_refused(
     with pytest.raises(InputError, match=message):
         pt.remember(model, text, directory=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_have_the_prefix_writes_no_rows(tmp_path):
+    model = pt.load(MODEL, weights="streamed")
+    with pytest.raises(InputError, match="needs all weights at once"):
+        pt.remember(model, TEXT, slots=8, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_characters_and_plain_rows_of_a_chat_model_are_named(tmp_path):
+    folder = write_tokenizer(tmp_path / "chat", ["<unk>"], chat_template=CHAT)
+    model = dataclasses.replace(
+        pt.load(MODEL).prompted, tokenizer=load_tokenizer(folder)
+    )
+    with pytest.warns(UserWarning) as caught:
+        read_text("<unk>ord of <unk> letters", model, 8, TextStudy())
+    first, second = (str(warning.message) for warning in caught)
+    assert first.startswith("2 of the 17 tokens of the text stand for characters")
+    assert "learns to continue the text, not to answer" in second
 
 
 def test_chunks_have_nearly_the_same_length():

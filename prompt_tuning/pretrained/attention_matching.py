@@ -70,8 +70,6 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
         reason = f"the model has positions of the kind {config.positions!r}"
     elif config.attention_soft_cap is not None:
         reason = "the model bounds its attention scores by attention_soft_cap"
-    elif config.recurrent_layers:
-        reason = "the model has layers without attention"
     elif config.query_scaling is not None:
         reason = "the model scales its queries by their position"
     elif config.attention_sinks:
@@ -198,7 +196,7 @@ def _read_rows(model: DecoderOnly, tokens: Int[Array, "R Q"]) -> _ReadWindows:
         parameters, hidden, angles = of_block
         block = cast(Block, merge(graph, parameters))
         flat = hidden.reshape(-1, config.width)
-        assert block.self_attention is not None  # see `check_matching`
+        assert block.self_attention is not None  # as every block behind a prefix
         query = block.self_attention.queries(
             normalize(block.self_attention_norm, flat)
         )  # [R * Q, H, K]

@@ -6,18 +6,26 @@ is given the beginning.
 """
 
 import dataclasses
+import hashlib
 import itertools
+import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT
+from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.data.text.chat_templates import has_chat_template
+from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -27,6 +35,10 @@ GIVEN = 8
 SHORTEST = 8
 """Minimum number of learned tokens of a row."""
 BATCH = 64
+UNKNOWN = ("<unk>", "[UNK]")
+"""Texts of the token that stands for all characters that a tokenizer does not know."""
+STUDY_FILE = "study.json"
+"""Says what the rows in its folder were made from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,29 +102,55 @@ def read_text(
         )
     tokenizer = model.needed_tokenizer()
     ids, begin = tuple(tokenizer.encode(text)), tuple(model.interface.begin_ids)
-    if len(ids) + len(begin) < max(slots, 2 * SHORTEST):
+    if len(begin) > 1:
         raise InputError(
-            f"the text has {len(ids)} tokens, and the memory {slots} slots: the text "
-            f"itself is shorter. Give fewer slots (--slots), or a longer text of at "
-            f"least {2 * SHORTEST} tokens"
+            f"the tokenizer begins each text with {len(begin)} tokens, which belong "
+            "together, and a text is put after one of them: choose another model"
+        )
+    least = max(slots - len(begin), 2 * SHORTEST)
+    if len(ids) < least:
+        raise InputError(
+            f"the text has {len(ids)} tokens, expected at least {least} for a memory "
+            f"of {slots} slots: give a longer text, or no more slots than it has tokens"
         )
     given = min(GIVEN, len(ids) // 2)
     learned = min(study.passage, len(ids) - given)
     limit = model.config.maximum_positions
     if limit is not None:
-        learned = min(learned, limit - len(begin) - len(ids) - given)
-        if learned < SHORTEST:
-            longest = limit - len(begin) - given - SHORTEST
+        room = limit - len(begin) - len(ids) - given
+        if room < SHORTEST:
             raise InputError(
                 f"the text has {len(ids)} tokens, and the model {limit} positions"
                 f"{model.config.positions_note}, which have to hold the text and a row "
-                f"about it: give at most {longest} tokens of the text"
+                f"about it: give at most {len(ids) + room - SHORTEST} tokens of the "
+                "text"
             )
+        learned = min(learned, room)
     if study.chunk is not None and study.chunk < SHORTEST:
         raise InputError(
-            f"chunks have {study.chunk} tokens, expected at least {SHORTEST}"
+            f"chunks have {study.chunk} tokens, expected at least {SHORTEST}: give "
+            "larger chunks, or none to read the whole text"
         )
+    _warn_of_text(ids, tokenizer)
     return StudiedText(ids, begin, given, learned)
+
+
+def _warn_of_text(ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """Warns of what a memory of a text will not be."""
+    unknown = sum(tokenizer.token(token) in UNKNOWN for token in ids)
+    if unknown:
+        warnings.warn(
+            f"{unknown} of the {len(ids)} tokens of the text stand for characters that "
+            "the tokenizer does not know: the memory cannot tell them apart",
+            stacklevel=3,
+        )
+    if has_chat_template(tokenizer):
+        warnings.warn(
+            "the model has a chat template, but the rows about the text are plain "
+            "text: the memory learns to continue the text, not to answer questions "
+            "about it",
+            stacklevel=3,
+        )
 
 
 def write_study(
@@ -130,9 +168,14 @@ def write_study(
       study: how rows are made.
       model: the frozen model.
       parameters: its parameters.
+
+    Raises:
+      InputError: if the folder has rows that were made from something else.
     """
     files = folder / "train.hdf5", folder / "held_out.hdf5"
-    if all(file.exists() for file in files):
+    made_from = _describe(text, study, model)
+    if (folder / STUDY_FILE).exists():
+        _check_same(folder / STUDY_FILE, made_from)
         return files
     random = np.random.default_rng(study.seed)
     count = study.rows + study.held_out
@@ -144,7 +187,33 @@ def write_study(
     folder.mkdir(parents=True, exist_ok=True)
     for file, part in zip(files, parts, strict=True):
         _write_rows(file, [rows[index] for index in part])
+    replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
     return files
+
+
+def _describe(
+    text: StudiedText, study: TextStudy, model: PromptedModel
+) -> dict[str, Any]:
+    """Returns what rows are made from."""
+    digest = hashlib.sha256(json.dumps(text.ids).encode()).hexdigest()
+    settings = dataclasses.asdict(study)
+    return {"model": model.interface.origin, "text": digest, **settings}
+
+
+def _check_same(file: Path, made_from: dict[str, Any]) -> None:
+    """Checks that rows were made from the same text, model and settings.
+
+    Raises:
+      InputError: with what differs.
+    """
+    recorded = read_object(file).values
+    for name, value in made_from.items():
+        if recorded.get(name) != value:
+            found = f"is {shown(value)} and was {shown(recorded.get(name))}"
+            raise InputError(
+                f"{file.parent} has rows about a text, of which {name} {found}: give "
+                "another directory (--output), or the same as before"
+            )
 
 
 Row = tuple[list[int], list[int]]
