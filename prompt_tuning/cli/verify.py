@@ -52,12 +52,12 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.training.verification import steps_to_verify, verify_run
 
     console, directory = Console(), find_run_directory(options.run)
-    recorded = steps_to_verify(directory, options.steps)
     trusted = options.allow_gin_imports
     settings = read_run_directory(directory, allow_imports=trusted)
     if not trusted:
         check_rewards(settings)
     differing = check_provenance(settings)
+    recorded = steps_to_verify(directory, options.steps)
     print_lines(console, *(f"warning: {line}" for line in differing))
     with tempfile.TemporaryDirectory(prefix="prompt_tuning_") as folder:
         found = verify_run(

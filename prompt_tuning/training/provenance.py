@@ -87,7 +87,8 @@ def check_provenance(run: Run) -> list[str]:
     file = directory / PROVENANCE_FILE
     if not file.is_file():
         raise InputError(
-            f"{directory} has no {PROVENANCE_FILE}: a version before 0.2.0 made the run"
+            f"{directory} has no {PROVENANCE_FILE}, because a version before 0.2.0 "
+            "made the run: train it again, and verify the new run"
         )
     recorded = read_object(file)
     members = recorded.integer(MEMBERS)
@@ -173,15 +174,15 @@ def _checksums(run: Run) -> dict[str, Any]:
 
 def _model_checksums(run: Run) -> dict[str, str]:
     """Returns the SHA-256 of the files of a run's frozen model and its tokenizer."""
-    result, paths = {}, [run.model.path]
+    result, paths = {}, {"model": run.model.path}
     if run.model.tokenizer is not None and Path(run.model.tokenizer).exists():
-        paths.append(Path(run.model.tokenizer))
-    for path in paths:
+        paths["tokenizer"] = Path(run.model.tokenizer)
+    for part, path in paths.items():
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
         files = [x for x in inside if x.is_file() and x.suffix in MODEL_SUFFIXES]
         total = sum(file.stat().st_size for file in files)
         limit = LARGEST_HASHED if total <= LARGEST_HASHED else SMALL
-        result |= {f"model: {file.name}": _checksum(file, limit) for file in files}
+        result |= {f"{part}: {file.name}": _checksum(file, limit) for file in files}
     return result
 
 

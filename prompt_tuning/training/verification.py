@@ -52,7 +52,8 @@ def steps_to_verify(directory: Path, limit: int | None) -> dict[int, str]:
         return found
     after = min(filter(None, recorded), default=None)
     raise InputError(
-        f"{directory / FINGERPRINTS_FILE} has no fingerprint of a step to compare with"
+        f"{directory / FINGERPRINTS_FILE} has no fingerprint of a step to compare "
+        "with: train the run until its log has a line"
         if after is None
         else f"--steps is {limit}, and the first step with a recorded fingerprint is "
         f"{after}: give at least {after}"
