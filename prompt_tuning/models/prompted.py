@@ -328,7 +328,8 @@ class PromptDecoder(_Prompted, Decoder):
         return dataclasses.replace(
             stream,
             context_mask=masks.encoder_mask(lengths, joined.shape[1]),
-            lengths=lengths,
+            # Packed examples have a prompt each, and segments mark their padding.
+            lengths=None if rows.packed else lengths,
             block_input=self.block_input(rows, text.shape[1]),
         )
 

@@ -326,7 +326,7 @@ def kept_by_stream(
     kept: Mapping[str, tuple[Any, ...]],
 ) -> tuple[Kept, ...]:
     """Returns what each stream leaves behind, from what it leaves in each mixer."""
-    [*states] = (parts for kind, parts in kept.items() if kind != ATTENTION)
+    states = [parts for kind, parts in kept.items() if kind != ATTENTION]
     if not states:
         return tuple(map(Kept, kept[ATTENTION]))
     return tuple(map(Kept, kept[ATTENTION], states[0]))

@@ -61,6 +61,7 @@ ISOLATED = Prompting(visibility=("prompt->prompt",))
 WAYS = {
     "llama": (LLAMA, several_prompts, None, {}),
     "lfm2": (dummies.LFM2, several_prompts, None, {}),
+    "qwen3.5 suffix": (dummies.QWEN3_5, several_prompts, Prompting("suffix"), {}),
     "qwen3.5": (dummies.QWEN3_5, several_prompts, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),
