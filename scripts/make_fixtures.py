@@ -142,6 +142,14 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 6,
     "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
 }
+CONVOLUTIONS: dict[str, Any] = {
+    **NO_HEAD_DIM,
+    "hidden_size": 16,
+    "num_hidden_layers": 7,
+    "tie_word_embeddings": True,
+    "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"],
+    "rope_parameters": DEFAULT,
+}
 T5GEMMA: dict[str, Any] = {
     **DECODER,
     "head_dim": 6,
@@ -318,14 +326,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "rope_parameters": DEFAULT,
     },
-    "lfm2": NO_HEAD_DIM
+    "lfm2": CONVOLUTIONS | {"block_auto_adjust_ff_dim": False},
+    "lfm2_moe": CONVOLUTIONS
     | {
-        "hidden_size": 16,
-        "num_hidden_layers": 7,
-        "tie_word_embeddings": True,
-        "block_auto_adjust_ff_dim": False,
-        "layer_types": [*["conv", "conv", "full_attention"] * 2, "conv"],
-        "rope_parameters": DEFAULT,
+        **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
+        **{"num_dense_layers": 2, "routed_scaling_factor": 1.5},
     },
     "qwen3_5_text": DELTA,
     "qwen3_5": {
@@ -518,6 +523,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "forced_eos_token_id": None,
     },
 }
+# Projections of other mixers than attention, and of LFM2's attention.
+MIXERS = ("conv.in_proj", "conv.out_proj", "self_attn.out_proj")
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = (
     *("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo"),
@@ -619,7 +626,7 @@ def randomize(model: torch.nn.Module) -> None:
         if (bias := getattr(model, "final_logits_bias", None)) is not None:
             bias.copy_(torch.randn_like(bias))  # BART's, which is no parameter
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
 
 
@@ -650,7 +657,12 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     text = [name for name in names if ".language_model." in name]
     # PEFT counts experts among the linear layers; adapters of them are not read.
     sparse = any(name.endswith(".experts") for name in names)
-    linear: Any = ["q_proj", "k_proj", "v_proj", "o_proj"] if sparse else "all-linear"
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj", *MIXERS]
+    linear: Any = (
+        [end for end in attention if any(name.endswith(f".{end}") for name in names)]
+        if sparse
+        else "all-linear"
+    )
     # Parts that read images are not adapted, although they have the same names.
     linear = [name for name in text if "_proj" in name.split(".")[-1]] or linear
     yield "lora", peft.LoraConfig(**task, r=2, target_modules=linear)

@@ -59,6 +59,7 @@ class ModelConfig:
         `expert_groups_per_token`.
       expert_groups_per_token: see above.
       expert_multiplier: factor of the weights of experts.
+      expert_sum_epsilon: added to the sum of sigmoids that makes their sum 1.
       shared_expert_width: width of an expert that processes every token; 0 for none
         (Qwen 2 MoE).
       shared_expert_gated: whether a score of its own weighs that expert.
@@ -194,6 +195,7 @@ class ModelConfig:
     expert_groups: int = 1
     expert_groups_per_token: int = 1
     expert_multiplier: float = 1.0
+    expert_sum_epsilon: float = 1e-20
     shared_expert_width: int = 0
     shared_expert_gated: bool = True
     dense_layers: tuple[int, ...] = ()

@@ -27,6 +27,7 @@ from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.lfm2 import LFM2
+from prompt_tuning.families.lfm2_moe import LFM2_MOE
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
@@ -103,6 +104,7 @@ FAMILIES: dict[str, Family] = {
         ARCEE,
         HELIUM,
         LFM2,
+        LFM2_MOE,
         QWEN3_5_TEXT,
         QWEN3_5,
         COHERE,

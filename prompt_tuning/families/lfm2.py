@@ -6,11 +6,11 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import ATTENTION
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import (
     PREFIX,
-    PROJECTIONS,
     TABLES,
     layout_recipes,
     read_layout,
@@ -18,14 +18,12 @@ from prompt_tuning.families.llama_layout import (
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 CONVOLUTION = "conv"
-MODULES = PROJECTIONS | {
+MODULES = ATTENTION | {
     "self_attention/out": "self_attn.out_proj",
     "short_convolution/input": "conv.in_proj",
     "short_convolution/output": "conv.out_proj",
-    "mlp/gate": "feed_forward.w1",
-    "mlp/up": "feed_forward.w3",
-    "mlp/down": "feed_forward.w2",
 }
+FEED_FORWARD = {"gate": "w1", "up": "w3", "down": "w2"}
 NORMS = {"self_attention_norm": "operator_norm", "mlp_norm": "ffn_norm"}
 QUERY_KEY_NORMS = {
     "self_attention/query_norm": "self_attn.q_layernorm",
@@ -35,6 +33,16 @@ QUERY_KEY_NORMS = {
 
 def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_lfm2_layers(settings)
+    return fields | {"feed_forward_width": _feed_forward_width(settings)}
+
+
+def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads all but the feed-forward layers.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
@@ -50,7 +58,6 @@ def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
             "norm_epsilon": settings.positive("norm_eps", 1e-5),
             "query_key_norm": "head",
             "tied_head": tied,
-            "feed_forward_width": _feed_forward_width(settings),
         }
         | read_convolutions(settings, fields["layers"])
     )
@@ -91,15 +98,21 @@ def _feed_forward_width(settings: HuggingFaceSettings) -> int:
 
 
 def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; see `Family.recipes`."""
+    """Returns the recipes of all parameters but those of experts."""
+    part = "dense_mlp" if config.experts else "mlp"
+    absent = config.experts and not config.dense_layers
+    feed_forward = {
+        f"{part}/{ours}": f"feed_forward.{name}" for ours, name in FEED_FORWARD.items()
+    }
+    modules = {
+        path: module
+        for path, module in MODULES.items()
+        if config.recurrent_layers or not path.startswith("short_convolution/")
+    }
     return layout_recipes(
         config,
         names,
-        modules={
-            path: module
-            for path, module in MODULES.items()
-            if config.recurrent_layers or not path.startswith("short_convolution/")
-        },
+        modules=modules | ({} if absent else feed_forward),
         norms=NORMS,
         query_key_norms=QUERY_KEY_NORMS,
         final_norm="embedding_norm",

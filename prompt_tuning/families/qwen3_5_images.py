@@ -39,7 +39,8 @@ def qwen3_5_images_recipes(
     config: ModelConfig, names: Collection[str]
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    return qwen3_5_recipes(config, names, **part_names(names))
+    prefix, head = part_names(names)
+    return qwen3_5_recipes(config, names, prefix=prefix, head=head)
 
 
 QWEN3_5 = dataclasses.replace(

@@ -52,16 +52,17 @@ def read_text_part(
 
 def text_part_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    return layout_recipes(config, names, **part_names(names))
+    prefix, head = part_names(names)
+    return layout_recipes(config, names, prefix=prefix, head=head)
 
 
-def part_names(names: Collection[str]) -> dict[str, str]:
-    """Returns the prefix and the head's name, as arguments of `layout_recipes`.
+def part_names(names: Collection[str]) -> tuple[str, str]:
+    """Returns the prefix of the text model, and the name of an untied head.
 
     Args:
       names: names of the stored tensors.
     """
-    return {
-        "prefix": STORED if TABLES[0] in names else LOADED,
-        "head": STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
-    }
+    return (
+        STORED if TABLES[0] in names else LOADED,
+        STORED_HEAD if STORED_HEAD in names else "lm_head.weight",
+    )

@@ -34,9 +34,6 @@ def route_by_sigmoid(
     chosen = jax.lax.top_k(ranked, config.experts_per_token)[1]
     weights = jnp.take_along_axis(shares, chosen, axis=1)
     if config.normalize_experts:
-        weights = weights / (weights.sum(-1, keepdims=True) + SMALL)
+        total = weights.sum(-1, keepdims=True) + config.expert_sum_epsilon
+        weights = weights / total
     return chosen, weights * config.expert_multiplier
-
-
-SMALL = 1e-20
-"""Added to the sum of weights, as the models were trained."""

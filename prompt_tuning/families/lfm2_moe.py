@@ -1,0 +1,67 @@
+"""LFM2 with experts, which sigmoids choose, after layers without experts."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, layered
+from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    LAYERS,
+    PATH,
+    prefix_of,
+    read_experts,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.lfm2 import LFM2, lfm2_recipes, read_lfm2_layers
+
+BLOCK = "feed_forward"
+
+
+def read_lfm2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields, layers = read_lfm2_layers(settings), settings.layers(LAYERS)
+    settings.require("use_expert_bias", True, "the choice of experts needs it")
+    first = settings.integer("num_dense_layers", 2, minimum=0)
+    if first >= layers:
+        settings.refuse("num_dense_layers", f"less than {LAYERS}, {layers}")
+    return (
+        fields
+        | read_experts(settings)
+        | {
+            "feed_forward_width": settings.size("moe_intermediate_size", 1792),
+            "dense_layers": tuple(range(first)),
+            "dense_width": settings.size("intermediate_size") if first else 0,
+            "routing": "sigmoid",
+            "expert_multiplier": settings.positive("routed_scaling_factor", 1.0),
+            "normalize_experts": settings.flag("norm_topk_prob", True),
+            "expert_sum_epsilon": 1e-6,
+        }
+    )
+
+
+def lfm2_moe_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix, layers = prefix_of(names), layers_with(config, "mlp")
+    bias = f"{prefix}layers.{{}}.{BLOCK}.expert_bias"
+    return (
+        lfm2_recipes(config, names)
+        | separate_experts(config, prefix, block=BLOCK, parts=("w1", "w3", "w2"))
+        | {f"{PATH}/router_correction": layered(bias, layers, identity)}
+    )
+
+
+LFM2_MOE = dataclasses.replace(
+    LFM2,
+    model_type="lfm2_moe",
+    title="LFM2, mixtures of experts",
+    read_fields=read_lfm2_moe,
+    recipes=lfm2_moe_recipes,
+    inert=LFM2.inert | {"output_router_logits"},
+)
