@@ -67,7 +67,8 @@ class MixtureOfExperts(nnx.Module):
 
     Attributes:
       router: `[L, D, E]`.
-      router_correction: correction of scores, `[L, E]`, or None (see `expert_routing`).
+      router_correction: correction of scores, float32 `[L, E]`, or None (see
+        `expert_routing`).
       expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits.
       expert_up: as `expert_gate`.
       expert_down: `[L, E, F, D]`, or `[L, E, F / 2, D]`.
@@ -119,7 +120,7 @@ class MixtureOfExperts(nnx.Module):
                 (layers, count),
                 ("layers", "experts"),
                 jax.nn.initializers.zeros,
-                config.parameter_dtype,
+                "float32",  # small differences choose, as in transformers
             )
             if config.routing == "sigmoid"
             else None

@@ -64,6 +64,18 @@ def test_stored_dtypes_are_cast_once_whatever_the_config_calls_them(
     )
 
 
+def test_the_correction_that_chooses_experts_is_not_rounded():
+    base = FAMILIES / "glm4_moe/base"
+    stored = load_file(base / "model.safetensors")
+    corrections = [x for name, x in stored.items() if "e_score_correction" in name]
+    source = Pretrained(checkpoint=str(base), parameter_dtype="bfloat16")
+    read = open_pretrained(source, key=jax.random.key(0)).read_parameters()
+    np.testing.assert_array_equal(
+        read["decoder/layers/mlp/router_correction"], np.stack(corrections)
+    )
+    assert read["decoder/layers/mlp/router/kernel"].dtype == ml_dtypes.bfloat16
+
+
 def test_float8_weights_are_read_by_their_setting_alone(folder):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
