@@ -225,8 +225,9 @@ def ClassHead(
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
     does by the last one. A model with such a head generates no text.
 
-    It starts from the head of a checkpoint that has one for as many classes, and
-    otherwise from a normal distribution of deviation 0.02, as in transformers.
+    It starts from the head of a checkpoint that has one for as many classes, with the
+    rows of the same names, or in its order if the names differ. Otherwise it starts
+    from a normal distribution of deviation 0.02, as in transformers.
 
     Attributes:
       labels: names of the `C` classes; those of the checkpoint if None.

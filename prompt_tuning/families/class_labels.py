@@ -41,10 +41,10 @@ def class_fields(
     Raises:
       InputError: for a head that does not choose one class, or names that do not fit.
     """
-    names = settings.values.get(ARCHITECTURES)
-    classifies = isinstance(names, list) and any(
+    classes = settings.values.get(ARCHITECTURES)
+    classifies = isinstance(classes, list) and any(
         isinstance(name, str) and name.endswith("ForSequenceClassification")
-        for name in names
+        for name in classes
     )
     if not classifies or STORED not in stored:
         return {}

@@ -1,7 +1,7 @@
 """Opens the class head that a run trains in the place of a model's output head."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,13 +51,22 @@ def open_classes(
         )
     if len(config.labels) == len(labels):
         shape = (len(labels), config.width)
-        table = StoredTable(HEAD, shape, recipes[HEAD], stored)
-        kernel = jnp.asarray(np.asarray(table))
+        table = np.asarray(StoredTable(HEAD, shape, recipes[HEAD], stored))
+        kernel = jnp.asarray(table[_order(labels, config.labels)])
     else:
         kernel = initial_rows(named_key(key, "class_head"), len(labels), config.width)
     # The model itself has no other head than the trained one.
     fields = {**OF_TOKENS, "labels": labels, "tied_head": True}
     return dataclasses.replace(config, **fields), ClassRows(kernel, spec.pooling)
+
+
+def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:
+    """Returns the stored row of each label: its own, or by number if names differ."""
+    names = [label.strip() for label in stored]
+    wanted = [label.strip() for label in labels]
+    if sorted(wanted) != sorted(names):
+        return list(range(len(labels)))
+    return [names.index(label) for label in wanted]
 
 
 def check_head(

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file, save_file
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
 from tests.support.small_runs import logged, write_pairs
 
 WORDS = ("apple", "bread", "chair", "dance", "eagle", "flame", "grape", "house")
@@ -179,6 +181,8 @@ def test_a_published_head_is_read_and_trained_further(published, tmp_path, capsy
     tuned = pt.load(str(published)).attach(pt.ClassHead())
     np.testing.assert_array_equal(tuned.parameters[KERNEL], head)
     assert tuned.predict("apple=").probabilities == pytest.approx(frozen.probabilities)
+    turned = pt.load(str(published)).attach(pt.ClassHead(labels=["high", "low"]))
+    np.testing.assert_array_equal(turned.parameters[KERNEL], head[::-1])
 
 
 def test_heads_that_choose_no_class_are_refused(published):
@@ -206,3 +210,15 @@ def test_examples_that_share_a_row_are_scored_as_if_alone(files):
     alone = model.evaluate(PAIRS)
     packed = model.evaluate(PAIRS, packing=True, batch_tokens=64)
     assert packed == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_class_has_the_number_of_its_completion_in_a_column(files, tmp_path):
+    path = tmp_path / "costs.jsonl"
+    record = {"prompt": "ab", "completion": "low", "cost": 3}
+    path.write_text(f"{json.dumps(record)}\n")
+    model = pt.load(str(files.decoder)).attach(pt.ClassHead(labels=["low", "high"]))
+    source = DataSource(files=[str(path)], columns={"costs": "cost"})
+    example = load_examples(source, model.prompted.interface)[0]
+    assert example.weights.tolist()[-1] == 1
+    assert example.columns["costs"].tolist()[-1] == 3
+    assert len(example.columns["costs"]) == len(example.targets)

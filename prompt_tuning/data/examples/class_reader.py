@@ -28,7 +28,7 @@ class ClassRowReader:
     An example is its prompt and then the number of its class, as one more token. That
     token is the target of the state before it, which has read the whole prompt; its own
     state is not used. The weight of the class is the mean nonzero loss weight of the
-    completion.
+    completion, and in a column of the data it has the value of the first token there.
 
     Attributes:
       reader: reads the rows themselves.
@@ -98,7 +98,11 @@ class ClassRowReader:
         row = np.append(prompt, np.int32(number)).astype(np.int32)
         weights = np.zeros(len(row), np.float32)
         weights[-1] = example_weight(example)
-        return Example(row, row, weights, len(prompt))
+        columns = {
+            name: np.append(values[: len(prompt)], values[example.prefix_length])
+            for name, values in example.columns.items()
+        }
+        return Example(row, row, weights, len(prompt), columns=columns)
 
     def _class_of(self, completion: Int32[np.ndarray, "c"]) -> int:
         """Returns the number of the class whose label a completion is."""
