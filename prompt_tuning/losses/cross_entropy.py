@@ -24,6 +24,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.logit_losses import (
+    FORWARD,
+    Divergence,
     LogitShard,
     LossTerms,
     divergence,
@@ -118,8 +120,9 @@ def distillation_loss(
     head: AnyHead,
     targets: Int[Array, "*lead"],
     teacher: Float[Array, "*lead D"],
+    divergence: Divergence = FORWARD,
 ) -> TokenLoss:
-    """Divergence of a model from its teacher at each position: `KL(teacher || model)`.
+    """Divergence of a model from its teacher at each position, over the vocabulary.
 
     Computed as in `token_loss`: the logits of both models exist for one chunk of
     positions at a time. The teacher is not differentiated.
@@ -129,12 +132,13 @@ def distillation_loss(
       head: output head of both models.
       targets: token ids that `correct` is about.
       teacher: normalized hidden states of the teacher.
+      divergence: which one; by default `KL(teacher || model)`.
 
     Raises:
       ValueError: if the leading shapes differ.
     """
     head = as_output_head(head)
-    terms = LossTerms(soft_cap=head.soft_cap)
+    terms = LossTerms(soft_cap=head.soft_cap, divergence=divergence)
     return _sharded_loss(hidden, head, targets, teacher, terms)
 
 
@@ -238,8 +242,9 @@ def _loss_and_gradient(
         gradient = functools.partial(token_cost_gradient, terms, logits, targets)
     else:
         teacher_logits = _logit_shard(teacher, head, terms, columns)
-        cost = divergence(logits, teacher_logits)
-        gradient = functools.partial(divergence_gradient, logits, teacher_logits)
+        compared = terms.divergence, logits, teacher_logits
+        cost = divergence(*compared)
+        gradient = functools.partial(divergence_gradient, *compared)
     return (
         TokenLoss(cost, correct),
         lambda: terms.cap_gradient(gradient(), logits.logits),

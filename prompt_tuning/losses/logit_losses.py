@@ -6,7 +6,7 @@ automatic differentiation, so that both can be computed while the logits exist.
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,34 @@ MASKED_LOGIT = -1e30
 """Logit of a column that only pads a sharded vocabulary."""
 
 
+DivergenceKind = Literal["forward", "reverse", "jsd"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """How a student's distribution `s` is compared with its teacher's, `t`.
+
+    With the mixture `m = (1 - beta) s + beta t`, the divergences are
+
+        forward: KL(t || s)
+        reverse: KL(s || t)
+        jsd:     beta KL(t || m) + (1 - beta) KL(s || m)
+
+    The last is the generalized Jensen-Shannon divergence (Agarwal et al. 2024,
+    "On-policy distillation of language models", equation 1).
+
+    Attributes:
+      kind: which of them.
+      beta: weight of the teacher in the mixture, above 0 and below 1; only for "jsd".
+    """
+
+    kind: DivergenceKind = "forward"
+    beta: float = 0.5
+
+
+FORWARD = Divergence()
+
+
 @dataclasses.dataclass(frozen=True)
 class LossTerms:
     """Terms added to the cross-entropy, as Python numbers.
@@ -27,11 +55,13 @@ class LossTerms:
       z_loss: weight of `log(Z)**2`.
       label_smoothing: probability that the target token leaves to all other tokens.
       soft_cap: bound on the absolute value of the logits; None for no bound.
+      divergence: what replaces the cross-entropy where there is a teacher.
     """
 
     z_loss: float | int = 0.0
     label_smoothing: float | int = 0.0
     soft_cap: float | int | None = None
+    divergence: Divergence = FORWARD
 
     def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """Applies the soft cap `c`: `c * tanh(logits / c)`."""
@@ -76,9 +106,14 @@ class LogitShard(NamedTuple):
         return cls(logits, jnp.log(total) + maximum, columns)
 
     @property
+    def log_softmax(self) -> Float[Array, "*lead v"]:
+        """Log-probability of each token in `columns`."""
+        return self.logits - self.log_normalizer[..., None]
+
+    @property
     def softmax(self) -> Float[Array, "*lead v"]:
         """Probability of each token in `columns`."""
-        return jnp.exp(self.logits - self.log_normalizer[..., None])
+        return jnp.exp(self.log_softmax)
 
 
 def target_logits(
@@ -144,24 +179,62 @@ def token_cost_gradient(
     return gradient
 
 
-def divergence(student: LogitShard, teacher: LogitShard) -> Float[Array, "*lead"]:
-    """`KL(teacher || student)` over the vocabulary, in nats.
+def divergence(
+    kind: Divergence, student: LogitShard, teacher: LogitShard
+) -> Float[Array, "*lead"]:
+    """Computes a divergence over the vocabulary, in nats; see `Divergence`.
 
-    The forward divergence, so the student has to cover everything that the teacher
-    finds likely (Hinton et al. 2015, section 2, at temperature 1, minus the teacher's
-    entropy).
+    The forward one makes the student cover everything that the teacher finds likely
+    (Hinton et al. 2015, section 2, at temperature 1, minus the teacher's entropy). The
+    reverse one makes it avoid what the teacher finds unlikely (Gu et al. 2024,
+    "MiniLLM").
     """
-    # sum_j p_j (log p_j - log s_j), with log p_j = logit_j - log_normalizer
-    difference = teacher.logits - student.logits  # [*lead, v]
-    expected = teacher.columns.sum(teacher.softmax * difference)
-    return expected - teacher.log_normalizer + student.log_normalizer
+    if kind.kind == "forward":
+        return _relative_entropy(teacher, teacher.log_softmax - student.log_softmax)
+    log_ratio = _log_ratio(kind, student, teacher)  # [*lead, v]
+    of_student = _relative_entropy(student, log_ratio)
+    if kind.kind == "reverse":
+        return of_student
+    to_mixture = teacher.log_softmax - student.log_softmax + log_ratio
+    of_teacher = _relative_entropy(teacher, to_mixture)
+    return kind.beta * of_teacher + (1 - kind.beta) * of_student
 
 
 def divergence_gradient(
-    student: LogitShard, teacher: LogitShard
+    kind: Divergence, student: LogitShard, teacher: LogitShard
 ) -> Float[Array, "*lead V"]:
-    """Gradient of `divergence` with respect to the student's logits."""
-    return student.softmax - teacher.softmax
+    """Gradient of `divergence` with respect to the student's logits.
+
+    It is `s - t` for the forward divergence, and else `w s (r - sum_j s_j r_j)` with
+    the logarithm `r` of the student over the teacher, and `w = 1` (reverse), or over
+    the mixture, and `w = 1 - beta`. The mixture's own gradient is a constant for all
+    tokens, which a softmax does not change.
+    """
+    if kind.kind == "forward":
+        return student.softmax - teacher.softmax
+    log_ratio = _log_ratio(kind, student, teacher)  # [*lead, v]
+    mean = _relative_entropy(student, log_ratio)
+    weight = 1 if kind.kind == "reverse" else 1 - kind.beta
+    return weight * student.softmax * (log_ratio - mean[..., None])
+
+
+def _relative_entropy(
+    scores: LogitShard, log_ratio: Float[Array, "*lead v"]
+) -> Float[Array, "*lead"]:
+    """Mean of a logarithm of ratios under a model's distribution."""
+    return scores.columns.sum(scores.softmax * log_ratio)
+
+
+def _log_ratio(
+    kind: Divergence, student: LogitShard, teacher: LogitShard
+) -> Float[Array, "*lead v"]:
+    """Logarithm of the student's probabilities over the teacher's or the mixture's."""
+    difference = student.log_softmax - teacher.log_softmax
+    if kind.kind == "reverse":
+        return difference
+    # log s - log((1 - beta) s + beta t), each divided by s
+    weights = math.log1p(-kind.beta), math.log(kind.beta)
+    return -jnp.logaddexp(weights[0], weights[1] - difference)
 
 
 def _smoothed_target(terms: LossTerms, width: int) -> tuple[float | int, float | int]:

@@ -1,5 +1,8 @@
 """Compares losses of all shapes and terms with optax and explicit formulas."""
 
+# TRL and torch are in the `bench` extra only.
+# pyright: reportMissingImports=false
+
 import functools
 
 import jax
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
-from prompt_tuning.losses.logit_losses import LossTerms
+from prompt_tuning.losses.logit_losses import Divergence, LossTerms
 from scripts.bench import hlo
 from tests.support.chunks import chunked
 
@@ -156,23 +159,51 @@ def test_capped_scores_bound_the_loss():
     assert not actual.correct.any()
 
 
-@pytest.mark.parametrize("rows", [None, 5])
-@pytest.mark.parametrize("trained", [0, (0, 1)])
-def test_the_divergence_from_a_teacher_equals_optaxs(monkeypatch, rows, trained):
+def divergence_of_logits(kind: Divergence, student, teacher):
+    """The definition of a divergence, of probabilities."""
+    relative = optax.losses.kl_divergence_with_log_targets
+    s, t = (jax.nn.log_softmax(logits) for logits in (student, teacher))
+    if kind.kind == "forward":
+        return relative(s, t)
+    if kind.kind == "reverse":
+        return relative(t, s)
+    mixed = jnp.log((1 - kind.beta) * jnp.exp(s) + kind.beta * jnp.exp(t))
+    return kind.beta * relative(mixed, t) + (1 - kind.beta) * relative(mixed, s)
+
+
+DIVERGENCES = [
+    Divergence("forward"),
+    Divergence("reverse"),
+    Divergence("jsd", 0.5),
+    Divergence("jsd", 0.1),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "trained"),
+    [
+        (DIVERGENCES[0], None, 0),
+        (DIVERGENCES[0], 5, (0, 1)),
+        (DIVERGENCES[1], 5, (0, 1)),
+        (DIVERGENCES[2], None, 0),
+        (DIVERGENCES[3], 5, (0, 1)),
+    ],
+)
+def test_a_divergence_from_a_teacher_equals_its_definition(
+    monkeypatch, kind, rows, trained
+):
     if rows is not None:
         chunked(monkeypatch, rows)
     weights = jnp.linspace(-1, 2, B * M).reshape(B, M)
 
     def student(hidden, head):
-        losses = distillation_loss(hidden, head, TARGETS, TEACHER).nll
+        losses = distillation_loss(hidden, head, TARGETS, TEACHER, kind).nll
         return jnp.vdot(weights, losses), losses
 
     def plain(hidden, head):
         # A teacher has no gradient, not even through a trained head.
         fixed = jax.lax.stop_gradient(TEACHER @ head.T)
-        losses = optax.losses.kl_divergence_with_log_targets(
-            jax.nn.log_softmax(hidden @ head.T), jax.nn.log_softmax(fixed)
-        )
+        losses = divergence_of_logits(kind, hidden @ head.T, fixed)
         return jnp.vdot(weights, losses), losses
 
     actual, expected = (
@@ -183,9 +214,38 @@ def test_the_divergence_from_a_teacher_equals_optaxs(monkeypatch, rows, trained)
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_a_student_equal_to_its_teacher_has_no_gradient():
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("kind", "beta"), list(zip(DIVERGENCES, (0, 1, 0.5, 0.1), strict=True))
+)
+def test_a_divergence_and_its_gradient_are_trls(monkeypatch, kind, beta):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    import torch
+    from trl.experimental.gkd.gkd_trainer import GKDTrainer
+
     def loss(hidden):
-        return jnp.sum(distillation_loss(hidden, HEAD, TARGETS, TEACHER).nll)
+        return jnp.mean(distillation_loss(hidden, HEAD, TARGETS, TEACHER, kind).nll)
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(STUDENT)
+    hidden, teacher, head = (
+        torch.tensor(np.asarray(x)) for x in (STUDENT, TEACHER, HEAD)
+    )
+    hidden.requires_grad_()
+    expected = GKDTrainer.generalized_jsd_loss(
+        hidden @ head.T,
+        teacher @ head.T,
+        labels=torch.tensor(np.asarray(TARGETS)),
+        beta=beta,
+    )
+    expected.backward()
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, hidden.grad.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES[:3])
+def test_a_student_equal_to_its_teacher_has_no_gradient(kind):
+    def loss(hidden):
+        return jnp.sum(distillation_loss(hidden, HEAD, TARGETS, TEACHER, kind).nll)
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(TEACHER)
     np.testing.assert_allclose(value, 0, atol=1e-5)

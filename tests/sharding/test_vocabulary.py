@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
+from prompt_tuning.losses.logit_losses import Divergence
 from prompt_tuning.sharding import collectives
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
@@ -106,11 +107,12 @@ def test_the_sharded_loss_equals_optaxs():
     np.testing.assert_allclose(actual, jnp.sum(weights * nll), rtol=1e-6)
 
 
-def test_a_sharded_teacher_gives_the_same_losses():
+@pytest.mark.parametrize("kind", [Divergence(), Divergence("jsd", 0.3)])
+def test_a_sharded_teacher_gives_the_same_losses(kind):
     hidden, head, targets, weights = numbers()
 
     def total(hidden, head, targets, weights):
-        outcome = distillation_loss(hidden, head, targets, hidden[:, ::-1])
+        outcome = distillation_loss(hidden, head, targets, hidden[:, ::-1], kind)
         return jnp.sum(weights * outcome.nll)
 
     layout = meshes.layout_of(MESHES["fsdp 2, tensor 4"], dummies.LLAMA)
