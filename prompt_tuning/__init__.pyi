@@ -29,6 +29,9 @@ from prompt_tuning.losses.class_objective import ClassObjective as _ClassObjecti
 from prompt_tuning.losses.context_distillation import (
     ContextDistillation as _ContextDistillation,
 )
+from prompt_tuning.losses.context_distillation import (
+    OnPolicyDistillation as _OnPolicyDistillation,
+)
 from prompt_tuning.losses.dpo import DPO as _DPO
 from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradients
 from prompt_tuning.losses.grpo import GRPO as _GRPO
@@ -366,21 +369,31 @@ def ConcatTimeMultiTaskPrompt(
       (2, 1, 128)
     """
 
-def ContextDistillation(context: str) -> Configured[_ContextDistillation]:
+def ContextDistillation(
+    context: str,
+    divergence: Literal["forward", "reverse", "jsd"] = "forward",
+    beta: float | None = None,
+) -> Configured[_ContextDistillation]:
     """Teaches a prompt to stand for a long text: the teacher is the same model, reading
     it.
 
-    The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
-    nats. Use it to replace an instruction or a handful of examples that every request
-    would repeat by a few vectors. Positions and weights come from the data, whose
-    tokens both models read, so its completions need not be right.
+    The loss of a position is a divergence over the whole vocabulary, in nats. Use it to
+    replace an instruction or a handful of examples that every request would repeat by a
+    few vectors. Positions and weights come from the data, whose tokens both models
+    read, so its completions need not be right.
 
     Attributes:
       context: text that the teacher reads before each row, after the row's BOS.
+      divergence: "forward" for `KL(teacher || student)`, with which the student covers
+        all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
+        which it avoids what the teacher finds unlikely; "jsd" for the generalized
+        Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
+      beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
+        forward divergence, near 1 the reverse one. None for 0.5.
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
-        row.
+        row, or `beta` is given for another divergence.
 
     Examples:
       >>> loss = pt.ContextDistillation(context="upper: ")
@@ -1074,6 +1087,41 @@ def ORPO(beta: float = 0.1) -> Configured[_ORPO]:
       ... )
     """
 
+def OnPolicyDistillation(
+    context: str,
+    divergence: Literal["forward", "reverse", "jsd"] = "reverse",
+    beta: float | None = None,
+) -> Configured[_OnPolicyDistillation]:
+    """`ContextDistillation` on answers that the trained model writes itself.
+
+    In each step the model answers the prompts of a batch (`Run.rollouts`, without
+    rewards), and at each token of an answer it learns to predict what the frozen model
+    predicts after the context and the same tokens (Agarwal et al. 2024, "On-policy
+    distillation of language models", with its own outputs alone). So it learns where
+    its own mistakes lead, and the data needs no completions. The temperature of
+    sampling selects the answers only: the divergence is that at temperature 1.
+
+    Attributes:
+      context: as there.
+      divergence: as there, by default "reverse".
+      beta: as there.
+
+    Raises:
+      InputError: as there.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     [{"prompt": "apple="}, {"prompt": "bread="}],
+      ...     objective=pt.OnPolicyDistillation(context="upper: "),
+      ...     rollouts=pt.Rollouts(group=1, new_tokens=8),
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
+    """
+
 def OutputGradients(
     files: Mapping[str, str], objective: Configured[_TokenObjective] = ...
 ) -> Configured[_OutputGradients]:
@@ -1498,7 +1546,7 @@ def ResidualPrompt(
 
 def Rollouts(
     *,
-    rewards: Sequence[str | Callable[..., Any]],
+    rewards: Sequence[str | Callable[..., Any]] = (),
     weights: Sequence[float] | None = None,
     group: int = 8,
     new_tokens: int = 64,
@@ -1514,7 +1562,8 @@ def Rollouts(
     """How answers are sampled in training, and what judges them.
 
     In each step the model that is trained answers each prompt of a batch several times.
-    Rewards judge the answers, and the step learns from how they differ.
+    With `GRPO`, rewards judge the answers, and the step learns from how they differ.
+    `OnPolicyDistillation` learns from a teacher and has no rewards.
 
     Attributes:
       rewards: what judges an answer; the sum counts. Each is "exact_match" or
@@ -1523,7 +1572,7 @@ def Rollouts(
         falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
         or the name of one, "module:function".
       weights: factor of each reward; None for 1.
-      group: number of answers to each prompt.
+      group: number of answers to each prompt; rewards need at least 2.
       new_tokens: maximum number of tokens of an answer, with its end.
       temperature: temperature of the distribution that tokens are drawn from.
       stop: texts that end an answer.

@@ -50,7 +50,7 @@ API = {
     "objectives": (
         "Objectives",
         "TokenObjective ClassObjective DPO ORPO SimPO KTO GRPO Rollouts "
-        "ContextDistillation PolicyGradient OutputGradients",
+        "ContextDistillation OnPolicyDistillation PolicyGradient OutputGradients",
     ),
     "optimizers": (
         "Optimizers",

@@ -30,6 +30,7 @@ BESIDE = (ADDED, HEAD)
 
 OF_LOSSES = (
     "context",
+    "divergence",
     "beta",
     "margin",
     "reward",
@@ -225,20 +226,28 @@ TABLE = (
     FlatOption(
         "context",
         TRAINING,
-        "text that context_distillation puts into the prompt",
+        "text that a distillation puts into the prompt",
         "ContextDistillation.context",
         macro="CONTEXT",
         metavar="TEXT",
+    ),
+    FlatOption(
+        "divergence",
+        TRAINING,
+        "how a distillation compares the model with its teacher",
+        "ContextDistillation.divergence",
+        macro="DIVERGENCE",
+        default="forward; reverse for on_policy_distillation",
     ),
     FlatOption(
         "beta",
         TRAINING,
         "strength of a preference: the pull towards the frozen model of dpo, kto and "
         "losses that learn from rewards, the weight of orpo's odds ratio, simpo's "
-        "factor",
+        "factor; in a distillation the teacher's weight of the divergence jsd",
         kind=NonnegativeNumber,
         macro="BETA",
-        default="0.1; 2 for simpo; 0 with rewards",
+        default="0.1; 2 for simpo; 0 with rewards; 0.5 for jsd",
     ),
     FlatOption(
         "margin",

@@ -17,9 +17,10 @@ ROLLOUT_OPTIONS = (
     FlatOption(
         "group",
         TRAINING,
-        "answers to each prompt, which are compared",
+        "answers to each prompt, which rewards compare",
         "Rollouts.group",
         macro="GROUP",
+        default="8; 1 for on_policy_distillation",
     ),
     FlatOption(
         "new_tokens",

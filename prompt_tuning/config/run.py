@@ -231,23 +231,30 @@ class Run:
         Raises:
           InputError: with what to set.
         """
-        samples = isinstance(self.objective, ObjectiveConfig) and (
-            self.objective.samples_answers
-        )
+        objective = self.objective
+        if not isinstance(objective, ObjectiveConfig) or not objective.samples_answers:
+            objective = None
+        name = type(objective).__name__
         if self.rollouts is None:
-            if samples and self.data is not None:
-                raise InputError(
-                    f"Run.objective is a {type(self.objective).__name__}, which learns "
-                    "from sampled answers, and Run.rollouts is None: set it to "
-                    "@Rollouts() with Rollouts.rewards (--reward NAME; in Python "
+            if objective is not None and self.data is not None:
+                how = (
+                    " with Rollouts.rewards (--reward NAME; in Python "
                     "reinforce(..., rewards=[...]))"
+                    if objective.learns_rewards
+                    else " (in Python tune(..., rollouts=Rollouts()))"
+                )
+                raise InputError(
+                    f"Run.objective is a {name}, which learns from sampled answers, "
+                    f"and Run.rollouts is None: set it to @Rollouts(){how}"
                 )
             return
-        if not samples:
+        if objective is None:
             raise InputError(
                 "Run.rollouts is set, but Run.objective does not learn from sampled "
-                "answers: set it to @GRPO() (--loss grpo), or Run.rollouts to None"
+                "answers: set it to @GRPO() (--loss grpo) or @OnPolicyDistillation() "
+                "(--loss on_policy_distillation), or Run.rollouts to None"
             )
+        self.rollouts.check_rewards(name, learned=objective.learns_rewards)
         if self.mesh is not None or self.model.weights != "device":
             raise InputError(
                 "Run.rollouts samples on one device that holds all weights: leave out "

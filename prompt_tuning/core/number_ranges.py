@@ -94,6 +94,7 @@ AnyNumber = Annotated[float | int, NumberRange()]
 PositiveNumber = Annotated[float | int, NumberRange(0, above=True)]
 NonnegativeNumber = Annotated[float | int, NumberRange(0)]
 Share = Annotated[float | int, NumberRange(0, 1)]
+OpenShare = Annotated[float | int, NumberRange(0, 1, above=True, below=True)]
 ShareBelowOne = Annotated[float | int, NumberRange(0, 1, below=True)]
 
 SMALLEST, LARGEST = 1e-6, 1e6
@@ -109,7 +110,6 @@ Penalty = Annotated[float | int, NumberRange(-LARGEST, LARGEST)]
 LengthPenalty = Annotated[float | int, NumberRange(-50, 50)]
 """Exponent of lengths, whose powers fit into a float."""
 SampleCount = Annotated[int, NumberRange(1, 128)]
-GroupSize = Annotated[int, NumberRange(2, 128)]
 SamplingTemperature = Annotated[float | int, NumberRange(SMALLEST, LARGEST)]
 BeamCount = Annotated[int, NumberRange(2, 1000)]
 LogprobCount = Annotated[int, NumberRange(0, MAXIMUM_LOGPROBS)]

@@ -11,6 +11,7 @@ _LISTED = {
     "OutputGradients": "prompt_tuning.losses.fixed_gradients",
     "PolicyGradient": "prompt_tuning.losses.policy_gradient",
     "ContextDistillation": "prompt_tuning.losses.context_distillation",
+    "OnPolicyDistillation": "prompt_tuning.losses.context_distillation",
     "DPO": "prompt_tuning.losses.dpo",
     "ORPO": "prompt_tuning.losses.orpo",
     "SimPO": "prompt_tuning.losses.simpo",

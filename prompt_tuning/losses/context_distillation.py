@@ -11,8 +11,10 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.number_ranges import OpenShare
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
+from prompt_tuning.losses.logit_losses import FORWARD, Divergence, DivergenceKind
 from prompt_tuning.losses.objective import (
     HeldOutObjective,
     LossSums,
@@ -30,17 +32,23 @@ class ContextDistillation(ObjectiveConfig):
     """Teaches a prompt to stand for a long text: the teacher is the same model, reading
     it.
 
-    The loss of a position is `KL(teacher || student)` over the whole vocabulary, in
-    nats. Use it to replace an instruction or a handful of examples that every request
-    would repeat by a few vectors. Positions and weights come from the data, whose
-    tokens both models read, so its completions need not be right.
+    The loss of a position is a divergence over the whole vocabulary, in nats. Use it to
+    replace an instruction or a handful of examples that every request would repeat by a
+    few vectors. Positions and weights come from the data, whose tokens both models
+    read, so its completions need not be right.
 
     Attributes:
       context: text that the teacher reads before each row, after the row's BOS.
+      divergence: "forward" for `KL(teacher || student)`, with which the student covers
+        all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
+        which it avoids what the teacher finds unlikely; "jsd" for the generalized
+        Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
+      beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
+        forward divergence, near 1 the reverse one. None for 0.5.
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
-        row.
+        row, or `beta` is given for another divergence.
 
     Examples:
       >>> loss = pt.ContextDistillation(context="upper: ")
@@ -51,18 +59,69 @@ class ContextDistillation(ObjectiveConfig):
     """
 
     context: str
+    divergence: DivergenceKind = "forward"
+    beta: OpenShare | None = None
 
     def __post_init__(self):
         check_fields(self)
+        name = type(self).__name__
         if not self.context:
             raise InputError(
-                "ContextDistillation.context is empty: give the text that the prompt "
-                "is to stand for"
+                f"{name}.context is empty: give the text that the prompt is to stand "
+                "for"
+            )
+        if self.beta is not None and self.divergence != "jsd":
+            raise InputError(
+                f"{name}.beta is {self.beta}, which only the divergence 'jsd' reads, "
+                f"and {name}.divergence is {self.divergence!r}: leave beta out, or set "
+                "divergence to 'jsd'"
             )
 
     def prepare(self, open_teacher: OpenTeacher) -> "Distillation":
         """Builds the teacher that reads the context; see `ObjectiveConfig`."""
-        return Distillation(open_teacher(self.context))
+        beta = 0.5 if self.beta is None else float(self.beta)
+        divergence = Divergence(self.divergence, beta)
+        return Distillation(open_teacher(self.context), divergence)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicyDistillation(ContextDistillation):
+    """`ContextDistillation` on answers that the trained model writes itself.
+
+    In each step the model answers the prompts of a batch (`Run.rollouts`, without
+    rewards), and at each token of an answer it learns to predict what the frozen model
+    predicts after the context and the same tokens (Agarwal et al. 2024, "On-policy
+    distillation of language models", with its own outputs alone). So it learns where
+    its own mistakes lead, and the data needs no completions. The temperature of
+    sampling selects the answers only: the divergence is that at temperature 1.
+
+    Attributes:
+      context: as there.
+      divergence: as there, by default "reverse".
+      beta: as there.
+
+    Raises:
+      InputError: as there.
+
+    Examples:
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.SoftPrompt(length=5),
+      ...     [{"prompt": "apple="}, {"prompt": "bread="}],
+      ...     objective=pt.OnPolicyDistillation(context="upper: "),
+      ...     rollouts=pt.Rollouts(group=1, new_tokens=8),
+      ...     steps=2,
+      ...     batch_size=2,
+      ...     progress=False,
+      ... )
+    """
+
+    divergence: DivergenceKind = "reverse"
+
+    @property
+    def samples_answers(self) -> bool:
+        """True: rows are answers that the trained model samples."""
+        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +130,13 @@ class Distillation(HeldOutObjective):
 
     Attributes:
       teacher: frozen model that shares the student's frozen parameters.
+      divergence: how both are compared.
     """
 
     meaning = "divergence from the frozen model that reads the context"
 
     teacher: TeacherModel
+    divergence: Divergence = FORWARD
 
     def context(self, parameters: Parameters) -> Parameters:
         """Reads the teacher's text, which is the same in each step."""
@@ -113,4 +174,4 @@ class Distillation(HeldOutObjective):
         with jax.named_scope("teacher"):
             teacher_hidden = self.teacher.hidden(parameters, batch)
         targets = learned_targets(batch)
-        return distillation_loss(hidden, head, targets, teacher_hidden)
+        return distillation_loss(hidden, head, targets, teacher_hidden, self.divergence)

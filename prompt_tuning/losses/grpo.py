@@ -94,6 +94,11 @@ class GRPO(ObjectiveConfig):
         """True: rows are answers that the trained model samples."""
         return True
 
+    @property
+    def learns_rewards(self) -> bool:
+        """True: answers with a higher reward than others become more likely."""
+        return True
+
     def prepare(self, open_teacher: OpenTeacher) -> "GroupPolicy":
         """Opens the frozen model as the reference, if the loss reads it."""
         return GroupPolicy(self, open_teacher(None) if self.beta else None)

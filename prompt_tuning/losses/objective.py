@@ -153,6 +153,11 @@ class ObjectiveConfig(abc.ABC):
         """Whether rows are answers that the trained model samples (`Run.rollouts`)."""
         return False
 
+    @property
+    def learns_rewards(self) -> bool:
+        """Whether it learns from how rewards of the sampled answers differ."""
+        return False
+
     def check_packing(self) -> None:
         """Refuses packed rows where the rows of an example are compared.
 

@@ -15,6 +15,7 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.row_sources import Repetition
 from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.rows.token_columns import ADVANTAGES
 from prompt_tuning.data.text.conversations import (
     MESSAGES_KEY,
     has_prompt_messages,
@@ -22,7 +23,7 @@ from prompt_tuning.data.text.conversations import (
     without_answer,
 )
 from prompt_tuning.data.text.record_fields import WEIGHTS
-from prompt_tuning.losses.grpo import GRPO
+from prompt_tuning.losses.grpo import GRPO, SAMPLER_LOGPROBS
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.rollouts.rewards import Reward, open_rewards
@@ -54,12 +55,10 @@ class RolloutPrompts(ExampleGroups):
     Args:
       prompts: the prompts.
       rollouts: how they are answered.
-      rewards: what judges the answers.
+      rewards: what judges the answers; none if a teacher does.
       skipped: number of prompts that are too long.
       same_tokens: whether answers follow the prompt in one row (decoder-only).
     """
-
-    columns = GRPO.columns
 
     def __init__(
         self,
@@ -72,6 +71,7 @@ class RolloutPrompts(ExampleGroups):
     ):
         self.prompts, self.rollouts, self.rewards = prompts, rollouts, rewards
         self.same_tokens = same_tokens
+        self.columns = GRPO.columns if rewards else ()
         self.gold = np.zeros(len(prompts), np.int32)
         self.weights = np.ones(len(prompts), np.float32)
         self.skipped, self.truncated, self.unlearned = skipped, 0, 0
@@ -100,7 +100,7 @@ class RolloutPrompts(ExampleGroups):
           prompt: the prompt.
           ids: token ids of the answer.
           logprobs: their log-probabilities when they were drawn.
-          advantage: the answer's advantage.
+          advantage: the answer's advantage; unused without rewards.
           learned: whether it is learned.
         """
         given, new = np.array(prompt.ids, np.int32), np.array(ids, np.int32)
@@ -117,13 +117,14 @@ class RolloutPrompts(ExampleGroups):
             targets=tokens if self.same_tokens else new,
             weights=of_answer(float(learned)),
             prefix_length=before,
-            columns=dict(
-                zip(
-                    self.columns,
-                    (of_answer(advantage), of_answer(logprobs)),
-                    strict=True,
+            columns={
+                name: of_answer(values)
+                for name, values in (
+                    (ADVANTAGES, advantage),
+                    (SAMPLER_LOGPROBS, logprobs),
                 )
-            ),
+                if name in self.columns
+            },
         )
 
     @property
@@ -210,7 +211,7 @@ def _check(source: DataSource, model: PromptedModel) -> None:
         )
     if not source.is_text:
         raise InputError(
-            f"{source.paths[0]} contains token ids, but rewards judge texts: give "
+            f"{source.paths[0]} contains token ids, but Rollouts answer texts: give "
             "records with a prompt, such as jsonl"
         )
     if model.drops:

@@ -1,4 +1,4 @@
-"""The answers of a run with their rewards: `rollouts.jsonl`."""
+"""The answers of a run, with their rewards if there are some: `rollouts.jsonl`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,8 +77,11 @@ class RolloutLog:
             self._lines.close()
 
 
-def _answers(path: Path) -> Iterator[tuple[bytes, int, float]]:
-    """Yields each line with its step and advantage, without one that a kill cut."""
+def _answers(path: Path) -> Iterator[tuple[bytes, int, float | None]]:
+    """Yields each line with its step and advantage, if it has one.
+
+    A line that a kill cut is left out.
+    """
     for number, line in enumerate(read_limited(path, MAXIMUM_LOG).splitlines(), 1):
         source = f"line {number} of {path}"
         try:
@@ -86,4 +89,4 @@ def _answers(path: Path) -> Iterator[tuple[bytes, int, float]]:
         except InputError:
             continue
         fields = as_object(content, source)
-        yield line, fields.integer("step"), fields.number("advantage")
+        yield line, fields.integer("step"), fields.number("advantage", None)

@@ -8,10 +8,10 @@ from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import (
     AnyNumber,
     AxisLength,
-    GroupSize,
     NonnegativeInteger,
     PositiveInteger,
     PositiveNumber,
+    SampleCount,
     SamplingTemperature,
 )
 from prompt_tuning.rollouts.advantages import Advantage
@@ -23,7 +23,8 @@ class Rollouts:
     """How answers are sampled in training, and what judges them.
 
     In each step the model that is trained answers each prompt of a batch several times.
-    Rewards judge the answers, and the step learns from how they differ.
+    With `GRPO`, rewards judge the answers, and the step learns from how they differ.
+    `OnPolicyDistillation` learns from a teacher and has no rewards.
 
     Attributes:
       rewards: what judges an answer; the sum counts. Each is "exact_match" or
@@ -32,7 +33,7 @@ class Rollouts:
         falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
         or the name of one, "module:function".
       weights: factor of each reward; None for 1.
-      group: number of answers to each prompt.
+      group: number of answers to each prompt; rewards need at least 2.
       new_tokens: maximum number of tokens of an answer, with its end.
       temperature: temperature of the distribution that tokens are drawn from.
       stop: texts that end an answer.
@@ -62,9 +63,9 @@ class Rollouts:
       ... )
     """
 
-    rewards: Sequence[str | RewardFunction]
+    rewards: Sequence[str | RewardFunction] = ()
     weights: Sequence[AnyNumber] | None = None
-    group: GroupSize = 8
+    group: SampleCount = 8
     new_tokens: AxisLength = 64
     temperature: SamplingTemperature = 1.0
     stop: Sequence[str] = ()
@@ -77,15 +78,42 @@ class Rollouts:
 
     def __post_init__(self):
         check_fields(self)
-        if isinstance(self.rewards, str) or not self.rewards:
+        if isinstance(self.rewards, str):
             raise InputError(
-                f"Rollouts.rewards is {shown(self.rewards)}, expected a list of at "
-                "least one reward, such as ['exact_match']"
+                f"Rollouts.rewards is {shown(self.rewards)}, expected a list of "
+                "rewards, such as ['exact_match']"
             )
         if self.weights is not None and len(self.weights) != len(self.rewards):
             raise InputError(
                 f"Rollouts.weights has {len(self.weights)} numbers, expected one for "
                 f"each of the {len(self.rewards)} rewards"
+            )
+
+    def check_rewards(self, objective: str, *, learned: bool) -> None:
+        """Checks that there are rewards exactly if an objective learns from them.
+
+        Args:
+          objective: its name.
+          learned: whether it does.
+
+        Raises:
+          InputError: with what to set.
+        """
+        if not learned and self.rewards:
+            raise InputError(
+                f"Rollouts.rewards is {shown(self.described().rewards)}, but "
+                f"{objective} learns from a teacher and reads no rewards: leave them "
+                "out, or learn from them with GRPO (--loss grpo)"
+            )
+        if learned and not self.rewards:
+            raise InputError(
+                f"Rollouts.rewards is empty, and {objective} learns from rewards: give "
+                "at least one, such as ['exact_match'] (--reward exact_match)"
+            )
+        if learned and self.group < 2:
+            raise InputError(
+                f"Rollouts.group is {self.group}, expected a number from 2 to 128: "
+                f"{objective} compares the answers to a prompt"
             )
 
     def described(self) -> "Rollouts":

@@ -27,29 +27,40 @@ Metrics = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
+class Judgement:
+    """Rewards of `G` answers to each of `P` prompts.
+
+    Attributes:
+      rewards: each of the `k` rewards of each answer, `[P, G, k]`.
+      totals: their weighted sums, `[P, G]`.
+      advantages: advantages of the answers, `[P, G]`.
+    """
+
+    rewards: np.ndarray
+    totals: np.ndarray
+    advantages: np.ndarray
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing is learned from them."""
+        return not self.advantages.any()
+
+
+@dataclasses.dataclass(frozen=True)
 class Rollout:
-    """Answers to the prompts of a batch, with their rewards.
+    """Answers to the prompts of a batch.
 
     Attributes:
       prompts: the `P` prompts.
       answers: `G` answers to each.
-      rewards: each of the `k` rewards of each answer, `[P, G, k]`.
-      totals: their weighted sums, `[P, G]`.
-      advantages: advantages of the answers, `[P, G]`.
+      judgement: their rewards; None without rewards.
       seconds: time that sampling took.
     """
 
     prompts: Sequence[RolloutPrompt]
     answers: Sequence[Sequence[SampledAnswer]]
-    rewards: np.ndarray
-    totals: np.ndarray
-    advantages: np.ndarray
+    judgement: Judgement | None
     seconds: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether nothing is learned from it."""
-        return not self.advantages.any()
 
 
 class RolloutStream:
@@ -119,23 +130,33 @@ class RolloutStream:
             f"in the last {self.log.equal} rollouts all answers to each prompt had the "
             "same reward, so there is nothing to learn"
         )
-        if self._last is not None:
+        if self._last is not None and self._last.judgement is not None:
             reason += (
                 f"; for example {shown(self._last.answers[0][0].text)} to "
                 f"{shown(self._last.prompts[0].text)} has the reward "
-                f"{self._last.totals[0, 0]:g}"
+                f"{self._last.judgement.totals[0, 0]:g}"
             )
         return f"{reason} (Rollouts.equal_steps)"
 
     def _roll_out(
         self, planned: PlannedBatch, parameters: Parameters, number: int
     ) -> Rollout:
-        """Samples and judges the answers to the prompts of a batch."""
+        """Samples the answers to the prompts of a batch, and judges them."""
         numbers = planned.rows[planned.rows != FILLING].tolist()
         prompts = [self._prompts.prompts[n] for n in numbers]
         began = time.monotonic()
         answers = self._sampler(prompts, parameters, number)
         seconds = time.monotonic() - began
+        return Rollout(prompts, answers, self._judged(prompts, answers), seconds)
+
+    def _judged(
+        self,
+        prompts: Sequence[RolloutPrompt],
+        answers: Sequence[Sequence[SampledAnswer]],
+    ) -> Judgement | None:
+        """Judges answers by the rewards, if there are some."""
+        if not self._prompts.rewards:
+            return None
         judged = [
             Answer(prompt.text, answer.text, prompt.row, prompt.location)
             for prompt, group in zip(prompts, answers, strict=True)
@@ -148,46 +169,45 @@ class RolloutStream:
             weights = [float(weight) for weight in settings.weights]
         totals = rewards @ np.array(weights)
         advantages = group_advantages(totals, settings.advantage)
-        return Rollout(prompts, answers, rewards, totals, advantages, seconds)
+        return Judgement(rewards, totals, advantages)
 
     def _record(self, rollout: Rollout, step: int) -> None:
         """Writes the answers to the file of the run."""
         names = [reward.name for reward in self._prompts.rewards]
-        lines = []
+        judgement, lines = rollout.judgement, []
         for n, (prompt, group) in enumerate(
             zip(rollout.prompts, rollout.answers, strict=True)
         ):
             for k, answer in enumerate(group):
-                line = {
-                    "step": step,
-                    "prompt": prompt.text,
-                    "completion": answer.text,
-                    "reward": float(rollout.totals[n, k]),
-                    "advantage": float(rollout.advantages[n, k]),
-                    "tokens": len(answer.ids),
-                    "truncated": answer.truncated,
-                }
-                if len(names) > 1:
-                    values = rollout.rewards[n, k].tolist()
+                line = {"step": step, "prompt": prompt.text, "completion": answer.text}
+                if judgement is not None:
+                    line["reward"] = float(judgement.totals[n, k])
+                    line["advantage"] = float(judgement.advantages[n, k])
+                line |= {"tokens": len(answer.ids), "truncated": answer.truncated}
+                if judgement is not None and len(names) > 1:
+                    values = judgement.rewards[n, k].tolist()
                     line["rewards"] = dict(zip(names, values, strict=True))
                 lines.append(line)
-        self.log.write(lines, equal=rollout.equal)
+        self.log.write(lines, equal=judgement is not None and judgement.equal)
 
     def _metrics(self, rollout: Rollout) -> Metrics:
         answers = [answer for group in rollout.answers for answer in group]
         tokens = sum(len(answer.ids) for answer in answers)
         logprobs = sum(sum(answer.logprobs) for answer in answers)
         metrics = {
-            "reward": float(rollout.totals.mean()),
             "answer_tokens": tokens / len(answers),
             # The mean of minus the log-probability of what was drawn estimates it.
             "entropy": -logprobs / tokens,
             "truncated_share": sum(x.truncated for x in answers) / len(answers),
-            "equal_share": float(equal_groups(rollout.totals).mean()),
             "sampled_per_second": tokens / max(rollout.seconds, 1e-9),
         }
+        judgement = rollout.judgement
+        if judgement is None:
+            return metrics
+        metrics["reward"] = float(judgement.totals.mean())
+        metrics["equal_share"] = float(equal_groups(judgement.totals).mean())
         if len(self._prompts.rewards) > 1:
-            means = rollout.rewards.mean((0, 1)).tolist()
+            means = judgement.rewards.mean((0, 1)).tolist()
             for reward, mean in zip(self._prompts.rewards, means, strict=True):
                 metrics[f"reward/{reward.name}"] = mean
         return metrics
@@ -195,6 +215,9 @@ class RolloutStream:
     def _build(self, planned: PlannedBatch, rollout: Rollout) -> Batch:
         """Returns the rows of the answers, padded to one of few lengths."""
         settings, group = self._settings, self._settings.group
+        advantages = np.zeros((len(rollout.prompts), group))
+        if rollout.judgement is not None:
+            advantages = rollout.judgement.advantages
         examples = [
             self._prompts.answered(
                 prompt,
@@ -203,10 +226,10 @@ class RolloutStream:
                 float(advantage),
                 learned=not (settings.mask_truncated and answer.truncated),
             )
-            for prompt, answers, advantages in zip(
-                rollout.prompts, rollout.answers, rollout.advantages, strict=True
+            for prompt, answers, of_prompt in zip(
+                rollout.prompts, rollout.answers, advantages, strict=True
             )
-            for answer, advantage in zip(answers, advantages, strict=True)
+            for answer, advantage in zip(answers, of_prompt, strict=True)
         ]
         longest = max(len(x.ids) for answers in rollout.answers for x in answers)
         maximum, length = settings.new_tokens, SHORTEST_ROW

@@ -97,7 +97,7 @@ class RolloutBatches:
         self._trainer, self._meter = trainer, meter
         self._stream = RolloutStream(
             trainer.model,
-            trainer.parameters(trainer.start.trained),
+            trainer.frozen | trainer.start.trained,
             trainer.examples,
             trainer.batch_plan,
             Path(trainer.run.directory),
@@ -120,7 +120,7 @@ class RolloutBatches:
         with self._meter.stopped():
             # The step donates its state.
             copied = jax.tree.map(lambda leaf: leaf.copy(), trained)
-            parameters = self._trainer.parameters(copied)
+            parameters = self._trainer.frozen | copied
             batch, metrics = self._stream.batch(parameters, done)
         return MemberBatches(batch, (batch,)), metrics
 

@@ -166,7 +166,6 @@ def open_teacher(
         teacher = make_reference(model.config)
         _check_untrained(teacher, trained)
         return teacher
-    assert isinstance(examples, Examples)  # a distillation compares no rows
     ids, placement = tokens_before_rows(context, model, examples)
     teacher = make_teacher(model.config, ids, placement)
     if placement == "after_bos":
@@ -279,7 +278,7 @@ def held_out_preferences(
 
 
 def tokens_before_rows(
-    text: str, model: PromptedModel, examples: Examples
+    text: str, model: PromptedModel, examples: Examples | ExampleGroups
 ) -> tuple[list[int], str]:
     """Encodes a text that a model reads before rows.
 
@@ -324,7 +323,7 @@ def make_teacher(
     return Teacher(graph, paths, prompt, tuple(tokens))
 
 
-def begin_with_bos(examples: Examples, model: PromptedModel) -> bool:
+def begin_with_bos(examples: Examples | ExampleGroups, model: PromptedModel) -> bool:
     """Whether rows of a decoder-only model begin with BOS.
 
     Raises:
@@ -334,7 +333,9 @@ def begin_with_bos(examples: Examples, model: PromptedModel) -> bool:
     if model.config.architecture != "decoder_only" or not begin:
         return False
     count = min(len(examples), SAMPLED_EXAMPLES)
-    lengths = {model.interface.begin_length(examples[i].inputs) for i in range(count)}
+    rows = [examples[i] for i in range(count)]
+    first = [row[0] if isinstance(row, list) else row for row in rows]
+    lengths = {model.interface.begin_length(row.inputs) for row in first}
     if len(lengths) > 1:
         raise InputError(
             f"of the first {count} examples some begin with BOS ({begin[0]}) and some "

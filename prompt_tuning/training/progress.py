@@ -232,7 +232,7 @@ def _values(metrics: Mapping[str, float]) -> str:
 
 def brief(metrics: Mapping[str, float]) -> str:
     """Formats the metrics that fit next to a bar."""
-    shown = SHOWN_OF_REWARDS if "reward" in metrics else SHOWN
+    shown = SHOWN_OF_ANSWERS if "answer_tokens" in metrics else SHOWN
     return "  ".join(
         form.format(metrics[name]) for name, form in shown if name in metrics
     )
@@ -245,8 +245,9 @@ SHOWN = (
     ("accuracy", "accuracy {:.3f}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
 )
-SHOWN_OF_REWARDS = (
+SHOWN_OF_ANSWERS = (
     ("reward", "reward {:.3f}"),
+    ("loss", "loss {:.4f}"),
     ("answer_tokens", "{:.1f} tokens"),
     ("kl", "KL {:.4f}"),
     ("entropy", "entropy {:.2f}"),

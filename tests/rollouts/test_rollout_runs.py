@@ -263,7 +263,8 @@ def test_prompts_alone_are_enough(tmp_path):
     [
         ({"Run.rollouts": None}, "learns from sampled answers, and Run.rollouts is"),
         ({"Run.objective": None}, "does not learn from sampled answers"),
-        ({"Rollouts.group": 1}, "group is 1, expected a number from 2 to 128"),
+        ({"Rollouts.group": 1}, "group is 1, expected a number from 2 to 128: GRPO"),
+        ({"Rollouts.rewards": []}, "rewards is empty, and GRPO learns from rewards"),
         ({"Rollouts.temperature": 0.0}, "temperature is 0"),
         ({"Rollouts.updates": 4}, "Run.steps is 6, expected a multiple"),
         ({"DataSource.packing": True}, "packing is True, which Rollouts do not"),
