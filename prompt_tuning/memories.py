@@ -16,7 +16,9 @@ from rich.table import Table
 
 from prompt_tuning.api import TunedModel, load, tune
 from prompt_tuning.config.deferred_factories import Configurable, Configured
+from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import AxisLength
 from prompt_tuning.evaluation.metric_sums import MetricSums
@@ -37,6 +39,8 @@ STARTS = {
 """The initializer of each way to start."""
 RATE = 0.02
 RESULTS, PEFT_FOLDER = "memory.json", "peft"
+LONGEST = MAXIMUM_BYTES * 2 // 5
+"""Maximum size of a text in bytes: the run's config has it twice, in short lines."""
 
 Start = Literal["matching", "chunks", "first"]
 
@@ -100,6 +104,12 @@ def remember(
     """
     check_value("slots", slots, AxisLength)
     check_value("start", start, Start)
+    size = len(repr(text).encode())
+    if size > LONGEST:
+        raise InputError(
+            f"the text takes {size:,} bytes, expected at most {LONGEST:,}, because the "
+            "config of a run holds it: give a shorter text"
+        )
     study = TextStudy(
         rows=rows, held_out=held_out, chunk=chunk, passage=passage, seed=seed
     )

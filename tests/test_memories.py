@@ -21,7 +21,7 @@ PREFIX = "decoder/prompt/prompt"
 def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     document, output = tmp_path / "text.txt", tmp_path / "memory"
     document.write_text(TEXT)
-    command = ["remember", str(document), "--model", MODEL, "--output", str(output)]
+    command = ["remember", str(document), "--model", MODEL, "--out", str(output)]
     sizes = ["--slots", "12", "--rows", "64", "--held_out", "16", "--batch_size", "16"]
     sizes += ["--passage", "6"]
     assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 0
@@ -52,6 +52,7 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     [
         (MODEL, "upper: apple=", {"slots": 16}, "has 13 tokens, expected at least 16"),
         (MODEL, TEXT * 3, {"slots": 16}, "give at most"),
+        (MODEL, TEXT * 9999, {"slots": 16}, "bytes, expected at most 419,430"),
         (MODEL, TEXT, {"slots": 8, "chunk": 3}, "expected at least 8"),
         ("bundled:skills-t5", TEXT, {"slots": 8}, "of a decoder-only model"),
     ],

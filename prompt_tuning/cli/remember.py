@@ -59,7 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder, bundled model, or a model of the hub",
     )
     parser.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="the run directory"
+        "--out",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="the run directory",
     )
     parser.add_argument(
         "--start",
@@ -84,12 +89,12 @@ def run(options: argparse.Namespace) -> int:
     memory = remember(
         options.model,
         decode_text(document.read_bytes(), str(document)),
-        directory=options.output,
+        directory=options.out,
         start=options.start,
         **{name: getattr(options, name) for name in NUMBERS},
     )
     if memory.result is not None and not memory.result.finished:
         return INTERRUPTED if memory.result.interrupted else 0
-    folder = shlex.quote(str(options.output))
+    folder = shlex.quote(str(options.out))
     print(f"next: prompt-tuning generate --run {folder} TEXT")
     return 0

@@ -82,7 +82,7 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
         raise InputError(
             f"from_attention_matching() reads {length} tokens on one device with "
             f"plain attention, but {reason}: start the prefix by from_text() or "
-            "from_chunks()"
+            "from_chunks() (remember --start first or chunks)"
         )
     if length < len(start.tokens) + 1:
         raise InputError(

@@ -212,7 +212,7 @@ def _check_same(file: Path, made_from: dict[str, Any]) -> None:
             found = f"is {shown(value)} and was {shown(recorded.get(name))}"
             raise InputError(
                 f"{file.parent} has rows about a text, of which {name} {found}: give "
-                "another directory (--output), or the same as before"
+                "another directory (--out), or the same as before"
             )
 
 
