@@ -12,6 +12,8 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.model_interface import ModelInterface
+from tests.support.dummies import LetterTokenizer
 from tests.support.small_runs import logged, write_pairs
 
 WORDS = ("apple", "bread", "chair", "dance", "eagle", "flame", "grape", "house")
@@ -222,3 +224,15 @@ def test_a_class_has_the_number_of_its_completion_in_a_column(files, tmp_path):
     assert example.weights.tolist()[-1] == 1
     assert example.columns["costs"].tolist()[-1] == 3
     assert len(example.columns["costs"]) == len(example.targets)
+
+
+def test_labels_that_the_tokenizer_cannot_tell_apart_are_refused(tmp_path):
+    model = ModelInterface(
+        architecture="decoder_only",
+        vocabulary_size=26,
+        tokenizer=LetterTokenizer(),
+        labels=("no one", "noone"),
+    )
+    path = write_pairs(tmp_path / "pairs.jsonl", [("abc", "noone")])
+    with pytest.raises(InputError, match="expected different texts"):
+        load_examples(DataSource(files=[str(path)], add_eos=False), model)

@@ -117,10 +117,17 @@ class ClassRowReader:
 
     @functools.cached_property
     def _numbers(self) -> Mapping[str, int]:
-        """The number of each class by its label, as written and as it is decoded."""
-        tokenizer, numbers = self.model.require_tokenizer(), {}
-        for number, label in enumerate(self.model.labels):
-            decoded = tokenizer.decode(tokenizer.encode(label))
-            numbers.setdefault(decoded.strip(), number)
-        written = {label.strip(): i for i, label in enumerate(self.model.labels)}
-        return numbers | written
+        """The number of each class by its label, as written and as it is decoded.
+
+        Raises:
+          InputError: if the tokenizer reads two labels as the same text.
+        """
+        tokenizer, labels = self.model.require_tokenizer(), self.model.labels
+        decoded = [tokenizer.decode(tokenizer.encode(x)).strip() for x in labels]
+        numbers = {text: number for number, text in enumerate(decoded)}
+        if len(numbers) < len(labels):
+            raise InputError(
+                f"the tokenizer reads the labels {shown(list(labels))} of the class "
+                f"head as {shown(decoded)}, expected different texts: rename labels"
+            )
+        return numbers | {label.strip(): i for i, label in enumerate(labels)}
