@@ -153,7 +153,7 @@ def _finish(
 ) -> None:
     """Measures a memory, and writes the results and the PEFT folder."""
     folder = Path(tuned.run.directory)
-    measured = measure_memory(tuned, text, read, slots)
+    measured = _measure(tuned, text, read, slots)
     content = json.dumps(measured, indent=2) + "\n"
     write_file(folder / RESULTS, content.encode(), force=True)
     tuned.to_peft(folder / PEFT_FOLDER, force=True)
@@ -161,7 +161,7 @@ def _finish(
         _show(measured)
 
 
-def measure_memory(
+def _measure(
     tuned: TunedModel, text: str, read: StudiedText, slots: int
 ) -> dict[str, dict[str, float]]:
     """Compares a memory with the text itself, on the run's held-out rows.
