@@ -50,16 +50,23 @@ def record_provenance(run: Run, step: int, members: int) -> None:
 
     Args:
       run: the run; its directory has its config.
-      step: number of completed steps; what earlier steps were made with is kept.
+      step: number of completed steps; what earlier steps were made with is kept, also
+        the checksums of files that have changed since.
       members: number of runs that step together.
     """
     directory = Path(run.directory)
-    parts = made_with(directory) if step else []
+    file = directory / PROVENANCE_FILE
+    parts, checksums = [], _checksums(run)
+    if step and file.is_file():
+        parts = made_with(directory)
+        before = read_object(file).nested(FILES_READ).values
+        files = checksums[FILES_READ]
+        checksums[FILES_READ] = {name: before.get(name, x) for name, x in files.items()}
     machine = this_machine()
-    if not parts or _without_step(parts[-1]) != machine:
+    if step < run.steps and (not parts or _without_step(parts[-1]) != machine):
         parts.append({STEP: step, **machine})
-    content = {**_checksums(run), MEMBERS: members, PARTS: parts}
-    replace_file(directory / PROVENANCE_FILE, json.dumps(content, indent=1) + "\n")
+    content = {**checksums, MEMBERS: members, PARTS: parts}
+    replace_file(file, json.dumps(content, indent=1) + "\n")
 
 
 def made_with(directory: Path) -> list[dict[str, Any]]:

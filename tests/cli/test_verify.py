@@ -9,10 +9,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.cli.main import main
+from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.training.fingerprint_log import (
     FINGERPRINTS_FILE,
     read_fingerprints,
 )
+from prompt_tuning.training.provenance import record_provenance
 from tests.support.exhaustive import sample
 from tests.support.small_runs import Killed, kill_at_call, tune
 
@@ -109,6 +111,11 @@ def change_data(folder):
     file.write_bytes(content)
 
 
+def change_data_and_continue(folder):
+    change_data(folder)
+    record_provenance(read_run_directory(folder / "run"), 3, 1)
+
+
 def change_config(folder):
     file = folder / "run" / "config.gin"
     file.write_text(file.read_text().replace("Run.seed = 0", "Run.seed = 1"))
@@ -126,6 +133,7 @@ def change_model(folder):
     ("change", "named"),
     [
         (change_data, "train.jsonl' has changed"),
+        (change_data_and_continue, "train.jsonl' has changed"),
         (change_config, "config.gin has changed"),
         (change_model, "the file 'model: model.safetensors' has changed"),
     ],
