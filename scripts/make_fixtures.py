@@ -142,6 +142,10 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 6,
     "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
 }
+DELTA_EXPERTS = {
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
+    "shared_expert_intermediate_size": 6,
+}
 CONVOLUTIONS: dict[str, Any] = {
     **NO_HEAD_DIM,
     "hidden_size": 16,
@@ -344,6 +348,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
         "tie_word_embeddings": True,
     },
+    # Rounding errors would become too large in more layers.
+    "qwen3_5_moe_text": DELTA
+    | DELTA_EXPERTS
+    | {"num_hidden_layers": 3, "layer_types": DELTA["layer_types"][:3]},
+    "qwen3_5_moe": {
+        "text_config": DELTA
+        | DELTA_EXPERTS
+        | {"num_hidden_layers": 2, "layer_types": DELTA["layer_types"][:2]},
+        "vision_config": DEEP_IMAGES | {"out_hidden_size": 16},
+        **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
+    },
     "cohere": NO_HEAD_DIM
     | {
         "num_hidden_layers": 2,
@@ -524,7 +539,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Projections of other mixers than attention, and of LFM2's attention.
-MIXERS = ("conv.in_proj", "conv.out_proj", "self_attn.out_proj")
+MIXERS = (
+    *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
+    *(f"in_proj_{part}" for part in ("qkv", "z", "b", "a")),
+    "linear_attn.out_proj",
+)
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = (
     *("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo"),

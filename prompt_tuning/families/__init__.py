@@ -42,7 +42,8 @@ from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
 from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT
-from prompt_tuning.families.qwen3_5_images import QWEN3_5
+from prompt_tuning.families.qwen3_5_images import QWEN3_5, QWEN3_5_MOE
+from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from prompt_tuning.families.qwen3_moe import QWEN3_MOE
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.seed_oss import SEED_OSS
@@ -107,6 +108,8 @@ FAMILIES: dict[str, Family] = {
         LFM2_MOE,
         QWEN3_5_TEXT,
         QWEN3_5,
+        QWEN3_5_MOE_TEXT,
+        QWEN3_5_MOE,
         COHERE,
         COHERE2,
         GPT_NEOX,

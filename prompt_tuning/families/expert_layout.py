@@ -55,6 +55,13 @@ def read_dense_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
     return {"dense_layers": dense, "dense_width": settings.size("intermediate_size")}
 
 
+def feed_forward_modules(config: ModelConfig) -> dict[str, str]:
+    """Returns Llama's modules of the feed-forward layers without experts."""
+    if config.experts:
+        return DENSE if config.dense_layers else {}
+    return {ours: name for ours, name in PROJECTIONS.items() if "mlp" in ours}
+
+
 def prefix_of(names: Collection[str]) -> str:
     """Returns the prefix of all names but the head's."""
     return "" if "embed_tokens.weight" in names else PREFIX
@@ -75,7 +82,7 @@ def expert_recipes(
       block: see `separate_experts`.
       parts: see `separate_experts`.
     """
-    modules = ATTENTION | (DENSE if config.dense_layers else {})
+    modules = ATTENTION | feed_forward_modules(config)
     experts = separate_experts(config, prefix_of(names), block=block, parts=parts)
     return layout_recipes(config, names, modules=modules) | experts
 

@@ -59,6 +59,7 @@ def read_layout(
     activation: str = "hidden_act",
     tied: bool = False,
     head_width: int | None = None,
+    feed_forward: str = "intermediate_size",
 ) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` from settings with Llama's names.
 
@@ -68,13 +69,14 @@ def read_layout(
       tied: whether the head is tied if there is no setting.
       head_width: `head_dim` if there is no setting; if None, the width divided by the
         number of heads.
+      feed_forward: name of the setting of the width of feed-forward layers.
     """
     heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
     return {
         "architecture": "decoder_only",
         "vocabulary_size": settings.size("vocab_size"),
         "width": width,
-        "feed_forward_width": settings.size("intermediate_size"),
+        "feed_forward_width": settings.size(feed_forward),
         "layers": settings.layers("num_hidden_layers"),
         "heads": heads,
         "key_value_heads": settings.size("num_key_value_heads", heads),

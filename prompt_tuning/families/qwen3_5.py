@@ -1,17 +1,17 @@
 """Qwen 3.5, text models: layers of the gated delta rule, and of gated attention."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import (
     INERT,
     PREFIX,
-    PROJECTIONS,
     TABLES,
     layout_recipes,
     read_layout,
@@ -19,7 +19,7 @@ from prompt_tuning.families.llama_layout import (
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 LINEAR = "linear_attention"
-MODULES = PROJECTIONS | {
+DELTA = {
     "gated_delta/input": "linear_attn.in_proj_qkv",
     "gated_delta/gate": "linear_attn.in_proj_z",
     "gated_delta/strength": "linear_attn.in_proj_b",
@@ -34,13 +34,19 @@ OTHERS = {
 }
 
 
-def read_qwen3_5(settings: HuggingFaceSettings) -> dict[str, Any]:
+def read_qwen3_5(
+    settings: HuggingFaceSettings, feed_forward: str = "intermediate_size"
+) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
+
+    Args:
+      settings: the settings in `config.json`.
+      feed_forward: name of the setting of the width of feed-forward layers.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
-    fields = read_layout(settings, head_width=256)
+    fields = read_layout(settings, head_width=256, feed_forward=feed_forward)
     settings.require("attention_bias", False, "biases are not implemented")
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     return (
@@ -82,36 +88,40 @@ def qwen3_5_recipes(
     *,
     prefix: str | None = None,
     head: str = "lm_head.weight",
+    delta: Mapping[str, str] = DELTA,
+    fused: Mapping[str, tuple[str, FusedPart]] | None = None,
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; see `Family.recipes`.
+    """Returns the recipes of all parameters but those of experts.
 
     Args:
       config: config of the model.
       names: names of the stored tensors.
       prefix: as of `layout_recipes`.
       head: as of `layout_recipes`.
+      delta: module of each projection of the gated delta rule.
+      fused: module and part of those of its projections that are stored together.
     """
     parts = (
         FusedPart(i, (1, 1), config.heads, in_first=False)  # of each head
         for i in range(2)
     )
     both = ("self_attention/query", "self_attention/query_gate")
-    modules = {
-        path: module
-        for path, module in MODULES.items()
-        if config.recurrent_layers or not path.startswith("gated_delta/")
+    queries = {
+        path: ("self_attn.q_proj", part) for path, part in zip(both, parts, strict=True)
     }
+    some = bool(config.recurrent_layers)
     return layout_recipes(
         config,
         names,
         prefix=prefix,
         head=head,
-        modules=modules,
-        fused={
-            path: ("self_attn.q_proj", part)
-            for path, part in zip(both, parts, strict=True)
+        modules={
+            **ATTENTION,
+            **feed_forward_modules(config),
+            **(delta if some else {}),
         },
-        others=OTHERS if config.recurrent_layers else None,
+        fused={**queries, **(fused or {} if some else {})},
+        others=OTHERS if some else None,
     )
 
 

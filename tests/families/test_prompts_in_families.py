@@ -47,7 +47,16 @@ FAMILIES = [*FIRST, *sorted({path.name for path in FOLDER.iterdir()} - {*FIRST})
 SIZES = [(4, 3), (2, 9), (7, 1), (1, 2), (5, 4)]
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
 # Models whose layers are not all alike, which cannot be read layer by layer.
-MIXED = ("glm4_moe", "lfm2", "lfm2_moe", "qwen2_moe_dense", "qwen3_5", "qwen3_5_text")
+MIXED = (
+    "glm4_moe",
+    "lfm2",
+    "lfm2_moe",
+    "qwen2_moe_dense",
+    "qwen3_5",
+    "qwen3_5_text",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+)
 SHARED = {
     "decoder_only": Prompting(),
     "encoder_decoder": Prompting(visibility=("prompt->prompt",)),

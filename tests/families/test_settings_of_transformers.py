@@ -42,6 +42,7 @@ PARTS = {
     "gemma3": ("text_config",),
     "mistral3": ("text_config",),
     "qwen3_5": ("text_config",),
+    "qwen3_5_moe": ("text_config",),
     "qwen3_vl": ("text_config",),
     "t5gemma": ("encoder", "decoder"),
 }

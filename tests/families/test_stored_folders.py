@@ -149,6 +149,26 @@ def test_only_parts_that_read_images_are_ignored(family):
     assert {name.removeprefix("model.").split(".")[0] for name in ignored} == {*unread}
 
 
+def test_experts_that_are_stored_together_are_those_stored_apart(tmp_path):
+    """The published folders of Qwen 3.5 have a tensor of all experts of a layer."""
+    folder = copied("qwen3_5_moe", tmp_path)
+    apart, file = read(folder), folder / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(read_config(folder).layers):
+        start = f"model.language_model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([tensors.pop(f"{start}.{i}.{x}_proj.weight") for i in range(4)])
+            for x in ("gate", "up", "down")
+        )
+        tensors[f"{start}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{start}.down_proj"] = down
+    save_file(tensors, file)
+    together = read(folder)
+    assert together.keys() == apart.keys()
+    for path, array in together.items():
+        np.testing.assert_array_equal(array, apart[path], err_msg=path)
+
+
 def test_a_head_of_its_own_needs_no_setting(tmp_path):
     """Published folders of Mistral Small 3.1 have a head and do not declare it."""
     folder = copied("mistral3", tmp_path)

@@ -1,0 +1,68 @@
+"""Qwen 3.5 with experts, text models; one expert processes every token."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    fused_experts,
+    prefix_of,
+    read_experts,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.qwen2_moe import shared_experts
+from prompt_tuning.families.qwen3_5 import (
+    QWEN3_5_TEXT,
+    qwen3_5_recipes,
+    read_qwen3_5,
+)
+
+ROUTER = "mlp.gate.weight"
+INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+
+
+def read_qwen3_5_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_qwen3_5(settings, "moe_intermediate_size") | read_experts(settings)
+    shared = settings.size("shared_expert_intermediate_size")
+    return fields | {"shared_expert_width": shared}
+
+
+def qwen3_5_moe_recipes(
+    config: ModelConfig,
+    names: Collection[str],
+    *,
+    prefix: str | None = None,
+    head: str = "lm_head.weight",
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; arguments as of `qwen3_5_recipes`.
+
+    Experts are stored together in the published folders, but apart in folders that
+    transformers writes.
+    """
+    start = prefix_of(names) if prefix is None else prefix
+    experts = (
+        fused_experts(config, start, ROUTER, INWARD, OUTWARD)
+        if f"{start}layers.0.{INWARD}" in names
+        else separate_experts(config, start)
+    )
+    others = qwen3_5_recipes(config, names, prefix=prefix, head=head)
+    return others | experts | shared_experts(config, start)
+
+
+QWEN3_5_MOE_TEXT = dataclasses.replace(
+    QWEN3_5_TEXT,
+    model_type="qwen3_5_moe_text",
+    title="Qwen 3.5, text models with experts",
+    read_fields=read_qwen3_5_moe,
+    recipes=qwen3_5_moe_recipes,
+    inert=QWEN3_5_TEXT.inert | BALANCING,
+)
