@@ -70,6 +70,7 @@ class TuneFields(TypedDict, total=False):
     evaluate_every: int
     save_every: int
     log_every: int
+    loggers: Sequence[str] | None
     keep_last: int
     keep_prompts: int | Literal["all"]
     save_paths: Sequence[str]

@@ -31,7 +31,7 @@ STEPS = "Run.steps"
 PROMPTING = "Run.prompting"
 MAXIMUM_NESTING = 3
 _FREE = re.compile(
-    r"Run\.(steps|log_every|save_every|keep_last|keep_best|keep_prompts"
+    r"Run\.(steps|log_every|loggers|save_every|keep_last|keep_best|keep_prompts"
     r"|save_paths|evaluate_every"
     r"|early_stopping|early_stopping_metric|evaluation)"
 )

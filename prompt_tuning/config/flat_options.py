@@ -323,4 +323,13 @@ TABLE = (
         "steps between lines of the log",
         "Run.log_every",
     ),
+    FlatOption(
+        "loggers",
+        OUTPUT,
+        "programs that get the lines of the log too: tensorboard, wandb and trackio",
+        "Run.loggers",
+        kind=list,
+        default="tensorboard if tensorboardX is installed",
+        metavar="NAME",
+    ),
 )

@@ -77,6 +77,8 @@ class Run:
       save_every: steps between checkpoints; 0 for checkpoints only at evaluations and
         at the end.
       log_every: steps between lines of the log.
+      loggers: programs that get the lines of the log too, some of "tensorboard",
+        "wandb" and "trackio"; None for TensorBoard where tensorboardX is installed.
       keep_last: number of newest checkpoints to keep.
       keep_prompts: number of newest steps that keep their prompts when their checkpoint
         is deleted, or "all". They are in the folder `kept_prompts` of the run.
@@ -133,6 +135,7 @@ class Run:
     evaluate_every: NonnegativeInteger = 0
     save_every: NonnegativeInteger = 100
     log_every: PositiveInteger = 10
+    loggers: Sequence[str] | None = None
     keep_last: PositiveInteger = 2
     keep_prompts: NonnegativeInteger | Literal["all"] = "all"
     save_paths: Sequence[str] = ()

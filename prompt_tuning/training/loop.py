@@ -184,7 +184,7 @@ def loop(
             if done:
                 member.store.finish_deletion(done)
             patience = open_patience(member.trainer.run, member.store.folder, done)
-            log = open_log(member.directory, done)
+            log = open_log(member.directory, done, first.run.loggers)
             resources.enter_context(contextlib.closing(log))
             recorders.append(Recorder(member.trainer, member.store, log, patience))
         stopping = resources.enter_context(stop_signals())

@@ -1,8 +1,7 @@
-"""The log of a run: `metrics.jsonl`, and TensorBoard if tensorboardX is installed."""
+"""The log of a run: `metrics.jsonl`, and programs that get its lines too."""
 
-import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
 from prompt_tuning.processes.group import is_first
 from prompt_tuning.training.fingerprint_log import FingerprintLog
+from prompt_tuning.training.loggers import open_loggers
 
 METRICS_FILE = "metrics.jsonl"
 MAXIMUM_LOG = 2**30
@@ -30,37 +30,41 @@ CHANGED = "evaluation_changed"
 class MetricsLog:
     """Appends one JSON object per line; a resumed run repeats no line."""
 
-    def __init__(self, directory: Path, after_step: int):
+    def __init__(
+        self,
+        directory: Path,
+        after_step: int,
+        loggers: Sequence[str] | None = None,
+    ):
         """Opens the log and removes the lines of steps after `after_step`.
 
+        Args:
+          directory: run directory.
+          after_step: number of completed steps.
+          loggers: names of programs that get the lines too; see `open_loggers`.
+
         Raises:
-          InputError: if the log is a link out of the directory.
+          InputError: if the log is a link out of the directory, or a logger refuses to
+            start.
         """
         check_links(directory, METRICS_FILE)
         self._path, self._after_step = directory / METRICS_FILE, after_step
-        self._tensorboard = None
         with reporting_disk_errors(self._path):
             _drop_lines(self._path, after_step)
             self._path.touch()
             sync_path(directory)
             self._lines = self._path.open("a")
             self._fingerprints = FingerprintLog(directory, after_step)
-            if importlib.util.find_spec("tensorboardX") is not None:
-                from tensorboardX import SummaryWriter
-
-                self._tensorboard = SummaryWriter(
-                    str(directory / "tensorboard"), purge_step=after_step + 1
-                )
+            self._loggers = open_loggers(loggers, directory, after_step)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of one step."""
         with reporting_disk_errors(self._path):
             self._lines.write(json.dumps({"step": step, **metrics}) + "\n")
             self._lines.flush()
-            # TensorBoard would draw a second point for a step that is measured again.
-            if self._tensorboard is not None and step > self._after_step:
-                for name, value in metrics.items():
-                    self._tensorboard.add_scalar(name, value, step)
+            # They would draw a second point for a step that is measured again.
+            for logger in self._loggers if step > self._after_step else ():
+                logger.write(step, metrics)
 
     def write_fingerprint(self, step: int, fingerprint: str) -> None:
         """Writes the fingerprint of the trained parameters after a step."""
@@ -87,8 +91,8 @@ class MetricsLog:
         with reporting_disk_errors(self._path):
             self._lines.close()
             self._fingerprints.close()
-            if self._tensorboard is not None:
-                self._tensorboard.close()
+            for logger in self._loggers:
+                logger.close()
 
 
 class NoLog:
@@ -110,9 +114,11 @@ class NoLog:
         """Does nothing."""
 
 
-def open_log(directory: Path, after_step: int) -> MetricsLog | NoLog:
+def open_log(
+    directory: Path, after_step: int, loggers: Sequence[str] | None = None
+) -> MetricsLog | NoLog:
     """Opens the log of a run; only the first of several processes writes it."""
-    return MetricsLog(directory, after_step) if is_first() else NoLog()
+    return MetricsLog(directory, after_step, loggers) if is_first() else NoLog()
 
 
 OnDamage = Callable[[str], None]

@@ -42,6 +42,7 @@ from prompt_tuning.prompts.trained_tokens import TrainedTokens
 from prompt_tuning.rollouts.prompt_table import load_prompts
 from prompt_tuning.training.distillation import open_evaluator, open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
+from prompt_tuning.training.loggers import check_loggers
 from prompt_tuning.training.pipeline_setup import (
     check_division,
     microbatch_shape,
@@ -68,6 +69,7 @@ def plan_run(run: Run) -> "RunPlan":
         raise InputError(
             f"the run has no directory: give {how_to_set('Run.directory', 'DIRECTORY')}"
         )
+    check_loggers(run.loggers)
     # Whole arrays are sharded over the devices of all stages.
     model = open_pretrained(
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)

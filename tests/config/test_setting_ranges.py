@@ -28,6 +28,7 @@ from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.processes.process_launch import Launch
 from prompt_tuning.texts.text_settings import TextSettings
+from prompt_tuning.texts.text_study import TextStudy
 from tests.support.outside_values import has_unranged, outside
 
 PACKAGE = Path(pt.__file__).parent
@@ -38,7 +39,7 @@ NEEDED: dict[type, dict[str, Any]] = {
 }
 """Fields that a class of settings without a factory needs in order to be valid."""
 SETTINGS = (
-    *(Sampling, BeamSearch, TextSettings, Launch),
+    *(Sampling, BeamSearch, TextSettings, TextStudy, Launch),
     *(Preparation, RecordFormat, TextFormat, Splits, Share),
 )
 PAIRS = [("a", "b")]
