@@ -336,6 +336,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
         **{"num_dense_layers": 2, "routed_scaling_factor": 1.5},
     },
+    "qwen3_next": DELTA
+    | DELTA_EXPERTS
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": DELTA["layer_types"][:3],
+        "mlp_only_layers": [0],
+    },
     "qwen3_5_text": DELTA,
     "qwen3_5": {
         "text_config": DELTA
@@ -541,7 +548,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # Projections of other mixers than attention, and of LFM2's attention.
 MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
-    *(f"in_proj_{part}" for part in ("qkv", "z", "b", "a")),
+    *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
     "linear_attn.out_proj",
 )
 # Modules that IA3 scales at their input, and at their output.
@@ -552,7 +559,7 @@ SCALED_INPUT = (
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
-    "conv.in_proj",
+    *("conv.in_proj", "in_proj_qkvz"),
 )
 
 

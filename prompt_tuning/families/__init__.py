@@ -45,6 +45,7 @@ from prompt_tuning.families.qwen3_5 import QWEN3_5_TEXT
 from prompt_tuning.families.qwen3_5_images import QWEN3_5, QWEN3_5_MOE
 from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from prompt_tuning.families.qwen3_moe import QWEN3_MOE
+from prompt_tuning.families.qwen3_next import QWEN3_NEXT
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.seed_oss import SEED_OSS
 from prompt_tuning.families.smollm3 import SMOLLM3
@@ -106,6 +107,7 @@ FAMILIES: dict[str, Family] = {
         HELIUM,
         LFM2,
         LFM2_MOE,
+        QWEN3_NEXT,
         QWEN3_5_TEXT,
         QWEN3_5,
         QWEN3_5_MOE_TEXT,

@@ -56,6 +56,7 @@ MIXED = (
     "qwen3_5_text",
     "qwen3_5_moe",
     "qwen3_5_moe_text",
+    "qwen3_next",
 )
 SHARED = {
     "decoder_only": Prompting(),

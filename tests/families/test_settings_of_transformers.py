@@ -34,6 +34,7 @@ OPTIONS = {
     "smollm3": WINDOWS,
     "phi3": LONGROPE,
     "exaone4": {"layer_types": None},
+    "qwen3_next": {"decoder_sparse_step": 2},
 }
 """Settings with which further settings are read."""
 NEEDED = {"glm4_moe": {"head_dim": 128}}

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from prompt_tuning.checkpoints.joined_parts import share_of
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.model_config import ModelConfig
@@ -45,9 +46,7 @@ class Projection:
     @property
     def module_out(self) -> int:
         """Output size of the module, with all of its parts."""
-        return (
-            self.size_out // self.part.shares[self.part.index] * sum(self.part.shares)
-        )
+        return self.size_out // share_of(self.part) * sum(self.part.shares)
 
     @property
     def scales_input(self) -> bool:

@@ -1,0 +1,69 @@
+"""Qwen3-Next: gated delta rule, gated attention and experts."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.joined_parts import JoinedParts
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    prefix_of,
+    read_dense_layers,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.qwen2_moe import shared_experts
+from prompt_tuning.families.qwen3_5 import DELTA, qwen3_5_recipes
+from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_moe
+
+OUTPUT = {"gated_delta/output": DELTA["gated_delta/output"]}
+
+
+def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    normalized = settings.flag("norm_topk_prob", True)
+    return (
+        read_qwen3_5_moe(settings)
+        | read_dense_layers(settings)
+        | {"normalize_experts": normalized}
+    )
+
+
+def qwen3_next_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    groups = config.recurrent_key_heads
+    values = config.recurrent_heads // max(groups, 1)
+    keys, wide = config.recurrent_key_width, values * config.recurrent_width
+    # Of each key head: its query and key, then the values and gates of its value heads.
+    shares = (keys, keys, wide, wide)
+    qkv = JoinedParts(0, shares, groups, in_first=False, last=2)
+    gate = FusedPart(3, shares, groups, in_first=False)
+    strength, decay = (FusedPart(i, (1, 1), groups, in_first=False) for i in range(2))
+    fused = {
+        "gated_delta/input": ("linear_attn.in_proj_qkvz", qkv),
+        "gated_delta/gate": ("linear_attn.in_proj_qkvz", gate),
+        "gated_delta/strength": ("linear_attn.in_proj_ba", strength),
+        "gated_delta/decay": ("linear_attn.in_proj_ba", decay),
+    }
+    prefix = prefix_of(names)
+    return (
+        qwen3_5_recipes(config, names, delta=OUTPUT, fused=fused)
+        | separate_experts(config, prefix)
+        | shared_experts(config, prefix)
+    )
+
+
+QWEN3_NEXT = dataclasses.replace(
+    QWEN3_5_MOE_TEXT,
+    model_type="qwen3_next",
+    title="Qwen3-Next",
+    read_fields=read_qwen3_next,
+    recipes=qwen3_next_recipes,
+)
