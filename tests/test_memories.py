@@ -3,14 +3,23 @@
 import dataclasses
 import json
 
+import h5py
 import numpy as np
 import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.token_weights import COMPLETION, PROMPT
 from prompt_tuning.data.text.tokenizers import load_tokenizer
-from prompt_tuning.texts.text_study import TextStudy, cut_chunks, read_text
+from prompt_tuning.texts import text_study
+from prompt_tuning.texts.text_study import (
+    StudiedText,
+    TextStudy,
+    cut_chunks,
+    read_text,
+    write_study,
+)
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 MODEL = "bundled:skills-decoder"
@@ -70,6 +79,20 @@ def test_a_model_that_cannot_have_the_prefix_writes_no_rows(tmp_path):
     with pytest.raises(InputError, match="needs all weights at once"):
         pt.remember(model, TEXT, slots=8, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_without_bos_have_a_token_that_predicts_the_learned_ones(
+    tmp_path, monkeypatch
+):
+    written = [[5], [6, 7], [8, 9, 10]]
+    monkeypatch.setattr(text_study, "continue_rows", lambda *_, **__: written)
+    text = StudiedText(tuple(range(20)), (), given=8, learned=4)
+    study, model = TextStudy(rows=5, held_out=1), pt.load(MODEL).prompted
+    for path in write_study(tmp_path, text, study, model, {}):
+        with h5py.File(path) as file:
+            types = np.asarray(file["token_type_ids"])
+        assert (types[:, 0] == PROMPT).all()
+        assert (types == COMPLETION).any(axis=1).all()
 
 
 def test_unknown_characters_and_plain_rows_of_a_chat_model_are_named(tmp_path):

@@ -251,7 +251,13 @@ def _continuations(
     ]
     sampling = Sampling(new_tokens=text.learned, temperature=1.0, seed=study.seed)
     written = continue_rows(model, parameters, before, sampling, batch_size=BATCH)
-    return [(list(text.begin), row) for row in written if row]
+    # Without BOS nothing before a row predicts its first token, which is given then.
+    given = 0 if text.begin else 1
+    return [
+        ([*text.begin, *row[:given]], row[given:])
+        for row in written
+        if len(row) > given
+    ]
 
 
 def cut_chunks(ids: Sequence[int], length: int) -> list[Sequence[int]]:
