@@ -211,6 +211,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
         "tie_word_embeddings": True,
     },
+    "qwen3_vl_moe": {
+        "text_config": DECODER
+        | {
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+            "rope_parameters": DEFAULT | {"mrope_section": [1, 1, 0]},
+        },
+        "vision_config": DEEP_IMAGES | {"deepstack_visual_indexes": [0]},
+        **{name: SPECIAL[name] for name in ("bos_token_id", "eos_token_id")},
+    },
     "gemma": DECODER | {"head_dim": 6, "tie_word_embeddings": True},
     "gemma2": DECODER
     | {

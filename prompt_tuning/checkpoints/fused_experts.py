@@ -7,6 +7,7 @@ import numpy as np
 
 from prompt_tuning.checkpoints.quantized.codes import WidenedTensor
 from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
     Recipe,
     StoredTensor,
     Transform,
@@ -42,6 +43,34 @@ class FusedExperts(Transform):
         first = tensor.shape[1] // self.parts * self.index
         stored = slice(columns.start + first, columns.stop + first)
         return tensor.read((experts, stored, rows)).swapaxes(1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnedExperts(FusedExperts):
+    """Takes the same of tensors that some files store as `[E, in, out]`.
+
+    Attributes:
+      outputs: number of outputs of all parts, which tells both layouts apart; if the
+        number of inputs is the same, tensors are `[E, out, in]`.
+    """
+
+    outputs: int = 0
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the part, `[E, in, out]`.
+
+        Raises:
+          ValueError: if the number of columns is not divisible.
+        """
+        usual = stored.shape[1] == self.outputs
+        return super().__call__(stored if usual else stored.swapaxes(1, 2))
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the block of the part."""
+        if tensor.shape[1] == self.outputs:
+            return super().read(tensor, block)
+        part = FusedPart(self.index, (1,) * self.parts)
+        return part.read(tensor, block)
 
 
 @dataclasses.dataclass(frozen=True)

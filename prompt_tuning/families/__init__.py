@@ -47,6 +47,7 @@ from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT
 from prompt_tuning.families.qwen3_moe import QWEN3_MOE
 from prompt_tuning.families.qwen3_next import QWEN3_NEXT
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
+from prompt_tuning.families.qwen3_vl_moe import QWEN3_VL_MOE
 from prompt_tuning.families.seed_oss import SEED_OSS
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.stablelm import STABLELM
@@ -71,7 +72,6 @@ REFUSED = {
     "hunyuan_v1_dense": "norms after the rotary embedding are not implemented",
     "olmo": "layer norms without parameters are not implemented",
     "phimoe": "its choice of experts (SparseMixer) is not implemented",
-    "qwen3_vl_moe": "of models with images, only dense Qwen 3 VL is read",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
@@ -86,6 +86,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         QWEN3_VL,
+        QWEN3_VL_MOE,
         GEMMA,
         GEMMA2,
         GEMMA3_TEXT,

@@ -57,6 +57,7 @@ MIXED = (
     "qwen3_5_moe",
     "qwen3_5_moe_text",
     "qwen3_next",
+    "qwen3_vl_moe",
 )
 SHARED = {
     "decoder_only": Prompting(),

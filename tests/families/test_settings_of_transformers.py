@@ -45,6 +45,7 @@ PARTS = {
     "qwen3_5": ("text_config",),
     "qwen3_5_moe": ("text_config",),
     "qwen3_vl": ("text_config",),
+    "qwen3_vl_moe": ("text_config",),
     "t5gemma": ("encoder", "decoder"),
 }
 """Parts of `config.json` whose settings are read as well."""

@@ -169,6 +169,20 @@ def test_experts_that_are_stored_together_are_those_stored_apart(tmp_path):
         np.testing.assert_array_equal(array, apart[path], err_msg=path)
 
 
+def test_experts_are_read_with_inputs_or_outputs_first(tmp_path):
+    """The published folders of Qwen 3 VL have inputs first; transformers' have not."""
+    folder = copied("qwen3_vl_moe", tmp_path)
+    outputs_first, file = read(folder), folder / "model.safetensors"
+    tensors = {
+        name: array.swapaxes(1, 2).copy() if ".experts." in name else array
+        for name, array in load_file(file).items()
+    }
+    save_file(tensors, file)
+    inputs_first = read(folder)
+    for path, array in inputs_first.items():
+        np.testing.assert_array_equal(array, outputs_first[path], err_msg=path)
+
+
 def test_a_head_of_its_own_needs_no_setting(tmp_path):
     """Published folders of Mistral Small 3.1 have a head and do not declare it."""
     folder = copied("mistral3", tmp_path)

@@ -1,0 +1,78 @@
+"""Qwen 3 VL with experts: the text model is read; see `qwen3_vl` for its positions."""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.fused_experts import TurnedExperts
+from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
+from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    BALANCING,
+    PATH,
+    feed_forward_modules,
+    read_dense_layers,
+    read_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import layout_recipes, read_layout
+from prompt_tuning.families.qwen3_vl import QWEN3_VL
+from prompt_tuning.families.rotary_settings import read_rotary
+from prompt_tuning.families.text_part import part_names, read_text_part
+
+
+def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    count = "num_experts" if "num_experts" in settings else "num_local_experts"
+    biased = settings.flag("attention_bias", False)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | read_experts(settings, count)
+        | read_dense_layers(settings)
+        | {
+            "feed_forward_width": settings.size("moe_intermediate_size"),
+            "query_key_norm": "head",
+            "biases": "attention" if biased else "none",
+        }
+    )
+
+
+def qwen3_vl_moe_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix, head = part_names(names)
+    modules = ATTENTION | feed_forward_modules(config)
+    both, width = 2 * config.feed_forward_width, config.width
+    tensors = {
+        "router/kernel": ("gate.weight", transpose),
+        "expert_gate": ("experts.gate_up_proj", TurnedExperts(0, 2, both)),
+        "expert_up": ("experts.gate_up_proj", TurnedExperts(1, 2, both)),
+        "expert_down": ("experts.down_proj", TurnedExperts(0, 1, width)),
+    }
+    layers = layers_with(config, "mlp")
+    return layout_recipes(config, names, prefix=prefix, head=head, modules=modules) | {
+        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.mlp.{name}", layers, part)
+        for ours, (name, part) in tensors.items()
+    }
+
+
+READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
+QWEN3_VL_MOE = dataclasses.replace(
+    QWEN3_VL,
+    model_type="qwen3_vl_moe",
+    title="Qwen 3 VL (experts), of which the text model is read",
+    read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
+    recipes=qwen3_vl_moe_recipes,
+    write_settings=None,
+    inert=QWEN3_VL.inert | BALANCING | {"sliding_window"},
+)
