@@ -269,6 +269,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1],
         "attention_bias": True,
     },
+    "olmo": NO_HEAD_DIM | {"num_hidden_layers": 2, "hidden_size": 16},
     "olmo2": NO_HEAD_DIM | {"hidden_size": 16},
     "olmo3": NO_HEAD_DIM
     | {

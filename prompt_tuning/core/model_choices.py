@@ -6,7 +6,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STORES
 
 Architecture = Literal["decoder_only", "encoder_decoder"]
-Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale"]
+Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi"]

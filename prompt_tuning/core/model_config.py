@@ -74,7 +74,7 @@ class ModelConfig:
       head_width: `K`.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
         `norms.Norm`), layer norm (scale and bias), or layer norm without a bias
-        (Cohere).
+        (Cohere) or without any parameter (OLMo 1).
       norm_epsilon: added to the mean square.
       norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,
         section 3.2), or both (Gemma 2: Gemma Team 2024, section 2), always before the

@@ -33,6 +33,7 @@ from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
 from prompt_tuning.families.mixtral import MIXTRAL
+from prompt_tuning.families.olmo import OLMO
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
 from prompt_tuning.families.opt import OPT
@@ -70,7 +71,6 @@ REFUSED = {
         ("llama4", "llama4_text"), "attention in chunks is not implemented"
     ),
     "hunyuan_v1_dense": "norms after the rotary embedding are not implemented",
-    "olmo": "layer norms without parameters are not implemented",
     "phimoe": "its choice of experts (SparseMixer) is not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
@@ -93,6 +93,7 @@ FAMILIES: dict[str, Family] = {
         GEMMA3,
         PHI3,
         SMOLLM3,
+        OLMO,
         OLMO2,
         OLMO3,
         GRANITE,

@@ -117,6 +117,8 @@ def norm_names(
     config: ModelConfig, modules: Mapping[str, str]
 ) -> dict[str, tuple[str, Transform]]:
     """Returns the stored names of norms from the stored module of each, by our path."""
+    if config.norm == "layer_fixed":
+        return {}
     kinds = {"scale": "weight", "bias": "bias"}
     return {
         f"{ours}/{kind}": (f"{module}.{stored}", identity)

@@ -20,7 +20,7 @@ class Norm(nnx.Module):
     "Gemma"; the sum is computed in float32, since bfloat16 would round it).
 
     Attributes:
-      scale: `[L, D]`, or `[D]` for a single norm.
+      scale: `[L, D]`, or `[D]` for a single norm; None in "layer_fixed".
       bias: bias of a layer norm, of the same shape; None for a root-mean-square norm.
       adapters: a trained bias, if there is one; see `TrainedBias`.
     """
@@ -38,7 +38,7 @@ class Norm(nnx.Module):
     ):
         self.epsilon = config.norm_epsilon
         self.plus_one = config.norm == "rms_plus_one"
-        self.centered = config.norm in ("layer", "layer_scale")
+        self.centered = config.norm.startswith("layer")
         self.head_width = head_width
         self.axis, self.width = axis, config.width if width is None else width
         shape = (self.width,) if stacked is None else (stacked, self.width)
@@ -53,13 +53,15 @@ class Norm(nnx.Module):
             dtype=config.parameter_dtype,
             partial_over=partial_over,
         )
-        self.scale = array(initializer=start)
+        fixed = config.norm == "layer_fixed"
+        self.scale = None if fixed else array(initializer=start)
         self.bias = array(initializer=zeros) if config.norm == "layer" else None
         self.adapters = nnx.Dict()
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
         """Normalizes the last axis, `K` wide in a norm of heads."""
-        scale = self.scale[...]
+        ones = jnp.ones(x.shape[-1], x.dtype)
+        scale = ones if self.scale is None else self.scale[...]
         if self.head_width is not None and len(scale) > self.head_width:
             scale = scale.reshape(-1, self.head_width)  # of each head on this device
         if self.plus_one:

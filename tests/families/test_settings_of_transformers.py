@@ -202,6 +202,7 @@ OLD_SCALING = {
         ("qwen2_moe", {"decoder_sparse_step": 25}),
         ("qwen3_moe", {"mlp_only_layers": [*range(24)]}),
         ("glm4_moe", {"first_k_dense_replace": 46}),
+        ("olmo", {"clip_qkv": 8.0}),
         ("olmoe", {"clip_qkv": 8.0}),
         ("gptj", {"tie_word_embeddings": True}),
         ("phi", {"tie_word_embeddings": True}),

@@ -1,0 +1,38 @@
+"""OLMo 1: layer norms without parameters (Groeneveld et al. 2024)."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.rotary_settings import read_rotary
+
+
+def read_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("clip_qkv", None, "clipped projections are not implemented")
+    fields = read_layout(settings)
+    biased = settings.flag("attention_bias", False)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | {
+            "norm": "layer_fixed",
+            "norm_epsilon": 1e-5,
+            "biases": "attention" if biased else "none",
+        }
+    )
+
+
+OLMO = dataclasses.replace(
+    LLAMA,
+    model_type="olmo",
+    title="OLMo 1",
+    read_fields=read_olmo,
+    write_settings=None,
+)
