@@ -133,9 +133,9 @@ DEEP_IMAGES: dict[str, Any] = {
 DELTA: dict[str, Any] = {
     **DECODER,
     "hidden_size": 16,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 4,
     "head_dim": 8,
-    "layer_types": [*["linear_attention", "full_attention"] * 2, "linear_attention"],
+    "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 4,
