@@ -98,7 +98,12 @@ def read_biases(
             continue
         used = [True] * len(recipe.sources)
         if choice == "lora_only" and lora is not None:
-            used = [bool(layer.any()) for layer in lora]
+            used = [
+                bool(layer.any()) or name in given
+                for name, layer in zip(recipe.sources, lora, strict=True)
+            ]
+        if not any(used):
+            continue
         layers = [
             _read(given, name, recipe, source) if own else None
             for name, own in zip(recipe.sources, used, strict=True)
