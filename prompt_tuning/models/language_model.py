@@ -229,7 +229,8 @@ class LanguageModel(nnx.Module):
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Computes the scores of every token, or of every class, in float32."""
         head = as_output_head(self.output_head())
-        logits = head_logits(collectives.gather_rows(hidden), head)
+        hidden = collectives.gather_rows(hidden)
+        logits = head_logits(hidden, head)
         if self.config.labels:
             return logits  # on one device, and nothing else acts on classes
         for rows in self.token_embedder.adapters.values():
