@@ -34,14 +34,21 @@ def main() -> None:
     np.savez(sys.argv[2], **outputs)
 
 
+def decoder_class(base) -> Any:
+    """Returns the class that loads a decoder, also one of a model with images."""
+    config = transformers.AutoConfig.from_pretrained(base)
+    known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if known and not hasattr(config, "vision_config"):
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
+
+
 def logits(
     base, tokens, adapter=None, task_ids=None, double=False, size=None
 ) -> np.ndarray:
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     family = (
-        transformers.AutoModelForSeq2SeqLM
-        if "labels" in given
-        else transformers.AutoModelForCausalLM
+        transformers.AutoModelForSeq2SeqLM if "labels" in given else decoder_class(base)
     )
     # Other implementations leave out the soft caps of Gemma 2.
     model = family.from_pretrained(base, attn_implementation="eager").eval()
