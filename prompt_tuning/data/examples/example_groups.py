@@ -1,10 +1,13 @@
 """Examples that are groups of rows, which an objective compares."""
 
 import abc
+import dataclasses
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.row_sources import Repetition
 
@@ -66,6 +69,34 @@ class ExampleGroups(abc.ABC):
     @abc.abstractmethod
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
         """Maximum number of targets of a row with nonzero loss weight."""
+
+
+def check_prompt(
+    examples: Examples, number: int, example: Example, remedy: str
+) -> None:
+    """Checks that the model without what is trained can score an answer.
+
+    Args:
+      examples: table of the examples.
+      number: number of the example in it.
+      example: the prompt and the answer.
+      remedy: what to give instead.
+
+    Raises:
+      InputError: if nothing precedes the answer.
+    """
+    if examples.reader.same_tokens and example.weights[0]:
+        raise InputError(
+            f"{examples.describe(number)}: the prompt is empty, so the model without "
+            "what is trained has nothing to predict the first token of an answer from; "
+            f"{remedy}"
+        )
+
+
+def unweighted(example: Example) -> Example:
+    """Returns an example whose learned tokens all weigh 1, without columns."""
+    weights = (example.weights > 0).astype(np.float32)
+    return dataclasses.replace(example, weights=weights, columns={})
 
 
 def example_weight(example: Example) -> float:

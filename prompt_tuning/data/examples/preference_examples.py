@@ -10,7 +10,12 @@ from jaxtyping import Bool, Int64
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
+from prompt_tuning.data.examples.example_groups import (
+    ExampleGroups,
+    check_prompt,
+    example_weight,
+    unweighted,
+)
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
@@ -74,7 +79,7 @@ class PreferenceExamples(ExampleGroups):
 
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the row of the chosen and of the rejected answer."""
-        return [_unweighted(example) for example in self._pair(number)]
+        return [unweighted(example) for example in self._pair(number)]
 
     @property
     def rows_per_example(self) -> int:
@@ -179,12 +184,8 @@ def _weight(examples: Examples, number: int) -> float:
       InputError: if nothing precedes its answer, so the model alone cannot score it.
     """
     example = examples[number]
-    if examples.reader.same_tokens and example.weights[0]:
-        raise InputError(
-            f"{examples.describe(number)}: the prompt is empty, so the model without "
-            "what is trained has nothing to predict the first token of an answer from; "
-            "give each record a prompt, or answers that begin alike"
-        )
+    remedy = "give each record a prompt, or answers that begin alike"
+    check_prompt(examples, number, example, remedy)
     return example_weight(example)
 
 
@@ -203,8 +204,3 @@ def _records(examples: Examples) -> Int64[np.ndarray, "E"]:
             "messages, expected one message of the assistant after the prompt"
         )
     return records
-
-
-def _unweighted(example: Example) -> Example:
-    weights = (example.weights > 0).astype(np.float32)
-    return dataclasses.replace(example, weights=weights)

@@ -7,7 +7,12 @@ from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.example_groups import ExampleGroups, example_weight
+from prompt_tuning.data.examples.example_groups import (
+    ExampleGroups,
+    check_prompt,
+    example_weight,
+    unweighted,
+)
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
@@ -59,7 +64,7 @@ class RatedExamples(ExampleGroups):
         """Returns the row of the answer, and of the answer of the example before."""
         own = self._examples[number]
         other = self._examples[(number - 1) % len(self)]
-        return [_plain(own), self._with_answer(_plain(own), _plain(other))]
+        return [unweighted(own), self._with_answer(unweighted(own), unweighted(other))]
 
     def _with_answer(self, own: Example, other: Example) -> Example:
         """Returns an example with the answer of another one."""
@@ -145,16 +150,5 @@ def _rating(examples: Examples, number: int, example: Example) -> int:
             f"{examples.describe(number)}: the rating {LABEL!r} is {rating:g}, "
             "expected true (1) for a good answer, or false (0) for a bad one"
         )
-    if examples.reader.same_tokens and example.weights[0]:
-        raise InputError(
-            f"{examples.describe(number)}: the prompt is empty, so the model without "
-            "what is trained has nothing to predict the first token of an answer from; "
-            "give each record a prompt"
-        )
+    check_prompt(examples, number, example, "give each record a prompt")
     return int(rating)
-
-
-def _plain(example: Example) -> Example:
-    """Returns an example whose learned tokens all weigh 1, without columns."""
-    weights = (example.weights > 0).astype(np.float32)
-    return dataclasses.replace(example, weights=weights, columns={})
