@@ -109,11 +109,7 @@ def candidate_nats(
         batch_size=batch_size,
         prompt_ids=prompt_ids,
     )
-    for numbers, batch_nats in scored:
-        nats[numbers] = batch_nats
-        if on_batch is not None:
-            on_batch(batch_nats.size)
-    return nats
+    return _in_order(scored, nats, on_batch)
 
 
 def class_nats(
@@ -144,6 +140,15 @@ def class_nats(
         batch_size=batch_size,
         prompt_ids=prompt_ids,
     )
+    return _in_order(scored, nats, on_batch)
+
+
+def _in_order(
+    scored: Iterator[tuple[Sequence[int], np.ndarray]],
+    nats: Float[np.ndarray, "n C"],
+    on_batch: Callable[[int], None] | None,
+) -> Float[np.ndarray, "n C"]:
+    """Fills in the costs of each batch, by the numbers of its examples."""
     for numbers, batch_nats in scored:
         nats[numbers] = batch_nats
         if on_batch is not None:
