@@ -45,8 +45,7 @@ class Attention(nnx.Module):
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
-        self.config = config
-        self.head_width = config.head_width
+        self.config, self.head_width = config, config.head_width
         self.dropout_rate = config.dropout_rate
         self.scale = config.score_scale
         self.interleaved = config.rotary_interleaved
@@ -66,11 +65,12 @@ class Attention(nnx.Module):
 
         # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5
-        self.query = dense("query", (config.width, inner), ("embed", "heads"), start)
+        outward = ((config.width, inner), ("embed", "heads"))
+        self.query = dense("query", *outward, start)
         inward = ((config.width, shared), ("embed", "key_value_heads"))
         self.key, self.value = dense("key", *inward), dense("value", *inward)
-        gate = dense("query_gate", (config.width, inner), ("embed", "heads"))
-        self.query_gate = gate if config.gated_attention else None
+        gated = config.gated_attention
+        self.query_gate = dense("query_gate", *outward) if gated else None
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
         def norm(name, width, axis):
