@@ -1,7 +1,7 @@
 """The plan of a run: its model is described and checked before weights are read."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import jax
@@ -81,13 +81,20 @@ def plan_run(run: Run) -> "RunPlan":
     parameter_groups.check_matches(
         run.save_paths, list(model.plan.abstract), "Run.save_paths"
     )
-    frozen = model.prompts.frozen_slots(model.config.architecture)
     return RunPlan(
         run=run,
         model=model.in_training(run.model.trained_weights, labels),
         labels=labels,
-        optimizer=parameter_groups.group_optimizer(run.groups, labels, frozen),
+        optimizer=_group_optimizer(run, model, labels),
     )
+
+
+def _group_optimizer(
+    run: Run, model: PromptedModel, labels: Mapping[str, int]
+) -> optax.GradientTransformation:
+    """Returns the optimizer of trained parameters, which leaves frozen slots alone."""
+    frozen = model.prompts.frozen_slots(model.config.architecture)
+    return parameter_groups.group_optimizer(run.groups, labels, frozen)
 
 
 def _check_constant(paths: Collection[str], run: Run) -> None:
@@ -353,8 +360,7 @@ class RunPlan:
     def optimizer_of(self, paths: Collection[str]) -> optax.GradientTransformation:
         """Returns the optimizer of some trained parameters."""
         labels = {path: self.labels[path] for path in paths}
-        frozen = self.model.prompts.frozen_slots(self.model.config.architecture)
-        return parameter_groups.group_optimizer(self.run.groups, labels, frozen)
+        return _group_optimizer(self.run, self.model, labels)
 
     def pipeline_plan(self, batch_plan: BatchPlan) -> PipelinePlan | None:
         """Plans the run's pipeline; None without one.
