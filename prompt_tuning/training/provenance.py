@@ -4,6 +4,7 @@
 run can be made again. The frozen model's fingerprint is in `run.json`.
 """
 
+import functools
 import glob
 import hashlib
 import importlib.metadata
@@ -229,8 +230,19 @@ def _checksum(file: Path, limit: int = LARGEST_HASHED) -> str:
     """Returns the SHA-256 of a file, or why there is none."""
     if not file.is_file():
         return "not found"
-    size = file.stat().st_size
-    if size > limit:
-        return f"too large for a checksum: {size:,} bytes"
+    state = file.stat()
+    if state.st_size > limit:
+        return f"too large for a checksum: {state.st_size:,} bytes"
+    return _digest(file, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(file: Path, *state: int) -> str:
+    """Returns the SHA-256 of a file, which members of a sweep share.
+
+    Args:
+      file: the file.
+      state: what tells that the file has changed since.
+    """
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
