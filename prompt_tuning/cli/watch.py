@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="show the run as it is and end; the default if the output is no terminal",
+        help="show the run as it is and end; the same if the output is no terminal",
     )
 
 
