@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
 from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
@@ -46,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.usage = USAGE
     add_config_option(parser)
+    add_page_option(parser)
     add_print_config_option(parser)
     add_dry_run_option(parser)
     parser.add_argument(
@@ -114,6 +116,9 @@ def _train(options: argparse.Namespace, console: "Console") -> int:
         make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
     )
     _report_results(console, sweep, next_command)
+    if not (options.no_report or result.interrupted):
+        members = [Path(member.directory) for member in sweep.members]
+        write_finished_page(console, sweep.directory, members)
     if len(diverged) == len(sweep.members):
         name, why = list(diverged.items())[-1]
         raise NotFiniteError(

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
@@ -45,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write a trace of three steps, the third to the fifth, into this folder; "
         "TensorBoard and Perfetto show it",
     )
+    add_page_option(parser)
     add_print_config_option(parser)
     add_dry_run_option(parser)
     add_run_options(parser)
@@ -106,6 +108,8 @@ def run(options: argparse.Namespace) -> int:
             run_on_first(lambda: where_trained(run, outcome.trained)),
             next_command.line(run.directory),
         )
+        if not options.no_report and is_first():
+            write_finished_page(console, Path(run.directory))
     return INTERRUPTED if outcome.interrupted else 0
 
 

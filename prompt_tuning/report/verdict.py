@@ -1,6 +1,7 @@
 """Whether a run has worked, in one sentence with numbers."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from typing import Literal
 
@@ -182,11 +183,15 @@ def _not_compared(recorded: RecordedRun, measured: Measurement | None) -> str:
         )
     last = recorded.last_evaluation()
     known = ", ".join(f"{n} {shown_value(n, x)}" for n, x in last.items())
-    begin = "Not compared with no prompt, because nothing was measured for this page"
+    begin = "Not compared with no prompt: this page is made from the log alone"
+    ending = f"; its last evaluation has {known}" if known else ""
     if recorded.checkpoint is None:
         begin = "Not compared with no prompt: the run has no checkpoint"
-    ending = f"; the log's last evaluation has {known}" if known else ""
-    return f"{begin}{ending}."
+        return f"{begin}{ending}."
+    return (
+        f"{begin}{ending}. To compare, and to see samples and the prompt, enter: "
+        f"prompt-tuning report {shlex.quote(str(folder))}"
+    )
 
 
 def bounds_of(

@@ -196,6 +196,8 @@ def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, cap
     assert f"next: prompt-tuning generate --run {finished / expected} TEXT" in printed
     assert json.loads((finished / "best.json").read_text())["directory"] == expected
     assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = (finished / "report.html").read_text("utf-8")
+    assert all(f">{name}</a>" in page for name in values)
     lines = logged(finished / expected)
     measured = [x["evaluation/loss"] for x in lines if "evaluation/loss" in x]
     assert values[expected] == min(measured)

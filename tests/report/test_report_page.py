@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.cli.finished_page import REPORT_FILE
 from prompt_tuning.cli.main import main
 from prompt_tuning.report.page import render_page
 from prompt_tuning.report.recorded_run import RecordedRun
@@ -62,7 +63,8 @@ def run(files, tmp_path_factory) -> Path:
     """A finished run that holds eight pairs out."""
     folder = tmp_path_factory.mktemp("report")
     choices = {"Evaluation.exact_match": True, "Evaluation.new_tokens": 8}
-    assert tune(files, folder / "run", **choices, Run__evaluate_every=2) == 0
+    arguments = files.arguments(folder / "run", **choices, Run__evaluate_every=2)
+    assert main(["train", *arguments]) == 0
     return folder / "run"
 
 
@@ -72,6 +74,14 @@ def page(run) -> str:
     file = run.parent / "page.html"
     assert main(["report", str(run), "--output", str(file)]) == 0
     return file.read_text("utf-8")
+
+
+def test_training_ends_with_a_page_of_its_log(run, page):
+    html = (run / REPORT_FILE).read_text("utf-8")
+    assert f"prompt-tuning report {run}" in html and "alone" in html
+    curves = [row for row in Cells(page).rows if row[0].isdigit() and len(row) == 2]
+    own = Cells(html).rows
+    assert curves and all(row in own for row in curves)
 
 
 def test_numbers_are_those_of_evaluate(run, page, capsys):

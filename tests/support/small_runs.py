@@ -165,8 +165,9 @@ def logged(directory: Path) -> list[dict]:
 
 
 def tune(files: Files, directory: Path, model: Path | None = None, **macros) -> int:
-    """Runs the command; returns its exit code."""
-    return main(["train", *files.arguments(directory, model, **macros)])
+    """Runs the command without a page at the end; returns its exit code."""
+    arguments = files.arguments(directory, model, **macros)
+    return main(["train", "--no_report", *arguments])
 
 
 class Killed(BaseException):

@@ -1,0 +1,57 @@
+"""The page that `train` and `sweep` write when they end."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prompt_tuning.core.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+REPORT_FILE = "report.html"
+
+
+def add_page_option(parser: argparse.ArgumentParser) -> None:
+    """Adds `--no_report`."""
+    parser.add_argument(
+        "--no_report",
+        action="store_true",
+        help=f"don't write {REPORT_FILE}, the page of curves and checks that is made "
+        "from the log at the end",
+    )
+
+
+def write_finished_page(
+    console: "Console", directory: Path, members: Sequence[Path] = ()
+) -> None:
+    """Writes the page of what a run directory holds, and prints where it is.
+
+    The model isn't opened, so that a short run isn't slowed down. A page that cannot be
+    made is reported, because the run itself has succeeded.
+
+    Args:
+      console: prints where the page is, or why there is none.
+      directory: directory of the run or of the sweep; an older page is replaced.
+      members: directories of a sweep's members; those that were never saved are left
+        out.
+    """
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.config.config_values import CONFIG_FILE
+    from prompt_tuning.core.atomic_files import write_file
+    from prompt_tuning.report.page import ReportedRun, render_page
+    from prompt_tuning.report.recorded_run import RecordedRun
+
+    folders = [each for each in members if (each / CONFIG_FILE).is_file()]
+    names = [each.name for each in folders] or [str(directory)]
+    try:
+        runs = [
+            ReportedRun(name, RecordedRun.read(folder), None)
+            for name, folder in zip(names, folders or [directory], strict=True)
+        ]
+        write_file(directory / REPORT_FILE, render_page(runs), force=True)
+    except InputError as problem:
+        print_lines(console, f"no page was written: {problem}")
+    else:
+        print_lines(console, f"page: {directory / REPORT_FILE}")
