@@ -100,10 +100,6 @@ class MeshLayout:
         """The number of devices among which the rows of a batch are divided."""
         return math.prod(self.mesh.shape[axis] for axis in self.row_axes)
 
-    def round_up_rows(self, rows: int) -> int:
-        """Rounds a number of rows up to one that can be divided among the devices."""
-        return -(-rows // self.row_parts) * self.row_parts
-
     @property
     def replicated(self) -> NamedSharding:
         """The sharding of a replicated array."""

@@ -52,11 +52,6 @@ def biases_of(adapter: Adapter) -> TrainedBiases:
     return "lora_only" if adapted and given != "all" else "all"
 
 
-def without_biases(parameters: Arrays) -> Arrays:
-    """Returns the parameters of a LoRA besides trained biases."""
-    return {path: x for path, x in parameters.items() if not path.endswith(BIAS)}
-
-
 def split_biases(settings: Settings, tensors: Arrays) -> tuple[Arrays, Arrays]:
     """Returns the trained biases of an adapter's file, and its other tensors."""
     if settings["peft_type"] != "LORA" or setting(settings, "bias") == "none":
