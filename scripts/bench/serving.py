@@ -1,13 +1,15 @@
-"""Measures `prompt-tuning serve`: its start, and many clients of which some break off.
+"""Measures `prompt-tuning serve`: its start, and clients that score and generate.
 
     python -m scripts.bench.serving start
-    python -m scripts.bench.serving load [--clients 200] [--seconds 60]
+    python -m scripts.bench.serving load [--clients 100] [--seconds 60]
 
 Both start servers of the bundled decoder as processes. `start` prints the time from the
 launch to the answers of `/health` and of a first request, without and with compiled
-programs in the cache. `load` prints the answers by status, the tokens per second, the
-server's memory before, during and after, the slots in use afterwards, and whether every
-slot then answers as before; it fails if one of these is not as it must be.
+programs in the cache. `load` sends requests that score texts, generate, and stream, of
+which some break off. Each answer must have the tokens and log-probabilities that it has
+alone, to the bit. It prints the answers by status, the tokens per second, the server's
+memory before, during and after, the slots in use afterwards, and whether every slot
+then answers as before; it fails if one of these is not as it must be.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,14 @@ BREAKS_OFF = 0.1
 SLOTS = 16
 MEMORY_GROWTH = 0.05
 """Growth of memory after the first third of the load that counts as flat."""
-BROKE_OFF, INCOMPLETE = 0, -1
+BODIES = 96
+"""Number of different requests."""
+BROKE_OFF, INCOMPLETE, DIFFERENT = 0, -1, -2
+OTHER_OUTCOMES = {
+    BROKE_OFF: "broke off",
+    INCOMPLETE: "a stream without an end",
+    DIFFERENT: "differs from the answer alone",
+}
 
 
 @contextlib.contextmanager
@@ -114,27 +123,64 @@ def measure_start() -> None:
             )
 
 
-def ask(port: int, number: int) -> int:
-    """Streams a completion, and returns its status; 0 if this client breaks off."""
+def body_of(number: int) -> dict[str, Any]:
+    """Returns the body of a request: one in three scores, one generates, one streams.
+
+    Args:
+      number: number of the request; equal ones have equal bodies.
+    """
     choose = random.Random(number)
-    body = {
-        "prompt": f"reverse: {''.join(choose.choices('abcdef', k=5))} =",
+    prompt = f"reverse: {''.join(choose.choices('abcdef', k=5))} ="
+    if number % 3 == 0:
+        candidates = [f"{prompt} {word}" for word in ("cab", "fed", "abcde", "faded")]
+        return {"prompt": candidates, "max_tokens": 0, "echo": True, "logprobs": 1}
+    body: dict[str, Any] = {
+        "prompt": prompt,
         "max_tokens": choose.randrange(4, 40),
         "ignore_eos": True,
-        "stream": True,
+        "logprobs": 1,
         "seed": number,
     }
+    return body | ({"stream": True} if number % 3 == 1 else {})
+
+
+def ask(
+    port: int, body: Mapping[str, Any], breaks_off: bool = False
+) -> tuple[int, list[Any]]:
+    """Returns the status of a completion, and its choices or those of its events.
+
+    Args:
+      port: port of the server.
+      body: the request.
+      breaks_off: whether the client leaves while the answer is streamed; the status is
+        `BROKE_OFF` then.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         with contextlib.closing(connection.getresponse()) as response:
-            if choose.random() < BREAKS_OFF and response.status == 200:
+            status, streams = response.status, "stream" in body
+            if status != 200:
+                return status, []
+            if streams and breaks_off:
                 response.read(64)
-                return BROKE_OFF
+                return BROKE_OFF, []
             content = response.read()
-            complete = content.endswith(b"[DONE]\n\n") or response.status != 200
-            return response.status if complete else INCOMPLETE
+    if not streams:
+        return status, json.loads(content)["choices"]
+    *events, last = content.decode().removesuffix("\n\n").split("\n\n")
+    if last != "data: [DONE]":
+        return INCOMPLETE, []
+    return status, [json.loads(event[6:])["choices"] for event in events]
+
+
+def values_of(choices: Any) -> list[Any]:
+    """Returns the tokens and log-probabilities of an answer, in one order."""
+    each = [x for part in choices for x in (part if isinstance(part, list) else [part])]
+    kept = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    found = [part["logprobs"] for part in each if part["logprobs"]]
+    return [[x for part in found for x in part[name]] for name in kept]
 
 
 def read_metrics(port: int) -> dict[str, float]:
@@ -169,17 +215,29 @@ def resident_megabytes(process: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def run_clients(port: int, clients: int, seconds: float) -> Counter[int]:
-    """Sends requests from many threads; returns the number of answers by status."""
+def run_clients(
+    port: int, clients: int, seconds: float, expected: Sequence[Any]
+) -> Counter[int]:
+    """Sends requests from many threads; returns the number of answers by status.
+
+    Args:
+      port: port of the server.
+      clients: number of threads.
+      seconds: duration.
+      expected: answer to each request, without any other at the same time.
+    """
     statuses: Counter[int] = Counter()
     end = time.monotonic() + seconds
 
     def run(client: int) -> None:
-        number = 0
+        choose = random.Random(client)
         while time.monotonic() < end:
-            status = ask(port, client * 100_000 + number)
+            number = choose.randrange(len(expected))
+            leaves = choose.random() < BREAKS_OFF
+            status, choices = ask(port, body_of(number), leaves)
+            if status == 200 and values_of(choices) != expected[number]:
+                status = DIFFERENT
             statuses[status] += 1
-            number += 1
             if status == 429:
                 time.sleep(0.2)
 
@@ -197,19 +255,20 @@ def measure_load(clients: int, seconds: int) -> None:
     """Runs clients in three parts, and prints the table."""
     with tempfile.TemporaryDirectory() as cache, running_server(cache) as server:
         process, port = server
+        alone = [values_of(ask(port, body_of(n))[1]) for n in range(BODIES)]
         expected = answers_of_all_slots(port)
         before = read_metrics(port)
         statuses: Counter[int] = Counter()
         memory = [resident_megabytes(process)]
         for _ in range(3):
-            statuses += Counter(run_clients(port, clients, seconds / 3))
+            statuses += run_clients(port, clients, seconds / 3, alone)
             memory.append(resident_megabytes(process))
         time.sleep(1)
         after = read_metrics(port)
         same = answers_of_all_slots(port) == expected
     tokens = "prompt_tuning_new_tokens_total"
     for status, count in sorted(statuses.items()):
-        print(f"| {status or 'broke off'} | {count:,} |")
+        print(f"| {OTHER_OUTCOMES.get(status, status)} | {count:,} |")
     print(f"| tokens per second | {(after[tokens] - before[tokens]) / seconds:,.0f} |")
     print(f"| memory, MiB | {', '.join(f'{each:,.0f}' for each in memory)} |")
     left = {name: after[f"prompt_tuning_{name}"] for name in ("active", "queued")}
@@ -226,7 +285,7 @@ def main() -> None:
     """Runs a measure."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("measure", choices=("start", "load"))
-    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--seconds", type=int, default=60)
     options = parser.parse_args()
     print(processor(), flush=True)
