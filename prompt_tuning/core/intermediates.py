@@ -19,6 +19,10 @@ from prompt_tuning.core.errors import InputError, shown
 PARTS = ("hidden", "self_attention", "cross_attention", "mlp")
 """The arrays that a block records: its output, and what each part adds to the residual
 stream, before dropout and the norm after it."""
+ATTENTION_WEIGHTS = "attention_weights"
+"""Another part: of each position of a row of text, the weights of self-attention on all
+keys, `[B, Q, keys]` in float32, as means over the heads. The keys of prompts that run
+ahead of the text come first, then the row's own."""
 STACKS = ("encoder", "decoder")
 
 
@@ -28,7 +32,7 @@ class IntermediatePath(NamedTuple):
     Attributes:
       stack: "encoder" or "decoder".
       block: number of the block, from 0.
-      part: one of `PARTS`.
+      part: one of `PARTS`, or `ATTENTION_WEIGHTS`.
     """
 
     stack: str
@@ -40,7 +44,9 @@ def parse_path(path: str) -> IntermediatePath | None:
     """Parses a path such as `decoder/layers/3/hidden`; None if it is not one."""
     match path.split("/"):
         case [stack, "layers", block, part] if (
-            stack in STACKS and part in PARTS and block.isdecimal()
+            stack in STACKS
+            and part in (*PARTS, ATTENTION_WEIGHTS)
+            and block.isdecimal()
         ):
             return IntermediatePath(stack, int(block), part)
     return None
@@ -99,7 +105,9 @@ def _missing(path: str) -> InputError:
     )
 
 
-def start_capture(stack: str, count: int, hidden: Float[Array, "n D"]) -> Captured:
+def start_capture(
+    stack: str, count: int, hidden: Float[Array, "n D"], keys: int
+) -> Captured:
     """Returns the requested arrays of a stack before its blocks run.
 
     Args:
@@ -107,10 +115,13 @@ def start_capture(stack: str, count: int, hidden: Float[Array, "n D"]) -> Captur
       count: number of its blocks.
       hidden: input of the first block, whose values the arrays have until their block
         runs.
+      keys: number of keys that each position of the text attends to.
     """
     request = _request.get()
     return {
-        path: hidden
+        path: jnp.zeros((len(hidden), keys))
+        if parsed.part == ATTENTION_WEIGHTS
+        else hidden
         for path, parsed in (request.paths if request else {}).items()
         if parsed.stack == stack and parsed.block < count
     }
@@ -151,6 +162,14 @@ def record(array: Array, part: str) -> None:
     recorded = _block.get()
     if recorded is not None:
         recorded[part] = array
+
+
+def is_requested(part: str) -> bool:
+    """Returns whether the block that runs is to record a part that is costly."""
+    request, recorded = _request.get(), _block.get()
+    if request is None or recorded is None:
+        return False
+    return any(parsed.part == part for parsed in request.paths.values())
 
 
 def provide(arrays: Captured) -> None:

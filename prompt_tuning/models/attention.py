@@ -143,6 +143,22 @@ def attend(
     return _attend_by_blocks(run, query, tuple(sources), draws)
 
 
+def attention_weights(
+    query: Float[Array, "G R h Q K"],
+    sources: Sequence[AttentionSource],
+    settings: "ScoreSettings",
+) -> Float[Array, "R Q _"]:
+    """Computes the weights of all keys of all sources, as means over the heads.
+
+    They have the sources' order, and take memory for every query and key at once.
+    """
+    by_query = query.shape[:-1]  # [G, R, h, Q]
+    scores = [_scores(query, source, settings)[0] for source in sources]
+    # Of each source, [G, N, r, h, Q, S] -> [G, R, h, Q, S]
+    joined = jnp.concatenate([s.reshape(*by_query, -1) for s in scores], axis=-1)
+    return jax.nn.softmax(joined, axis=-1).mean((0, 2))
+
+
 class ScoreSettings(NamedTuple):
     """Numbers that scores are computed with; see `attend`."""
 

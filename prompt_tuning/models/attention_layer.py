@@ -9,14 +9,18 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
 from prompt_tuning.core.save_policies import ATTENTION, named
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import (
     AttentionSource,
     KeyValues,
+    ScoreSettings,
     attend,
+    attention_weights,
     groups_first,
     positions_first,
 )
@@ -183,6 +187,26 @@ class Attention(nnx.Module):
         flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
         flat = flat.reshape(len(flat), -1)  # [n, H * K]
         return self.out(flat if gate is None else flat * gate)
+
+    def weights(
+        self, query: Float[Array, "R Q H K"], sources: Sequence[AttentionSource]
+    ) -> Float[Array, "R Q _"]:
+        """Computes the weights of a stream's keys, as means over the heads.
+
+        Raises:
+          InputError: if a fused kernel runs, which keeps no weights.
+        """
+        if isinstance(sources[-1].mask, CausalMask):
+            raise InputError(
+                "a fused kernel computes attention, and keeps no attention weights: "
+                f"give {how_to_set('Pretrained.attention', 'reference')}"
+            )
+        count = sum(source.key_values.keys.shape[-2] for source in sources)
+        query = groups_first(query, sources[0].key_values.groups)
+        if self.sinks is not None:
+            sources = [*sources, _sink(self.sinks[...], query)]
+        settings = ScoreSettings(self.scale, self.config.attention_soft_cap)
+        return attention_weights(query, sources, settings)[..., :count]
 
     def _attend(self, query, sources, key, first_row):
         """Attends with the method that the views of the stream were made for."""

@@ -10,12 +10,13 @@ continues.
 from collections.abc import Sequence
 from typing import cast
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
-from prompt_tuning.core.intermediates import record
+from prompt_tuning.core.intermediates import ATTENTION_WEIGHTS, is_requested, record
 from prompt_tuning.core.layer_kinds import ATTENTION, DENSE, FEED_FORWARD
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge, named_key, optional_key, split
@@ -231,9 +232,14 @@ class Block(nnx.Module):
             ]
             for i, view in enumerate(views)
         ]
-        first_rows = [view.first_row for view in views]
+        first_rows, queries = [x.first_row for x in views], split_streams(query, views)
+        if is_requested(ATTENTION_WEIGHTS):
+            weights = self.self_attention.weights(queries[-1], sources[-1])
+            weights = weights.reshape(-1, weights.shape[-1])
+            earlier = len(query) - len(weights)  # positions of other streams
+            record(jnp.pad(weights, ((earlier, 0), (0, 0))), ATTENTION_WEIGHTS)
         update = self.self_attention.attend_and_project(
-            split_streams(query, views),
+            queries,
             sources,
             first_rows,
             optional_key(key, "self"),

@@ -259,6 +259,31 @@ class StreamView(NamedTuple):
         )
 
 
+def mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
+    """Repeats a mask of fewer rows; each serves consecutive rows."""
+    if mask is None or len(mask) in (1, rows):
+        return mask
+    return jnp.repeat(mask, rows // len(mask), axis=0)
+
+
+def key_count(streams: Sequence[Stream], past: Sequence[Context]) -> int:
+    """Returns the number of keys that each position of the last stream attends to."""
+    *before, own = streams
+    earlier = [(x.rows, _length(x.key_values)) for x in past]
+    earlier += [(x.context_rows, x.hidden.shape[1]) for x in before]
+    count = own.hidden.shape[1]
+    for rows, length in earlier:
+        several = rows is not None and rows.ndim == 2
+        count += length * (rows.shape[1] if several else 1)
+    return count
+
+
+def _length(source: KeyValues | Array) -> int:
+    """Returns the number of keys of a source in each row."""
+    part = source.keys if isinstance(source, KeyValues) else source
+    return part.shape[-2]
+
+
 def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
     """Numbers all positions of all streams as the whole batch does, on any mesh."""
     numbers, start = [], 0

@@ -49,7 +49,6 @@ from prompt_tuning.models.streams import (
     AttentionView,
     BlockValues,
     Context,
-    ContextMask,
     Kept,
     Stream,
     StreamView,
@@ -57,6 +56,8 @@ from prompt_tuning.models.streams import (
     bias_of_buckets,
     flatten_streams,
     kept_by_stream,
+    key_count,
+    mask_of_rows,
     position_numbers,
     split_streams,
     state_view,
@@ -167,7 +168,9 @@ class Stack(nnx.Module):
 
         encoded = _encoder_outputs(cross)
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
-        captured = intermediates.start_capture(self.stack, self.count, hidden)
+        captured = intermediates.start_capture(
+            self.stack, self.count, hidden, key_count(streams, past)
+        )
         # Parts of the scan would concatenate keys and values.
         how = self.rematerialization
         policy = how.for_each_block() if keep else how
@@ -329,12 +332,12 @@ class Stack(nnx.Module):
             rows, length, _ = stream.hidden.shape
             before = [
                 self._view(
-                    _mask_of_rows(mask, rows), chosen, stream.positions, positions
+                    mask_of_rows(mask, rows), chosen, stream.positions, positions
                 )._replace(shared=count == 1)
                 for mask, chosen, positions, count in earlier
             ]
             encoded = tuple(
-                AttentionView(_mask_of_rows(context.mask, rows), context.rows, None)
+                AttentionView(mask_of_rows(context.mask, rows), context.rows, None)
                 for context in cross
             )
             # The bias depends on differences of positions, and within an example
@@ -365,13 +368,6 @@ class Stack(nnx.Module):
         if self.config.positions == "alibi" and keys is not None:
             bias = linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)
-
-
-def _mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
-    """Repeats a mask of fewer rows; each serves consecutive rows."""
-    if mask is None or len(mask) in (1, rows):
-        return mask
-    return jnp.repeat(mask, rows // len(mask), axis=0)
 
 
 def _encoder_outputs(

@@ -16,6 +16,8 @@ COLORS = 8
 """Number of colors of the style sheet; more runs repeat them with dashes."""
 LARGEST_MATRIX = 64
 CELLS = 384
+SHARES = (384, 192)
+"""Width and height of the picture of the shares of attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,30 @@ def short_number(value: int | float) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-")
     return f"{value:.3g}"
+
+
+def draw_shares(shares: Float[np.ndarray, "L P"]) -> Markup:
+    """Draws the share of attention on each vector (columns) in each block (rows).
+
+    Full color is the largest share.
+    """
+    largest = max(float(shares.max()), 1e-9)
+    layers, count = shares.shape
+    width, height = SHARES[0] / count, SHARES[1] / layers
+    cells = [
+        Markup(
+            '<rect class="positive" x="{:.1f}" y="{:.1f}" width="{:.2f}" '
+            'height="{:.2f}" fill-opacity="{:.2f}"><title>vector {}, block {}: '
+            "{:.2f} %</title></rect>"
+        ).format(
+            *(vector * width, layer * height, width, height),
+            shares[layer, vector] / largest,
+            *(vector, layer, 100 * shares[layer, vector]),
+        )
+        for layer in range(layers)
+        for vector in range(count)
+    ]
+    return Markup("").join(cells)
 
 
 def draw_matrix(matrix: Float[np.ndarray, "P P"]) -> Markup:

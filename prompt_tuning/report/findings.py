@@ -22,6 +22,8 @@ STILL_FALLING = 0.02
 OVERFITTED = 0.1
 POOR_FIT = 0.5
 SAME_ANSWER = 0.9
+IGNORED = 0.01
+"""Share of attention on the whole prompt below which it is ignored."""
 
 
 class Finding(NamedTuple):
@@ -49,6 +51,7 @@ def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Findi
         _fit_of_training(recorded),
         _training_against_held_out(recorded),
         _norm_of_prompt(recorded),
+        _attention_on_prompt(measured),
         _left_out(measured),
         _answers(measured),
         _labels(measured),
@@ -181,6 +184,29 @@ def _norm_of_prompt(recorded: RecordedRun) -> Finding:
         )
     if len(norms) > 1 and abs(ratio - 1) < UNMOVED:
         return Finding(title, True, text, "the prompt has hardly moved: raise the rate")
+    return Finding(title, False, text)
+
+
+def _attention_on_prompt(measured: Measurement | None) -> Finding:
+    """Looks whether the text attends to the prompt."""
+    title = "Attention on the prompt"
+    if measured is None:
+        return Finding(title, None, "not measured for this page")
+    effects = measured.card.effects
+    if isinstance(effects, str):
+        return Finding(title, None, effects)
+    count = effects.shares.shape[1]
+    text = f"{100 * effects.total_share:.1f} % in the mean over {count:,} vectors"
+    if effects.dead:
+        text += f"; {len(effects.dead):,} of them are neither read nor missed"
+    if effects.total_share < IGNORED:
+        advice = (
+            "the text hardly attends to the prompt: start it from words, raise the "
+            "rate, or place it nearer to the completion (Prompting.placement)"
+        )
+        return Finding(title, True, text, advice)
+    if 2 * len(effects.dead) > count:
+        return Finding(title, True, text, "most vectors do nothing: use fewer")
     return Finding(title, False, text)
 
 

@@ -27,6 +27,7 @@ from prompt_tuning.prompts.tools.inspection import (
     nearest_tokens,
     shown_token,
 )
+from prompt_tuning.report.prompt_effects import PromptEffects, measure_effects
 from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
 from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
 
@@ -63,6 +64,7 @@ class PromptCard:
       no_vectors: why there are none; empty if there are.
       token_norms: norms of the tokens' embeddings: 5th percentile, median, 95th.
       peft_bytes: size of PEFT's file of it, or why there is none.
+      effects: what each vector does on held-out examples, or why it is not known.
     """
 
     leaves: Mapping[str, tuple[tuple[int, ...], float]]
@@ -70,6 +72,7 @@ class PromptCard:
     no_vectors: str
     token_norms: tuple[float, float, float]
     peft_bytes: int | str
+    effects: PromptEffects | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +147,8 @@ def measure_run(
         run, evaluation, baseline=compares, text_prompts=text_prompts, loaded=loaded
     )
     model, first = systems[0].model, systems[0].evaluator
-    card = _describe_prompt(run, model, systems[0].read())
+    effects = measure_effects(model, systems[0].read(), first.examples, evaluation.data)
+    card = _describe_prompt(run, model, systems[0].read(), effects)
     left_out = _left_out("held-out", first.examples)
     left_out += _training_left_out(run, model)
     results, seconds, lines = {}, {}, []
@@ -217,7 +221,10 @@ def _left_out(kind: str, examples: Examples) -> list[str]:
 
 
 def _describe_prompt(
-    run: Run, model: PromptedModel, parameters: Parameters
+    run: Run,
+    model: PromptedModel,
+    parameters: Parameters,
+    effects: PromptEffects | str,
 ) -> PromptCard:
     """Describes what was trained, and compares prompt vectors with tokens."""
     leaves: Any = model.weight_storage.abstract_streamed() | parameters
@@ -245,6 +252,7 @@ def _describe_prompt(
         problem,
         (float(quantiles[0]), float(quantiles[1]), float(quantiles[2])),
         _peft_bytes(run, model, parameters),
+        effects,
     )
 
 

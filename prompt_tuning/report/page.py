@@ -21,9 +21,11 @@ from prompt_tuning.report.charts import (
     HEIGHT,
     LEFT,
     RIGHT,
+    SHARES,
     WIDTH,
     draw_matrix,
     draw_panel,
+    draw_shares,
 )
 from prompt_tuning.report.comparability import differences_of_data
 from prompt_tuning.report.curves import Panel, panels_of
@@ -306,6 +308,8 @@ def render_page(runs: Sequence[ReportedRun]) -> str:
         warnings=differences_of_data([(x.name, x.recorded) for x in runs]),
         panels=[_panel(panel, runs, marks) for panel in panels],
         draw_matrix=draw_matrix,
+        draw_shares=draw_shares,
+        shares_size=SHARES,
         size=(WIDTH, HEIGHT, LEFT, RIGHT),
         cells=CELLS,
         style=Markup((FOLDER / "page.css").read_text("utf-8")),

@@ -21,6 +21,7 @@ from prompt_tuning.report.measurement import (
     PromptCard,
 )
 from prompt_tuning.report.page import ReportedRun
+from prompt_tuning.report.prompt_effects import PromptEffects
 from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.tuned.comparison import NO_PROMPT
 
@@ -52,6 +53,7 @@ def measurement(
     bare: EvaluationResult,
     predictions: Sequence[Mapping[str, Any]] = (),
     token: str = "'a'",
+    effects: PromptEffects | str = "not measured",
 ) -> Measurement:
     """A measurement of two systems."""
     vectors = MeasuredVectors(np.ones(2), [[(token, 0.5)]] * 2, np.eye(2))
@@ -61,6 +63,7 @@ def measurement(
         "",
         (0.5, 1.0, 2.0),
         1000,
+        effects,
     )
     return Measurement(
         {"tuned": tuned, NO_PROMPT: bare},
