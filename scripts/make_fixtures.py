@@ -146,6 +146,22 @@ DELTA_EXPERTS = {
     **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
     "shared_expert_intermediate_size": 6,
 }
+# Two groups of keys, which heads share; a loop over two repetitions of layers.
+STATES: dict[str, Any] = {
+    **NO_HEAD_DIM,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 3},
+    "mamba_d_head": 8,
+    **{"mamba_d_conv": 3, "mamba_chunk_size": 4},
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 0.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.8,
+}
 CONVOLUTIONS: dict[str, Any] = {
     **NO_HEAD_DIM,
     "hidden_size": 16,
@@ -278,15 +294,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT},
     },
-    "granite": NO_HEAD_DIM
-    | {
-        "hidden_size": 16,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 0.5,
-        "residual_multiplier": 0.7,
-        "attention_multiplier": 0.8,
-        "mlp_bias": True,
-    },
+    "granite": NO_HEAD_DIM | MULTIPLIERS | {"hidden_size": 16, "mlp_bias": True},
     "stablelm": NO_HEAD_DIM
     | {
         "hidden_size": 16,
@@ -444,13 +452,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "flex_olmo": NO_HEAD_DIM
     | {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "granitemoe": NO_HEAD_DIM
+    | MULTIPLIERS
+    | {"num_hidden_layers": 2, "num_local_experts": 3},
+    "granitemoehybrid": STATES
+    | MULTIPLIERS
+    | {"num_local_experts": 4, "shared_intermediate_size": 10},
+    "granitemoehybrid_dense": STATES
     | {
-        "num_hidden_layers": 2,
-        "num_local_experts": 3,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 0.5,
-        "residual_multiplier": 0.7,
-        "attention_multiplier": 0.8,
+        "model_type": "granitemoehybrid",
+        "num_hidden_layers": 3,
+        "layer_types": [*["linear_attention"] * 2, "full_attention"],
+        **{"num_local_experts": 0, "shared_intermediate_size": 10},
+        "position_embedding_type": "rope",
+        "rope_parameters": DEFAULT,
     },
     "glm4_moe": DECODER
     | {
@@ -560,18 +574,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # Projections of other mixers than attention, and of LFM2's attention.
 MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
+    *("mamba.in_proj", "mamba.out_proj"),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
     "linear_attn.out_proj",
 )
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = (
     *("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo"),
-    "feed_forward.w2",
+    *("feed_forward.w2", "shared_mlp.output_linear"),
 )
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
-    *("conv.in_proj", "in_proj_qkvz"),
+    *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj"),
 )
 
 

@@ -9,11 +9,11 @@ Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
-Positions = Literal["rotary", "learned", "relative", "alibi"]
+Positions = Literal["rotary", "learned", "relative", "alibi", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid"]
-Recurrence = Literal["none", "short_convolution", "gated_delta"]
+Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
@@ -92,11 +92,12 @@ def check_combinations(config: Any) -> None:
         )
     heads = config.recurrent_heads, config.recurrent_key_heads
     sizes = (*heads, config.recurrent_width, config.recurrent_key_width)
-    if (config.recurrence == "gated_delta") != all(sizes) or any(sizes) != all(sizes):
+    remembers = config.recurrence in ("gated_delta", "mamba2")
+    if remembers != all(sizes) or any(sizes) != all(sizes):
         raise InputError(
-            "the recurrence 'gated_delta', and no other, needs recurrent_heads, "
-            "recurrent_key_heads, recurrent_width and recurrent_key_width above 0, "
-            f"found {shown(config.recurrence)} and {sizes}"
+            "the recurrences 'gated_delta' and 'mamba2', and no others, need "
+            "recurrent_heads, recurrent_key_heads, recurrent_width and "
+            f"recurrent_key_width above 0, found {shown(config.recurrence)} and {sizes}"
         )
     if all(sizes) and heads[0] % heads[1]:
         raise InputError(

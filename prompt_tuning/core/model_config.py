@@ -88,8 +88,8 @@ class ModelConfig:
       shared_norm: whether both also read the output of one norm (GPT-J: Wang and
         Komatsuzaki 2021, "GPT-J-6B").
       positions: rotary on queries and keys, a learned table added to the input, T5's
-        relative position bias on the scores, or a bias of the scores that is linear in
-        the distance (ALiBi; see `models.linear_bias`).
+        relative position bias on the scores, a bias of the scores that is linear in
+        the distance (ALiBi; see `models.linear_bias`), or none (Granite 4).
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
@@ -108,15 +108,18 @@ class ModelConfig:
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       recurrence: mixer of the layers that have no attention, with its name among
-        parameters: gated short convolution (LFM2; see `models.short_convolution`) or
-        gated delta rule (Qwen 3.5; see `models.gated_delta`).
+        parameters: gated short convolution (LFM2; see `models.short_convolution`),
+        gated delta rule (Qwen 3.5; see `models.gated_delta`) or Mamba-2 (Granite 4; see
+        `models.mamba2`).
       recurrent_layers: numbers of these layers.
       convolution_width: number of positions that their convolutions read, the current
         one included; 0 without them.
-      recurrent_heads: number of value heads of the gated delta rule, 0 without it.
+      recurrent_heads: number of value heads of the gated delta rule or Mamba-2, 0
+        without them.
       recurrent_key_heads: number of its query and key heads, which divides the former.
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
+      minimum_step: least step of Mamba-2.
       gated_attention: whether a projection beside the query gates the output of
         attention (Qwen3-Next).
       relative_buckets: number of buckets of the relative position bias.
@@ -224,6 +227,7 @@ class ModelConfig:
     recurrent_key_heads: int = 0
     recurrent_width: int = 0
     recurrent_key_width: int = 0
+    minimum_step: float = 0.0
     gated_attention: bool = False
     relative_buckets: int = 32
     relative_maximum_distance: int = 128

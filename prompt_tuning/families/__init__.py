@@ -25,6 +25,7 @@ from prompt_tuning.families.gpt_oss import GPT_OSS
 from prompt_tuning.families.gptj import GPTJ
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
+from prompt_tuning.families.granitemoehybrid import GRANITEMOEHYBRID
 from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.lfm2_moe import LFM2_MOE
@@ -123,6 +124,7 @@ FAMILIES: dict[str, Family] = {
         OLMOE,
         FLEX_OLMO,
         GRANITEMOE,
+        GRANITEMOEHYBRID,
         GLM4_MOE,
         GPT_OSS,
         GPTJ,

@@ -12,6 +12,13 @@ from prompt_tuning.families.expert_layout import (
 from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
+FUSED = {
+    "router": "block_sparse_moe.router.layer.weight",
+    "inward": "block_sparse_moe.input_linear.weight",
+    "outward": "block_sparse_moe.output_linear.weight",
+}
+"""Tensors of the router and the experts of a layer."""
+
 
 def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
@@ -28,11 +35,6 @@ GRANITEMOE = dataclasses.replace(
     model_type="granitemoe",
     title="Granite 3, mixtures of experts",
     read_fields=read_granitemoe,
-    recipes=functools.partial(
-        fused_expert_recipes,
-        router="block_sparse_moe.router.layer.weight",
-        inward="block_sparse_moe.input_linear.weight",
-        outward="block_sparse_moe.output_linear.weight",
-    ),
+    recipes=functools.partial(fused_expert_recipes, **FUSED),
     inert=GRANITE.inert | BALANCING,
 )

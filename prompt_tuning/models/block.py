@@ -26,6 +26,7 @@ from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.layers import FeedForward
+from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
@@ -33,7 +34,11 @@ from prompt_tuning.models.short_convolution import ShortConvolution
 from prompt_tuning.models.streams import StreamView, split_streams
 from prompt_tuning.sharding import collectives
 
-RECURRENT = {"short_convolution": ShortConvolution, "gated_delta": GatedDelta}
+RECURRENT = {
+    "short_convolution": ShortConvolution,
+    "gated_delta": GatedDelta,
+    "mamba2": Mamba2,
+}
 """Recurrent mixers, by their names among the parameters of a block."""
 
 

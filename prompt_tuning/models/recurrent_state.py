@@ -23,7 +23,7 @@ class RecurrentState(NamedTuple):
     Attributes:
       window: last inputs of the convolution, `[L, N, W, C]`, or `[N, W, C]` of one
         layer, for `L` recurrent layers; zeros before a row's first positions.
-      memory: memory of the gated delta rule, `[L, N, H, K, V]`, or `[N, H, K, V]` of
+      memory: memory of each head, `[L, N, H, K, V]`, or `[N, H, K, V]` of
         one layer, float32; None for other mixers.
     """
 

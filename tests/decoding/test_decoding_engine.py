@@ -16,6 +16,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from tests.support.dummies import (
     FAMILIES,
     GPT2,
+    GRANITE4,
     LFM2,
     LLAMA,
     QWEN3_5,
@@ -79,6 +80,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 
 
 FEW = ("soft", "lora", "dora")
+HYBRID = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4}
 RECURRENT = ("none", "soft", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
 
@@ -92,12 +94,13 @@ BIASED = ("none", "biases", "both")
             ("gpt2", BIASED),
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
+            ("granite4", RECURRENT),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),
 )
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
-    config = (FAMILIES | {"lfm2": LFM2, "qwen3_5": QWEN3_5})[name]
+    config = (FAMILIES | HYBRID)[name]
     engine = open_engine(config, kinds)
     rows = [[3, 1, 4], list(range(5, 16))]
     for kind in kinds:
@@ -183,7 +186,7 @@ def test_an_unknown_adapter_is_refused_with_the_names_of_the_others():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("config", [LLAMA, GPT2, LFM2, QWEN3_5])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, *HYBRID.values()])
 @pytest.mark.parametrize("kind", ["none", "soft", "lora"])
 def test_a_shared_text_is_read_as_if_each_row_began_with_it(config, kind):
     engine = open_engine(config, [kind])

@@ -49,6 +49,8 @@ PACKED = np.array([[0, 1, -1], [2, 3, 4]])
 # Models whose layers are not all alike, which cannot be read layer by layer.
 MIXED = (
     "glm4_moe",
+    "granitemoehybrid",
+    "granitemoehybrid_dense",
     "lfm2",
     "lfm2_moe",
     "qwen2_moe_dense",

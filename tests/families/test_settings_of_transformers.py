@@ -201,6 +201,7 @@ OLD_SCALING = {
         ("stablelm", {"qk_layernorm": True}),
         ("qwen2_moe", {"decoder_sparse_step": 25}),
         ("qwen3_moe", {"mlp_only_layers": [*range(24)]}),
+        ("granitemoehybrid", {"mamba_proj_bias": True}),
         ("glm4_moe", {"first_k_dense_replace": 46}),
         ("olmo", {"clip_qkv": 8.0}),
         ("olmoe", {"clip_qkv": 8.0}),

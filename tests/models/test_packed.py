@@ -63,6 +63,7 @@ WAYS = {
     "lfm2": (dummies.LFM2, several_prompts, None, {}),
     "qwen3.5 suffix": (dummies.QWEN3_5, several_prompts, Prompting("suffix"), {}),
     "qwen3.5": (dummies.QWEN3_5, several_prompts, None, {}),
+    "granite4": (dummies.GRANITE4, several_prompts, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),
     "lfm2 deep": (dummies.LFM2, deep, None, {}),

@@ -46,6 +46,8 @@ CASES = [
     # Layers without attention.
     ("lfm2", TENSOR),
     ("lfm2", MeshShape(data=1, fsdp=4)),
+    ("granitemoehybrid", TENSOR),
+    ("granitemoehybrid_dense", MeshShape(data=1, fsdp=4)),
 ]
 
 
@@ -86,8 +88,9 @@ CURVES = {
     "data 2, tensor 2": TENSOR,
     "fsdp 4": MeshShape(data=1, fsdp=4),
 }
-FAMILIES = sorted({*sorted(path.name for path in FIXTURES.iterdir())[::3], "lfm2"})
-"""A third of the families: the others have the same layers."""
+HYBRID = {"lfm2", "qwen3_5_text", "granitemoehybrid"}
+FAMILIES = sorted({*sorted(path.name for path in FIXTURES.iterdir())[::3]} | HYBRID)
+"""A third of the families, with each mixer: the others have the same layers."""
 
 
 @pytest.mark.exhaustive

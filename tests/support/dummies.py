@@ -79,6 +79,19 @@ QWEN3_5 = dataclasses.replace(
     recurrent_width=3,
     recurrent_key_width=4,
 )
+GRANITE4 = dataclasses.replace(
+    LLAMA,
+    family="granitemoehybrid",
+    layers=3,
+    positions="none",
+    recurrence="mamba2",
+    recurrent_layers=(0, 2),
+    convolution_width=3,
+    recurrent_heads=4,
+    recurrent_key_heads=2,
+    recurrent_width=3,
+    recurrent_key_width=5,
+)
 T5_ORIGINAL, T5_GATED = (
     t5_config(
         width=16,

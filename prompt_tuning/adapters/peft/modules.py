@@ -90,6 +90,13 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     queries = config.heads * config.head_width
     keys = config.key_value_heads * config.head_width
     heads = config.recurrent_heads
+    values = heads * config.recurrent_width
+    memory = {
+        "input": (width, config.convolution_channels),
+        **dict.fromkeys(("strength", "decay", "step"), (width, heads)),
+        "gate": (width, values),
+        "output": (values, width),
+    }
     attention = {
         "query": (width, queries),
         "query_gate": (width, queries),
@@ -105,10 +112,11 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         },
         **{f"shared/{name}": (width, shared) for name in ("gate", "up")},
         "shared/down": (shared, width),
-        "gated_delta/input": (width, config.convolution_channels),
-        **{f"gated_delta/{name}": (width, heads) for name in ("strength", "decay")},
-        "gated_delta/gate": (width, heads * config.recurrent_width),
-        "gated_delta/output": (heads * config.recurrent_width, width),
+        **{
+            f"{mixer}/{name}": size
+            for mixer in ("gated_delta", "mamba2")
+            for name, size in memory.items()
+        },
         "short_convolution/input": (width, 3 * width),
         "short_convolution/output": (width, width),
         "mlp/shared_gate": (width, 1),

@@ -1,0 +1,91 @@
+"""Granite 4: Mamba-2 and attention, with experts or without."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    fused_experts,
+    prefix_of,
+    read_experts,
+)
+from prompt_tuning.families.granite import GRANITE
+from prompt_tuning.families.granitemoe import FUSED, GRANITEMOE
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import layout_recipes
+from prompt_tuning.families.mamba2_layout import (
+    LINEAR,
+    mamba2_parts,
+    mamba2_tensors,
+    read_expansion,
+    read_kinds,
+    read_mamba2,
+    read_step_limit,
+)
+
+DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
+
+
+def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = GRANITE.read_fields(settings)
+    kinds = read_kinds(settings, fields["layers"])
+    linear = [i for i, kind in enumerate(kinds) if kind == LINEAR]
+    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
+    width = read_expansion(settings, fields["width"], heads)
+    shared = settings.size("shared_intermediate_size", 1024)
+    if settings.integer("num_local_experts", 8, minimum=0):
+        experts = read_experts(settings, "num_local_experts")
+        experts |= {"shared_expert_width": shared, "shared_expert_gated": False}
+    else:
+        experts = {"feed_forward_width": shared}
+    settings.choose("position_embedding_type", ("rope",))
+    rotary = "position_embedding_type" in settings
+    return (
+        fields
+        | experts
+        | {"positions": "rotary" if rotary else "none"}
+        | read_mamba2(settings, linear, width, sizes=DEFAULTS)
+        | read_step_limit(settings)
+    )
+
+
+def granitemoehybrid_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    part = "mlp/shared" if config.experts else "mlp"
+    some = bool(config.recurrent_layers)
+    parts = {
+        f"{part}/{name}": (
+            "shared_mlp.input_linear",
+            FusedPart(i, (1, 1), in_first=False),
+        )
+        for i, name in enumerate(("gate", "up"))
+    }
+    output = {"mamba2/output": "mamba.out_proj"} if some else {}
+    experts = fused_experts(config, prefix_of(names), **FUSED) if config.experts else {}
+    return experts | layout_recipes(
+        config,
+        names,
+        modules=ATTENTION | {f"{part}/down": "shared_mlp.output_linear"} | output,
+        fused=parts | (mamba2_parts(config) if some else {}),
+        others=mamba2_tensors() if some else None,
+    )
+
+
+GRANITEMOEHYBRID = dataclasses.replace(
+    GRANITEMOE,
+    model_type="granitemoehybrid",
+    title="Granite 4, hybrid",
+    read_fields=read_granitemoehybrid,
+    recipes=granitemoehybrid_recipes,
+    inert=GRANITEMOE.inert | {"mamba_chunk_size"},
+)

@@ -1,0 +1,134 @@
+"""Names of tensors and settings of layers with Mamba-2."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
+from prompt_tuning.checkpoints.tap_tensors import taps_first
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import LayerNames
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.rotary_settings import FULL
+
+LINEAR = "linear_attention"
+OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
+"""Kinds of layers as transformers 4 writes them."""
+TENSORS = {
+    "taps": ("conv1d.weight", taps_first),
+    "tap_bias": ("conv1d.bias", identity),
+    "decay_rate": ("A_log", identity),
+    "skip": ("D", identity),
+    "step_bias": ("dt_bias", identity),
+    "norm_scale": ("norm.weight", identity),
+}
+SIZES = {
+    "heads": "mamba_n_heads",
+    "groups": "mamba_n_groups",
+    "states": "mamba_d_state",
+    "taps": "mamba_d_conv",
+}
+"""Names of settings of sizes."""
+
+
+def read_mamba2(
+    settings: HuggingFaceSettings,
+    layers: Sequence[int],
+    width: int,
+    *,
+    sizes: Mapping[str, int],
+    names: Mapping[str, str] = SIZES,
+) -> dict[str, Any]:
+    """Reads the sizes of Mamba-2.
+
+    Args:
+      settings: the settings in `config.json`.
+      layers: numbers of the layers that have it.
+      width: width of a head.
+      sizes: sizes if there is no setting.
+      names: names of the settings of these sizes.
+    """
+    found = {name: settings.size(names[name], sizes[name]) for name in names}
+    if not layers:
+        return {}
+    return {
+        "recurrence": "mamba2",
+        "recurrent_layers": tuple(layers),
+        "convolution_width": found["taps"],
+        "recurrent_heads": found["heads"],
+        "recurrent_key_heads": found["groups"],
+        "recurrent_width": width,
+        "recurrent_key_width": found["states"],
+    }
+
+
+def read_expansion(settings: HuggingFaceSettings, width: int, heads: int) -> int:
+    """Returns the width of a head, from the expansion of the model's width.
+
+    Raises:
+      InputError: if heads have another width, or a projection or no convolution has a
+        bias.
+    """
+    settings.require("mamba_proj_bias", False, "biases are not implemented")
+    settings.require("mamba_conv_bias", True, "other convolutions are not implemented")
+    inner = settings.size("mamba_expand", 2) * width
+    if inner % heads:
+        settings.refuse("mamba_n_heads", f"a divisor of {inner}, the expanded width")
+    if settings.value("mamba_d_head", "auto") not in ("auto", inner // heads):
+        settings.refuse("mamba_d_head", f"{inner // heads}, or 'auto'")
+    return inner // heads
+
+
+def read_step_limit(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads the least step.
+
+    Raises:
+      InputError: if there is a largest step.
+    """
+    limits = settings.sequence("time_step_limit", [0.0, math.inf])
+    infinite = (math.inf, {"__float__": "Infinity"})  # as transformers 5 writes it
+    if (
+        len(limits) != 2
+        or limits[1] not in infinite
+        or not isinstance(limits[0], (int, float))
+    ):
+        settings.refuse("time_step_limit", "the least step and infinity")
+    return {"minimum_step": float(limits[0])}
+
+
+def read_kinds(settings: HuggingFaceSettings, layers: int) -> list[str]:
+    """Returns the kind of each layer, with the names of transformers 5.
+
+    Raises:
+      InputError: for another kind.
+    """
+    name = "layer_types" if "layer_types" in settings else "layers_block_type"
+    given = settings.sequence(name, [LINEAR] * layers)
+    kinds = [OLD_KINDS.get(str(kind), str(kind)) for kind in given]
+    if len(kinds) != layers or not set(kinds) <= {LINEAR, FULL}:
+        expected = f"a list of {layers} texts, each {LINEAR!r} or {FULL!r}"
+        settings.refuse(name, expected)
+    return kinds
+
+
+def mamba2_parts(
+    config: ModelConfig, module: str = "mamba"
+) -> dict[str, tuple[str, FusedPart]]:
+    """Returns the parts of the input projection, for `layout_recipes`."""
+    values = config.recurrent_heads * config.recurrent_width
+    shares = (values, config.convolution_channels, config.recurrent_heads)
+    return {
+        f"mamba2/{name}": (
+            f"{module}.in_proj",
+            FusedPart(i, shares, in_first=False),
+        )
+        for i, name in enumerate(("gate", "input", "step"))
+    }
+
+
+def mamba2_tensors(module: str = "mamba") -> LayerNames:
+    """Returns the tensors of a layer that are no projections."""
+    return {
+        f"mamba2/{ours}": (f"{module}.{name}", transform)
+        for ours, (name, transform) in TENSORS.items()
+    }

@@ -1,0 +1,75 @@
+"""Mamba-2 as a mixer (Granite 4, Nemotron-H); see `state_space`."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.state_space import (
+    StateInputs,
+    chunked_states,
+    recurrent_states,
+)
+
+
+class Mamba2(MemoryMixer):
+    """State-space mixer; `input` has values, keys (`B`) and queries (`C`).
+
+    Attributes:
+      step: `[L, D, H]`.
+      step_bias: added to `step`, `[L, H]`.
+      skip: factor of each head's values in its output, `[L, H]`.
+      norm_scale: scale of the norm of the output, `[L, H v]`.
+    """
+
+    biased = True
+    recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        parts = MixerParts(key, config, layers)
+        super().__init__(parts)
+        heads, ones = config.recurrent_heads, jax.nn.initializers.ones
+        self.step = parts.inward("step", heads)
+        self.step_bias = parts.array("step_bias", (heads,), ones)
+        self.skip = parts.array("skip", (heads,), ones)
+        values = heads * config.recurrent_width
+        self.norm_scale = parts.array("norm_scale", (values,), ones)
+
+    def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
+        """Returns the decay and the step of each position."""
+        step = jax.nn.softplus(
+            self.step(x).astype(jnp.float32) + self.step_bias[...].astype(jnp.float32)
+        )
+        step = jnp.maximum(step, self.config.minimum_step)
+        return -jnp.exp(self.decay_rate[...].astype(jnp.float32)) * step, step
+
+    def inputs(
+        self, mixed: Float[Array, "R Q C"], factors: Sequence[Float[Array, "R Q H"]]
+    ) -> StateInputs:
+        """Returns the inputs of the rule."""
+        config, shape = self.config, mixed.shape[:2]
+        values = config.recurrent_heads * config.recurrent_width
+        value, both = jnp.split(mixed, [values], axis=-1)
+        value = value.reshape(*shape, -1, config.recurrent_width)
+        both = both.reshape(*shape, 2, -1, config.recurrent_key_width)
+        decay, step = factors
+        return StateInputs(both[:, :, 1], both[:, :, 0], value, decay, step)
+
+    def finish(
+        self,
+        output: Float[Array, "n H v"],
+        values: Float[Array, "n H v"],
+        gate: Float[Array, "n Hv"],
+    ) -> Float[Array, "n Hv"]:
+        """Applies the gate, and then normalizes the heads of each key, in float32."""
+        wide = output.astype(jnp.float32)
+        wide = wide + values * self.skip[...].astype(jnp.float32)[:, None]
+        opened = wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        grouped = opened.reshape(len(gate), self.config.recurrent_key_heads, -1)
+        square = jnp.mean(grouped * grouped, -1, keepdims=True)
+        normed = grouped * jax.lax.rsqrt(square + self.config.norm_epsilon)
+        scale = self.norm_scale[...].astype(jnp.float32)
+        return (normed.reshape(gate.shape) * scale).astype(output.dtype)

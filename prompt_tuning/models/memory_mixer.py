@@ -1,0 +1,174 @@
+"""Mixers with a memory for each head: what the delta rule and Mamba-2 share.
+
+A short convolution and SiLU precede the inputs of a rule. The output is normalized and
+multiplied by a gate.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Initializer, declare, fan_in, named_key
+from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.recurrent_state import (
+    RecurrentState,
+    StateView,
+    rows_before,
+)
+from prompt_tuning.models.short_convolution import convolve
+from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
+
+
+class MixerParts(NamedTuple):
+    """Declares the parameters of a mixer, stacked on its layers.
+
+    Attributes:
+      key: random key.
+      config: config of the model.
+      layers: number of layers with the mixer.
+    """
+
+    key: Key[Array, ""]
+    config: ModelConfig
+    layers: int
+
+    def inward(self, name: str, size: int) -> Dense:
+        """Declares a projection from the model width."""
+        return self._dense(name, (self.config.width, size), ("embed", "mixer"))
+
+    def outward(self, name: str, size: int) -> Dense:
+        """Declares a projection to the model width."""
+        return self._dense(name, (size, self.config.width), ("mixer", "embed"))
+
+    def array(
+        self, name: str, shape: tuple[int, ...], initializer: Initializer
+    ) -> nnx.Param:
+        """Declares another parameter, whose last axis is that of channels or heads."""
+        axes = ("taps", "mixer")[-len(shape) :]
+        return declare(
+            named_key(self.key, name),
+            (self.layers, *shape),
+            ("layers", *axes),
+            initializer,
+            self.config.parameter_dtype,
+        )
+
+    def _dense(self, name, sizes, axes):
+        return Dense(
+            named_key(self.key, name),
+            sizes,
+            axes,
+            layers=self.layers,
+            bias=False,
+            dtype=self.config.parameter_dtype,
+        )
+
+
+class MemoryMixer(nnx.Module):
+    """Mixer of `h` key heads of width `k` and `H` value heads of width `v`.
+
+    Subclasses have the rule in both forms, and say what its inputs are.
+
+    Attributes:
+      input: queries, keys and values in any order, `[L, D, C]` with `C = 2 h k + H v`.
+      gate: `[L, D, H v]`.
+      taps: weights of the convolution, the latest position last, `[L, W + 1, C]`.
+      tap_bias: bias of the convolution, `[L, C]`, or None.
+      decay_rate: logarithm of the factor of the decay, `[L, H]`.
+      output: `[L, H v, D]`.
+    """
+
+    biased: ClassVar[bool] = False
+    """Whether the convolution has a bias."""
+    recurrent: ClassVar[Callable[..., Any]]
+    chunked: ClassVar[Callable[..., Any]]
+
+    def __init__(self, parts: MixerParts):
+        config = parts.config
+        self.config, heads = config, config.recurrent_heads
+        values, channels = heads * config.recurrent_width, config.convolution_channels
+        self.input, self.gate = (
+            parts.inward(name, size)
+            for name, size in (("input", channels), ("gate", values))
+        )
+        taps = config.convolution_width
+        self.taps = parts.array("taps", (taps, channels), fan_in(taps))
+        zeros = jax.nn.initializers.zeros
+        self.tap_bias = (
+            parts.array("tap_bias", (channels,), zeros) if self.biased else None
+        )
+        self.decay_rate = parts.array("decay_rate", (heads,), zeros)
+        self.output = parts.outward("output", values)
+
+    def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
+        """Returns the decay and what else each position gives, zero for padding."""
+        raise NotImplementedError
+
+    def inputs(
+        self, mixed: Float[Array, "R Q C"], factors: Sequence[Float[Array, "R Q H"]]
+    ) -> Any:
+        """Returns the inputs of the rule, from what leaves the convolution."""
+        raise NotImplementedError
+
+    def finish(
+        self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]
+    ) -> Float[Array, "n Hv"]:
+        """Normalizes the output of the rule, and applies the gate."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        x: Float[Array, "n D"],
+        views: Sequence[StreamView],
+        state: RecurrentState | None,
+    ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
+        """Applies the mixer of one block; see `ShortConvolution`."""
+        taps = self.taps[...].astype(x.dtype)
+        parts = (self.input(x), *self.factors(x))
+        outputs, given, states = [], [], []
+        for view, *of_stream in zip(
+            views, *(split_streams(part, views) for part in parts), strict=True
+        ):
+            assert view.state is not None  # every stream of such a model has one
+            projected, *factors = of_stream
+            window, memory = (None, None) if state is None else state
+            mixed, window = convolve(
+                projected, taps, view.state, cast(Array | None, window)
+            )
+            if self.tap_bias is not None:
+                mixed = mixed + self.tap_bias[...].astype(x.dtype)
+            factors = _without_padding(factors, view.state)
+            inputs = self.inputs(jax.nn.silu(mixed), factors)
+            output, memory = self._run(inputs, view.state, cast(Array | None, memory))
+            state = RecurrentState(window, memory)
+            outputs.append(output.astype(x.dtype))
+            given.append(inputs.value)
+            states.append(state)
+        output, values = flatten_streams(outputs), flatten_streams(given)
+        return self.output(self.finish(output, values, self.gate(x))), tuple(states)
+
+    def _run(
+        self, inputs: Any, view: StateView, memory: Float[Array, "N H K V"] | None
+    ) -> tuple[Float[Array, "R Q H V"], Float[Array, "R H K V"]]:
+        """Applies the rule to one stream, from what precedes it on."""
+        rows, length, heads, values = inputs.value.shape
+        if memory is None:
+            memory = jnp.zeros((1, heads, inputs.key.shape[-1], values))
+        start = rows_before(memory, view, rows)  # [R, (n,) H, K, V]
+        if length == 1 and start.ndim == 4 and view.segments is None:
+            return type(self).recurrent(inputs, start)
+        starts = start if start.ndim == 5 else start[:, None]
+        return type(self).chunked(inputs, starts, view.segments)
+
+
+def _without_padding(factors: Sequence[Array], view: StateView) -> list[Array]:
+    """Sets the factors `[R, Q, H]` of padding to zero."""
+    if view.lengths is None:
+        return list(factors)
+    real = jnp.arange(factors[0].shape[1]) < jnp.reshape(view.lengths, (-1, 1))
+    return [x * real[..., None] for x in factors]

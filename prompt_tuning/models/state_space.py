@@ -1,0 +1,88 @@
+"""The state-space rule of Mamba-2: linear attention whose memory decays.
+
+Dao and Gu 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms
+Through Structured State Space Duality", section 6. A head's memory is a matrix `S` of
+shape `[K, V]`. Position `t` with query `q` (there `C`), key `k` (`B`), value `v` (`x`),
+step `d` and decay `a` (`d A`, whose exponential is at most 1) computes
+
+    S_t = exp(a_t) * S_{t-1} + d_t * k_t v_t^T
+    o_t = S_t^T q_t
+
+`recurrent_states` does exactly this, position by position. `chunked_states` computes
+the same by matrix products within chunks, with a loop over chunks only. Both compute in
+float32.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from prompt_tuning.models.memory_chunks import CHUNK, run_chunks
+
+
+class StateInputs(NamedTuple):
+    """What positions of rows give to the rule.
+
+    Attributes:
+      query: `[R, T, G, K]`, each for equally many consecutive heads.
+      key: `[R, T, G, K]`.
+      value: `[R, T, H, V]`.
+      decay: logarithm of the decay, `[R, T, H]`.
+      step: `[R, T, H]`; with 0 and a decay of 0 a position leaves the memory as it is.
+    """
+
+    query: Float[Array, "R T G K"]
+    key: Float[Array, "R T G K"]
+    value: Float[Array, "R T H V"]
+    decay: Float[Array, "R T H"]
+    step: Float[Array, "R T H"]
+
+
+def recurrent_states(
+    inputs: StateInputs, memory: Float[Array, "R H K V"]
+) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
+    """Computes the rule position by position; returns output and last memory."""
+    shared = inputs.value.shape[2] // inputs.key.shape[2]
+
+    def step(memory, position):
+        query, key, value, decay, step = position
+        query, key = (jnp.repeat(x, shared, axis=1) for x in (query, key))
+        added = key[..., None] * (value * step[..., None])[..., None, :]
+        memory = memory * jnp.exp(decay)[..., None, None] + added
+        return memory, jnp.einsum("rhkv,rhk->rhv", memory, query)
+
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32).swapaxes(0, 1), inputs)
+    memory, output = jax.lax.scan(step, memory.astype(jnp.float32), wide)
+    return output.swapaxes(0, 1), memory
+
+
+def chunked_states(
+    inputs: StateInputs,
+    starts: Float[Array, "R n H K V"],
+    segments: Int[Array, "R T"] | None = None,
+    *,
+    chunk: int = CHUNK,
+) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
+    """Computes the rule chunk by chunk; arguments as of `run_chunks`."""
+    return run_chunks(_run_chunk, inputs, starts, segments, chunk)
+
+
+def _run_chunk(inputs, memory, examples):
+    """Computes one chunk; see `memory_chunks.Rule`."""
+    # [R, G, C, K] and [R, H, C, ...]
+    query, key, value, decay, step = (x.swapaxes(1, 2) for x in inputs)
+    rows, heads, length, width = value.shape
+    since, left = examples.decays(decay)
+    added = value * step[..., None]  # [R, H, C, V]
+    scores = jnp.einsum("rgik,rgjk->rgij", query, key)
+    seen = jnp.repeat(scores, heads // key.shape[1], axis=1) * left  # [R, H, C, C]
+    before = examples.read(query, memory) * jnp.exp(since)[..., None]
+    output = before + seen @ added
+    memory = examples.at_end(memory) * jnp.exp(since[..., -1])[..., None, None]
+    kept = (added * left[..., -1, :, None]).reshape(
+        rows, key.shape[1], -1, length, width
+    )
+    change = jnp.einsum("rgck,rghcv->rghkv", key, kept)
+    return output.swapaxes(1, 2), memory + change.reshape(memory.shape)

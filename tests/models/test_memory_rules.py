@@ -1,0 +1,101 @@
+"""The chunked form of each rule of a memory equals the recurrent one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prompt_tuning.models.delta_rule import (
+    DeltaInputs,
+    chunked_delta,
+    recurrent_delta,
+)
+from prompt_tuning.models.state_space import (
+    StateInputs,
+    chunked_states,
+    recurrent_states,
+)
+
+R, H, G, K, V = 2, 4, 2, 4, 3
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def delta(length):
+    def unit(x):
+        return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+    return DeltaInputs(
+        unit(normal(0, R, length, H, K)),
+        unit(normal(1, R, length, H, K)),
+        normal(2, R, length, H, V),
+        -jax.nn.softplus(normal(3, R, length, H)),
+        jax.nn.sigmoid(normal(4, R, length, H)),
+    )
+
+
+def states(length):
+    # Two groups of heads share queries and keys; the last head forgets almost at once.
+    step = jax.nn.softplus(normal(3, R, length, H))
+    return StateInputs(
+        normal(0, R, length, G, K),
+        normal(1, R, length, G, K),
+        normal(2, R, length, H, V),
+        -step * jnp.array([0.1, 1.0, 4.0, 16.0]),
+        step,
+    )
+
+
+RULES = {
+    "delta": (delta, recurrent_delta, chunked_delta),
+    "states": (states, recurrent_states, chunked_states),
+}
+MEMORY = normal(5, R, H, K, V)
+
+
+@pytest.mark.parametrize(
+    ("rule", "length"),
+    [*((rule, n) for rule in RULES for n in (1, 64, 65, 300)), ("states", 63)],
+)
+def test_outputs_memories_and_gradients_are_those_of_the_recurrence(rule, length):
+    drawn, recurrent, chunked = RULES[rule]
+    forms = (recurrent, lambda inputs, memory: chunked(inputs, memory[:, None]))
+    (expected, pull), (actual, pull_chunks) = (
+        jax.vjp(jax.jit(form), drawn(length), MEMORY) for form in forms
+    )
+    seeds = jax.tree.map(lambda x: normal(1, *x.shape), expected)
+    gradients = (jax.tree.leaves(each(seeds)) for each in (pull_chunks, pull))
+    pairs = [*zip(actual, expected, strict=True), *zip(*gradients, strict=True)]
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-5 * max(1, np.abs(other).max()))
+
+
+@pytest.mark.parametrize(("rule", "own"), [("delta", 0), ("delta", 1), ("states", 1)])
+def test_packed_examples_begin_with_their_own_memory(rule, own):
+    drawn, recurrent, chunked = RULES[rule]
+    inputs, starts = drawn(12), normal(2, R, 3 if own else 1, H, K, V)
+    segments = jnp.array([[1] * 5 + [2] * 3 + [3] * 4, [1] * 4 + [2] * 6 + [0] * 2])
+    output, memory = jax.jit(functools.partial(chunked, chunk=4))(
+        inputs, starts, segments
+    )
+    for row, ends in enumerate([(5, 8, 12), (4, 10)]):
+        for example, (first, stop) in enumerate(zip((0, *ends), ends, strict=False)):
+            part = type(inputs)(*(x[row : row + 1, first:stop] for x in inputs))
+            start = starts[row : row + 1, example if own else 0]
+            expected, last = recurrent(part, start)
+            np.testing.assert_allclose(output[row, first:stop], expected[0], atol=2e-5)
+            if stop == 12:
+                np.testing.assert_allclose(memory[row], last[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_position_that_gives_nothing_leaves_the_memory(rule):
+    drawn, _, chunked = RULES[rule]
+    *others, decay, last = drawn(3)
+    still = type(drawn(3))(*others, jnp.zeros_like(decay), jnp.zeros_like(last))
+    kept = chunked(still, MEMORY[:, None])[1]
+    np.testing.assert_allclose(kept, MEMORY, rtol=1e-6)
