@@ -950,6 +950,7 @@ def LoRA(
     initial: Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"] = "kaiming",
     dora: bool = False,
     bias: Literal["none", "lora_only", "all"] = "none",
+    invocation: Sequence[int] | None = None,
 ) -> Configured[_LoRA]:
     """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
     2022).
@@ -965,7 +966,8 @@ def LoRA(
       at: the modules to adapt by their names in transformers instead, as in PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names.
+        that matches whole names. A list may name the parameters of experts too, as in
+        PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
@@ -984,6 +986,10 @@ def LoRA(
         subtracted, and the run is exported as a plain LoRA of twice the rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
+      invocation: ids of tokens from whose last occurrence in a row on the product is
+        added, and in no row without them (aLoRA, Greenewald et al. 2025), so that the
+        frozen model's keys and values of the text before remain valid. If None, it is
+        added everywhere. For decoder-only models without prompts.
       bias: which biases of the model are trained too, by PEFT's names: "none",
         "lora_only" (those of the adapted modules) or "all" (those of norms and of the
         head too). The model must have some; the frozen weights must be on the device.

@@ -6,9 +6,11 @@ columns of a kernel and its bias times the scale, or its rows where the input is
 All other arrays and files are copied.
 """
 
+import itertools
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -18,16 +20,22 @@ from prompt_tuning.adapters.peft.adapted_projections import check_projections
 from prompt_tuning.adapters.peft.ia3 import SCALE, read_scale
 from prompt_tuning.adapters.peft.lora import A, read_factors
 from prompt_tuning.adapters.peft.lora_biases import write_biases
-from prompt_tuning.adapters.peft.modules import Projection, by_module, projections
+from prompt_tuning.adapters.peft.modules import (
+    Projection,
+    by_module,
+    expert_projections,
+    projections,
+)
 from prompt_tuning.checkpoints.formats.safetensors import INDEX, open_safetensors
 from prompt_tuning.checkpoints.quantized.methods import SETTINGS
-from prompt_tuning.checkpoints.stored_tensors import StoredTensor
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.typed_json import read_object
-from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.families.hf_folder import find_recipes, read_config
 
 COPIED = (
     "config.json",
@@ -72,18 +80,27 @@ def write_merged(
             "merge: merge into the model that was quantized",
         )
     stored = open_safetensors(base)
-    by_path = projections(read_config(base), stored)
+    model = read_config(base)
+    by_path = projections(model, stored)
+    experts = expert_projections(model)
     for adapter in adapters:
         if adapter.kind not in (LORA, IA3):
             raise InputError(
                 f"an adapter of kind {adapter.kind} does not change weights; only LORA "
                 "and IA3 can be merged"
             )
-        check_projections(adapter, by_path)
+        if adapter.settings.get("alora_invocation_tokens"):
+            raise InputError(
+                "an adapter that tokens invoke (aLoRA, LoRA.invocation) leaves the "
+                "text before them as it is, so it cannot be merged into the weights: "
+                "write it as a PEFT folder"
+            )
+        check_projections(adapter, by_path | experts)
     biases: dict[str, np.ndarray] = {}
     for adapter in adapters:
-        biases |= write_biases(adapter, read_config(base), stored)
+        biases |= write_biases(adapter, model, stored)
     by_name = by_module(by_path)
+    of_experts = _parts_of_experts(model, stored, experts)
     copied = [path for name in COPIED for path in base.glob(name) if path.is_file()]
     if (base / INDEX).is_file():
         copied.append(base / INDEX)
@@ -95,10 +112,11 @@ def write_merged(
         for path in copied:
             shutil.copyfile(path, directory / path.name)
         for file, names in files.items():
-            arrays = {
-                name: _merge(name, stored[name], biases.get(name), by_name, adapters)
-                for name in names
-            }
+            arrays = {}
+            for name in names:
+                given = (stored[name], biases.get(name), by_name, adapters)
+                parts = of_experts.get(name, ())
+                arrays[name] = _merge_experts(_merge(name, *given), parts, adapters)
             save_file(arrays, directory / file, metadata={"format": "pt"})
 
     written = {*(path.name for path in copied), *files}
@@ -136,6 +154,57 @@ def _merge(
     return wide.astype(array.dtype)
 
 
+class _ExpertPart(NamedTuple):
+    """Experts' kernels of one projection in a stored array.
+
+    Attributes:
+      projection: the projection.
+      layer: number of its layer among those with experts.
+      expert: the expert that the array belongs to; None if it has those of all.
+      transform: takes the kernels out of the array.
+    """
+
+    projection: Projection
+    layer: int
+    expert: int | None
+    transform: Transform
+
+
+def _parts_of_experts(
+    config: ModelConfig, stored: Collection[str], experts: Mapping[str, Projection]
+) -> dict[str, list[_ExpertPart]]:
+    """Returns the parts with experts' kernels of each stored array, by its name."""
+    parts: dict[str, list[_ExpertPart]] = {}
+    recipes = find_recipes(config, stored)
+    for path, projection in experts.items():
+        recipe = recipes[path.replace("/experts/", "/expert_")]
+        for number, name in enumerate(recipe.sources):
+            layer, expert = divmod(number, recipe.experts or 1)
+            own = None if recipe.experts is None else expert
+            part = _ExpertPart(projection, layer, own, recipe.transform)
+            parts.setdefault(name, []).append(part)
+    return parts
+
+
+def _merge_experts(
+    array: np.ndarray, parts: Sequence[_ExpertPart], adapters: Sequence[Adapter]
+) -> np.ndarray:
+    """Returns a stored array with the LoRA of experts, else the same bits."""
+    wide = None
+    for (projection, layer, expert, transform), adapter in itertools.product(
+        parts, adapters
+    ):
+        module = projection.modules[layer]
+        factors = read_factors(adapter.parameters, adapter.scalings, projection, module)
+        if factors is None:
+            continue
+        wide = array.astype(np.float32) if wide is None else wide
+        chosen = slice(None) if expert is None else expert
+        view = transform(wide)  # [E, in, out] of a part of the array, or [in, out]
+        view += factors.scaling * (factors.a[chosen] @ factors.b[chosen])
+    return array if wide is None else wide.astype(array.dtype)
+
+
 def _adapted(projection: Projection, adapters: Sequence[Adapter]) -> bool:
     leaves = (f"{projection.path}/{A}", f"{projection.path}/{SCALE}")
     return any(leaf in adapter.parameters for leaf in leaves for adapter in adapters)
@@ -155,7 +224,7 @@ def _change_kernel(
         return
     factors = read_factors(adapter.parameters, adapter.scalings, projection, module)
     if factors is not None:
-        kernel += factors.scaling * (factors.a @ factors.b)
+        kernel += factors.scaling * (factors.a[0] @ factors.b[0])
         present = factors.magnitude is not None and factors.magnitude.any()
         if present:
             kernel *= factors.magnitude / np.linalg.norm(kernel, axis=0)

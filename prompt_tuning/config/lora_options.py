@@ -69,6 +69,16 @@ LORA_OPTIONS = (
         "LoRA.dora",
     ),
     FlatOption(
+        "lora_invocation",
+        METHOD,
+        "ids of tokens from whose last occurrence in a row on LoRA acts (aLoRA); "
+        "everywhere without this option",
+        "LoRA.invocation",
+        kind=list,
+        item=NonnegativeInteger,
+        metavar="ID",
+    ),
+    FlatOption(
         "lora_bias",
         METHOD,
         "biases of the model that are trained beside LoRA, by PEFT's names",

@@ -28,13 +28,18 @@ from prompt_tuning.decoding.row_adapters import (
 )
 from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.build import biased_layers, build_model, projections
+from prompt_tuning.models.build import (
+    adaptable,
+    biased_layers,
+    build_model,
+    projections,
+)
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.low_rank import ExpertLowRank, LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import (
     InputScale,
@@ -85,6 +90,7 @@ class ResidentAdapter:
       whole: whether rows are read whole, by `model`.
       joined: number of prompt vectors among a row's own keys.
       encoded: number of prompt vectors in an encoder's output.
+      invocation: tokens that invoke it; empty if it is active in whole rows.
     """
 
     name: str
@@ -94,6 +100,7 @@ class ResidentAdapter:
     whole: bool
     joined: int
     encoded: int
+    invocation: tuple[int, ...] = ()
 
     @property
     def has_entry(self) -> bool:
@@ -155,7 +162,16 @@ def make_resident(
     joined = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
     adds = model.prompts.at_input and model.prompting.placement != TEMPLATE
     encoded = 0 if decodes_alone or not adds else model.prompt_length
-    return ResidentAdapter(name, model, parameters, prompts, whole, joined, encoded)
+    return ResidentAdapter(
+        name,
+        model,
+        parameters,
+        prompts,
+        whole,
+        joined,
+        encoded,
+        merged.invocation,
+    )
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
@@ -165,13 +181,14 @@ def check_projections(name: str, model: PromptedModel, parameters: Parameters) -
       InputError: if one is not.
     """
     merged = cast(LanguageModel, merge(model.graph, parameters))
-    for path, dense in projections(merged):
+    for path, dense in adaptable(merged):
         for adapter in dense.adapters.values():
             known = LowRank | OutputScale | InputScale | TrainedBias
-            if not isinstance(adapter, known):
+            if not isinstance(adapter, known) or isinstance(adapter, ExpertLowRank):
                 raise InputError(
                     f"adapter {name}: {path} has a {type(adapter).__name__}, and the "
-                    "engine serves LoRA and IA3; merge it into the weights"
+                    "engine serves LoRA and IA3, not of experts; merge it into the "
+                    "weights"
                 )
 
 

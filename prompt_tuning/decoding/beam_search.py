@@ -329,6 +329,7 @@ def _share(cache: Cache, count: int) -> Cache:
     return dataclasses.replace(
         cache,
         next_positions=repeat(cache.next_positions),
+        active=None if cache.active is None else repeat(cache.active),
         past=tuple(map(shared, cache.past)),
         generated=generated,
         cross=tuple(map(shared, cache.cross)),

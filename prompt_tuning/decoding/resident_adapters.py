@@ -7,6 +7,7 @@ from flax import nnx
 
 from prompt_tuning.core.block_arrays import Blocks, view_blocks
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.invocations import NEVER, first_active
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.adapter_table import (
@@ -90,6 +91,11 @@ class ResidentAdapters:
     def graph(self) -> nnx.GraphDef:
         """Structure of the model with the tables."""
         return self._table.graph
+
+    @property
+    def invokes(self) -> bool:
+        """Whether some tokens invoke one of the adapters."""
+        return any(each.invocation for each in (self._bare, *self._adapters.values()))
 
     def entry(self, adapter: ResidentAdapter) -> int:
         """Returns an adapter's entry in the tables."""
@@ -197,6 +203,11 @@ class ResidentAdapters:
             ids = encode_given(adapter.model, request.shared_text)
         assert ids is not None
         check_ids(ids, adapter)
+        if adapter.invocation and first_active(ids, adapter.invocation) < NEVER:
+            raise InputError(
+                f"shared_text has the tokens that invoke adapter {adapter.name}, which "
+                "acts from them on: put them into the text of each request"
+            )
         return self._shared.pages(
             (request.adapter, request.prompt_id, tuple(ids)),
             prompt,
@@ -204,6 +215,7 @@ class ResidentAdapters:
             self.graph,
             self.entry(adapter),
             self.model.config.pad_id,
+            (NEVER if adapter.invocation else 0) if self.invokes else None,
         )
 
     def _stack(self) -> None:

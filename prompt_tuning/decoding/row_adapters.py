@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from prompt_tuning.core.invocations import any_inactive, where_active
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.losses.output_head import soft_capped
 from prompt_tuning.prompts.projection_adapters import (
@@ -84,6 +85,8 @@ class RowLowRank(ProjectionAdapter):
     ) -> Float[Array, "n out"]:
         """Adds the low-rank product of each row's factors; DoRA rescales the sum."""
         added = self._product(x).reshape(y.shape)
+        if any_inactive():
+            added = where_active(added)
         if self.outputs is None:
             return y + added
         bias = frozen.applied_bias()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, UInt32
 
+from prompt_tuning.core.invocations import NEVER, first_active
 from prompt_tuning.decoding.adapter_table import PromptPages, ResidentAdapter
 from prompt_tuning.decoding.detokenizer import Detokenizer, NewText
 from prompt_tuning.decoding.given_scores import GivenScores
@@ -44,6 +45,7 @@ class RowProgress:
       embeddings: vectors that are read instead of the tokens `given`, or None.
       adapter: its adapter.
       prompt: pages that precede it.
+      active_from: index of the token from which its adapter is active.
       submitted: time of submission.
       written: number of its keys that its slot holds.
       first: position of the first of them.
@@ -82,6 +84,8 @@ class RowProgress:
         self.needs = sampling_needs(self.sampling)
         self.vocabulary_size = model.config.vocabulary_size
         self.embeddings = handle.request.embeddings
+        invoked = adapter.invocation if self.embeddings is None else (-1,)
+        self.active_from = first_active(given, invoked if adapter.invocation else ())
         self.scores = None
         if self.sampling.given_logprobs is not None:
             count = self.sampling.given_logprobs
@@ -102,6 +106,23 @@ class RowProgress:
     def reads_whole(self) -> bool:
         """Whether its text is read in one piece, by the model with its adapter."""
         return self.adapter.whole or not self.given
+
+    def common_keys(self, other: "RowProgress") -> int:
+        """Returns how many of its first keys another row with the same text has too.
+
+        An adapter that tokens invoke leaves the frozen model's keys before them. At
+        least one token is read, so that its state predicts the next.
+        """
+        rows, most = (self, other), len(self.given) - 1
+        if any(row.reads_whole or row.embeddings is not None for row in rows):
+            return 0
+        same = other.adapter is self.adapter and other.prompt is self.prompt
+        if same and other.active_from == self.active_from:
+            return most
+        if not same and (self.prompt.pages or other.prompt.pages):
+            return 0
+        frozen = [row.active_from if row.adapter.name else NEVER for row in rows]
+        return min(most, *([row.active_from for row in rows] if same else frozen))
 
     def given_marks(self, size: int) -> Bool[np.ndarray, "V"]:
         """Marks the tokens before the first new one, of a vocabulary of some size.

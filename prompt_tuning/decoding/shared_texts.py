@@ -45,6 +45,7 @@ class SharedTexts:
         graph: nnx.GraphDef,
         entry: int,
         pad_id: int,
+        active_from: int | None = None,
     ) -> PromptPages:
         """Gives the pages of a prompt and a text after it, reading it if it is new."""
         if key in self._texts:
@@ -62,6 +63,7 @@ class SharedTexts:
                 np.array([True]),
                 np.array([entry], np.int32),
                 np.array([visible], np.int32).reshape(1, -1),
+                None if active_from is None else np.array([active_from], np.int32),
             )
             page, state = read_page(
                 parameters,

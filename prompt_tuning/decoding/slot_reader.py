@@ -231,19 +231,10 @@ class SlotReader:
             return 0
         if runs and other.handle == row.handle and not other.ready:
             return max(len(row.given), 1)  # another sample
-        if (
-            other.adapter is not row.adapter
-            or other.prompt is not row.prompt
-            or row.reads_whole
-            or row.embeddings is not None
-            or other.embeddings is not None
-        ):
-            return 0
         if self._no_state is not None:
             return 0  # a slot has the state after its last token alone
         size = self._chunk
-        # At least one token is read, so that its state predicts the next.
-        most = len(row.given) - 1
+        most = row.common_keys(other)
         most = min(most, len(other.given) if runs else other.written)
         if row.scores and not (other.scores and other.scores.covers(row.scores)):
             most = min(most, row.scores.first - 1)
@@ -383,13 +374,15 @@ class SlotReader:
 
     def _states(self, active: Placed, visible: np.ndarray) -> RowStates:
         slots = np.array([slot for slot, _ in active], int)
-        numbers = np.zeros((3, len(visible)), np.int32)
+        numbers = np.zeros((4, len(visible)), np.int32)
         numbers[0, slots] = [row.written for _, row in active]
         numbers[1, slots] = [row.first for _, row in active]
         numbers[2, slots] = [self._resident.entry(row.adapter) for _, row in active]
+        numbers[3, slots] = [row.active_from for _, row in active]
         marks = np.zeros(len(visible), bool)
         marks[slots] = True
-        return RowStates(numbers[0], numbers[1], marks, numbers[2], visible)
+        start = numbers[3] if self._resident.invokes else None
+        return RowStates(numbers[0], numbers[1], marks, numbers[2], visible, start)
 
     def _sections(self, rows: Placed, new: int) -> int:
         """Returns the number of sections to read, for rows and their new tokens."""

@@ -192,6 +192,8 @@ class RowStates(NamedTuple):
       active: whether the row reads a token.
       entry: its entry in the tables of adapters of projections.
       visible: number of keys that it sees of each page.
+      active_from: column from which its adapter is active; None if the adapters of all
+        rows always are.
     """
 
     written: Integers
@@ -199,6 +201,13 @@ class RowStates(NamedTuple):
     active: Bool[Array, "B"] | Bool[np.ndarray, "B"]
     entry: Integers
     visible: Integers
+    active_from: Integers | None = None
+
+    def active_at(self, columns: Int[Array, "B W"]) -> Bool[Array, "B W"] | None:
+        """Marks where the rows' adapters are active, for `Stream.active`."""
+        if self.active_from is None:
+            return None
+        return columns >= jnp.asarray(self.active_from)[:, None]
 
 
 def write_rows(

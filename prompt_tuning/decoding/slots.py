@@ -198,7 +198,7 @@ def _read_window(
     mask = None if tokens.shape[1] == 1 else masks.CausalMask(None)
     with row_entries(entries):
         hidden, kept = model.extend(
-            Stream(embedded, positions, mask),
+            Stream(embedded, positions, mask, active=rows.active_at(columns)),
             _with_state(
                 [
                     *_page_contexts(pages, rows.visible),
@@ -362,12 +362,18 @@ def _run_chunks(
     else:
         with row_entries(jnp.asarray(rows.entry)):
             embedded = model.output_embedder(tokens, model.config.dtype)
-    start = jnp.asarray(rows.first + rows.written)[:, None]
-    positions = start + jnp.arange(tokens.shape[1])
+    columns = jnp.asarray(rows.written)[:, None] + jnp.arange(tokens.shape[1])
+    positions = jnp.asarray(rows.first)[:, None] + columns
     past = _page_contexts(pages, rows.visible, stacked=True)
     past += _own_contexts(own, rows.written, rows.first)
     with row_entries(jnp.asarray(rows.entry)):
-        stream = Stream(embedded, positions, masks.CausalMask(None), lengths=counts)
+        stream = Stream(
+            embedded,
+            positions,
+            masks.CausalMask(None),
+            lengths=counts,
+            active=rows.active_at(columns),
+        )
         return model.extend(stream, _with_state(past, state))
 
 

@@ -44,6 +44,8 @@ class Family:
       unread_modules: modules of a layer of the parts of the model that are not read,
         with `{}` for the layer's number, which PEFT must not adapt.
       logit_bias: name of a bias of logits that some checkpoints lack.
+      expert_block: module around the experts in transformers, if it has another name
+        there than in the stored tensors.
       cached_heads: returns the number of key/value heads in the cache of transformers,
         and therefore of the prefixes that PEFT stores.
       tied_without_head: whether a checkpoint without a head has a tied one, whatever
@@ -67,6 +69,7 @@ class Family:
     logit_bias: str = ""
     token_parts: tuple[str, ...] = ()
     unread_modules: tuple[str, ...] = ()
+    expert_block: str | None = None
     cached_heads: Callable[[ModelConfig], int] = lambda config: config.key_value_heads
     tied_without_head: bool = False
     omits_tied_setting: bool = False

@@ -42,5 +42,6 @@ MIXTRAL = dataclasses.replace(
         expert_recipes, block="block_sparse_moe", parts=("w1", "w3", "w2")
     ),
     write_settings=None,
+    expert_block="mlp",
     inert=INERT | BALANCING | {"router_jitter_noise"},
 )

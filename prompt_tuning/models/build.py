@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.peft.lora_biases import trainable_biases
+from prompt_tuning.adapters.peft.modules import expert_projections
 from prompt_tuning.adapters.peft.modules import projections as projections_in_peft
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.errors import InputError, shown
@@ -22,7 +23,7 @@ from prompt_tuning.core.quantization.stores import (
 )
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
-from prompt_tuning.models.experts import MixtureOfExperts
+from prompt_tuning.models.experts import ExpertProjection, MixtureOfExperts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense, Head
 from prompt_tuning.models.norms import Norm
@@ -114,12 +115,44 @@ def build_model(
     store_as(model, _chosen_groups(model) | dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
     train_biases(model, adapters)
+    model.invocation = _invocation(config, adapters, prompt or decoder_prompt)
     if tokens is not None:
         model.token_embedder.adapters[NAME] = tokens
     if classes is not None:
         assert model.head is not None  # a config with labels has one
         model.head.adapters[CLASSES] = classes
     return model
+
+
+def _invocation(
+    config: ModelConfig, adapters: Sequence[AdapterSpec], prompt: PromptModule | None
+) -> tuple[int, ...]:
+    """Returns the tokens that invoke the LoRAs; empty if they always act.
+
+    Raises:
+      InputError: if LoRAs differ in them, or the model has no row of tokens alone.
+    """
+    loras = [spec for spec in adapters if isinstance(spec, LoRA)]
+    found = {tuple(spec.invocation or ()) for spec in loras}
+    if not any(found):
+        return ()
+    if len(found) > 1:
+        raise InputError(
+            f"LoRA.invocation is {shown(sorted(found)[0])} in one LoRA and "
+            f"{shown(sorted(found)[1])} in another, expected the same in all"
+        )
+    if prompt is not None or config.architecture != "decoder_only":
+        raise InputError(
+            "LoRA.invocation is for decoder-only models without prompts, as in PEFT: "
+            "leave it out, or train LoRA alone"
+        )
+    invocation = found.pop()
+    if max(invocation) >= config.vocabulary_size:
+        raise InputError(
+            f"LoRA.invocation has the id {max(invocation)}, and the model has tokens 0 "
+            f"to {config.vocabulary_size - 1}"
+        )
+    return invocation
 
 
 def check_decoder_prompting(prompting: Prompting | None) -> None:
@@ -238,6 +271,15 @@ def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
             yield "/".join(map(str, path)), node
 
 
+def adaptable(
+    model: nnx.Module,
+) -> Iterator[tuple[str, Dense | ExpertProjection]]:
+    """Yields the projections of a model and of its experts, with their paths."""
+    for path, node in nnx.iter_graph(model):
+        if isinstance(node, Dense | ExpertProjection):
+            yield "/".join(map(str, path)), node
+
+
 def biased_layers(model: nnx.Module) -> Iterator[tuple[str, Dense | Norm | Head]]:
     """Yields the layers of a model that have a bias, with their paths."""
     for path, node in nnx.iter_graph(model):
@@ -306,25 +348,30 @@ def add_adapters(
             "LoRA.layers counts the layers of a projection",
             "leave LoRA.layers out",
         )
-    by_path = dict(projections(model))
+    by_path = dict(adaptable(model))
     modules: dict[str, Sequence[str]] = dict.fromkeys(by_path, ())
     if any(spec.names_modules for spec in adapters):
-        named = projections_in_peft(model.config)
+        named = projections_in_peft(model.config) | expert_projections(model.config)
         # PEFT does not adapt the routers of experts.
         modules |= {path: named[path].modules for path in by_path if path in named}
+    dense_paths = {p: x for p, x in modules.items() if isinstance(by_path[p], Dense)}
     for spec in adapters:
-        for path in spec.select(modules):
+        offered = modules if isinstance(spec, LoRA) else dense_paths
+        for path in spec.select(offered):
             dense = by_path[path]
             if spec.name in dense.adapters:
                 raise InputError(
                     f"two adapters {spec.name!r} match the projection {path}; remove "
                     "one of them"
                 )
+            whole = isinstance(dense, Dense)
+            layers = dense.kernel.shape[0] if whole else dense.layers
             adapted = AdaptedProjection(
                 path,
-                (dense.kernel.shape[0], *dense.sizes),
+                (layers, *dense.sizes),
                 dense.axes,
                 modules[path],
+                0 if whole else dense.experts,
             )
             adapter_key = named_key(key, f"{path}/{spec.name}")
             dense.adapters[spec.name] = spec.build(adapter_key, adapted)

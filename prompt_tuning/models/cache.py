@@ -9,7 +9,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.layer_kinds import ATTENTION, layers_with
 from prompt_tuning.core.model_config import ModelConfig
@@ -31,6 +31,7 @@ class Cache:
       step: number of new tokens read.
       cross: the encoder's output, empty in a decoder-only model.
       state: states of recurrent layers after the last token; None without such layers.
+      active: marks rows with an invocation of their adapter; see `Stream.active`.
     """
 
     next_positions: Int[Array, "B"]
@@ -39,6 +40,7 @@ class Cache:
     step: Int[Array, ""]
     cross: tuple[Context, ...]
     state: RecurrentState | None = None
+    active: Bool[Array, "B"] | None = None
 
     @classmethod
     def create(
@@ -49,6 +51,7 @@ class Cache:
         capacity: int,
         past: tuple[Context, ...] = (),
         cross: tuple[Context, ...] = (),
+        active: Bool[Array, "B"] | None = None,
     ) -> "Cache":
         """Returns a cache without new tokens, with a buffer for `capacity` of them."""
         shape = (
@@ -62,7 +65,7 @@ class Cache:
         step, state = jnp.zeros((), jnp.int32), None
         if past:
             state = past[-1].state
-        return cls(next_positions, past, empty, step, cross, state)
+        return cls(next_positions, past, empty, step, cross, state, active)
 
     def contexts(self) -> tuple[Context, ...]:
         """Returns all keys that a new token attends to, except its own."""
@@ -74,7 +77,9 @@ class Cache:
 
     def stream(self, embedded: Float[Array, "B 1 D"]) -> Stream:
         """Returns the stream of one new token per row."""
-        return Stream(embedded, (self.next_positions + self.step)[:, None], None)
+        positions = (self.next_positions + self.step)[:, None]
+        active = None if self.active is None else self.active[:, None]
+        return Stream(embedded, positions, None, active=active)
 
     def append(self, kept: Kept) -> "Cache":
         """Returns the cache with one more token, with keys `[L, G, B, 1, K]`."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
+from prompt_tuning.core.invocations import invoked_positions
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key, optional_key
 from prompt_tuning.models.cache import Cache
@@ -263,6 +264,7 @@ class DecoderOnly(LanguageModel):
             lengths + self.decoder.prompt_count(),
             past=(*past, stream.as_context(kept)),
             capacity=capacity,
+            active=None if stream.active is None else stream.active.any(1),
         )
         return self._normalize_output(states)[:, 0], cache
 
@@ -309,6 +311,10 @@ class DecoderOnly(LanguageModel):
     def _text_stream(self, tokens, rows: RowInfo, key) -> Stream:
         text = self.token_embedder(tokens, self.config.dtype)
         stream = self.decoder.text_stream(text, rows, key)
+        if self.invocation:
+            segments = rows.segments(tokens.shape[1])
+            active = invoked_positions(tokens, segments, self.invocation)
+            stream = dataclasses.replace(stream, active=active)
         return self._add_positions(stream, optional_key(key, "input"))
 
     def _add_positions(self, stream: Stream, key) -> Stream:

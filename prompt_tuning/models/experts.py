@@ -59,6 +59,55 @@ class ExpertBiases(NamedTuple):
     up: Float[Array, "*E F"]
 
 
+class ExpertFactors(NamedTuple):
+    """Low-rank factors of one projection of the experts of one block.
+
+    Attributes:
+      a: `[E, in, r]`.
+      b: `[E, r, out]`, scaled.
+    """
+
+    a: Float[Array, "*E in r"]
+    b: Float[Array, "*E r out"]
+
+
+class ExpertChanges(NamedTuple):
+    """What adapters add to the kernels of experts; None where they add nothing."""
+
+    gate: ExpertFactors | None = None
+    up: ExpertFactors | None = None
+    down: ExpertFactors | None = None
+
+
+UNCHANGED = ExpertChanges()
+
+
+class ExpertProjection(nnx.Module):
+    """One projection of all experts, as adapters see it.
+
+    Attributes:
+      sizes: numbers of inputs and outputs.
+      axes: logical axes of the input and the output.
+      layers: number of layers with experts.
+      experts: number of experts.
+      adapters: the adapter, a LoRA, by its name; empty without one.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, int], axes: tuple[str, str], layers: int, experts: int
+    ):
+        self.sizes, self.axes = sizes, axes
+        self.layers, self.experts = layers, experts
+        self.adapters = nnx.Dict()
+
+    def factors(self, dtype: jnp.dtype) -> ExpertFactors | None:
+        """Returns the factors of one block."""
+        for adapter in self.adapters.values():
+            a, b = adapter.factors_of_experts()
+            return ExpertFactors(a.astype(dtype), b.astype(dtype))
+        return None
+
+
 class MixtureOfExperts(nnx.Module):
     """Router and experts.
 
@@ -75,6 +124,7 @@ class MixtureOfExperts(nnx.Module):
       expert_gate_bias: `[L, E, F]`, or None.
       expert_up_bias: `[L, E, F]`, or None.
       expert_down_bias: `[L, E, D]`, or None.
+      experts: the projections of experts by name, where adapters are.
       shared: expert that processes every token, or None.
       shared_gate: score of that expert, whose sigmoid is its weight, `[L, D, 1]`; None
         if its weight is 1.
@@ -98,13 +148,11 @@ class MixtureOfExperts(nnx.Module):
             )
 
         def kernels(name, sizes, axes):
-            declare_kernel(
-                named_key(key, name),
-                (layers, count, *sizes),
-                (*STACKED, *axes),
-                fan_in(sizes[0]),
-                dtype,
-            ).set_in(self, name)
+            own, shape = named_key(key, f"expert_{name}"), (layers, count, *sizes)
+            names = (*STACKED, *axes)
+            stored = declare_kernel(own, shape, names, fan_in(sizes[0]), dtype)
+            stored.set_in(self, f"expert_{name}")
+            self.experts[name] = ExpertProjection(sizes, axes, layers, count)
 
         def biases(name, size, axis):
             if not biased:
@@ -126,9 +174,10 @@ class MixtureOfExperts(nnx.Module):
             else None
         )
         inward = ((width, inner), ("embed", "mlp"))
-        kernels("expert_gate", *inward)
-        kernels("expert_up", *inward)
-        kernels("expert_down", (inner, width), ("mlp", "embed"))
+        self.experts = nnx.Dict()
+        kernels("gate", *inward)
+        kernels("up", *inward)
+        kernels("down", (inner, width), ("mlp", "embed"))
         self.expert_gate_bias = biases("expert_gate_bias", inner, "mlp")
         self.expert_up_bias = biases("expert_up_bias", inner, "mlp")
         self.expert_down_bias = biases("expert_down_bias", width, "embed")
@@ -160,6 +209,9 @@ class MixtureOfExperts(nnx.Module):
         if self.expert_gate_bias is not None and self.expert_up_bias is not None:
             both = self.expert_gate_bias, self.expert_up_bias
             biases = ExpertBiases(*(bias[...].astype(x.dtype) for bias in both))
+        changes = ExpertChanges(
+            *(self.experts[name].factors(x.dtype) for name in ExpertChanges._fields)
+        )
         weights = weights.astype(x.dtype)
         run = run_grouped if jax.default_backend() in GROUPED else run_all
         output = run(
@@ -170,6 +222,7 @@ class MixtureOfExperts(nnx.Module):
             self.config.activation,
             biases,
             self.config.expert_limit,
+            changes,
         )
         output = collectives.reduce_from_shards(output, "mlp")
         if self.expert_down_bias is not None:
@@ -249,6 +302,7 @@ def run_grouped(
     activation: str,
     biases: ExpertBiases | None = None,
     limit: float | None = None,
+    changes: ExpertChanges = UNCHANGED,
 ) -> Float[Array, "n D"]:
     """Runs each token through its experts, with the tokens of an expert together."""
     count = chosen.shape[1]
@@ -256,14 +310,22 @@ def run_grouped(
     length = len(kernels.gate.kernel)
     sizes = jnp.bincount(chosen.reshape(-1), length=length).astype(jnp.int32)
     tokens = x[order // count]
-    gate = multiply_groups(tokens, kernels.gate, sizes)
-    up = multiply_groups(tokens, kernels.up, sizes)
+
+    def multiply(x, kernel, change):
+        y = multiply_groups(x, kernel, sizes)
+        if change is None:
+            return y
+        low = jax.lax.ragged_dot(x, change.a, sizes)  # [m, r]
+        return y + jax.lax.ragged_dot(low, change.b, sizes)
+
+    gate = multiply(tokens, kernels.gate, changes.gate)
+    up = multiply(tokens, kernels.up, changes.up)
     if biases is not None:
         expert = chosen.reshape(-1)[order]
         gate, up = gate + biases.gate[expert], up + biases.up[expert]
     inner = activate(gate, up, activation, limit)
     weighted = inner * weights.reshape(-1)[order, None]
-    outputs = multiply_groups(weighted, kernels.down, sizes)
+    outputs = multiply(weighted, kernels.down, changes.down)
     return outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).sum(1)
 
 
@@ -291,6 +353,7 @@ def run_all(
     activation: str,
     biases: ExpertBiases | None = None,
     limit: float | None = None,
+    changes: ExpertChanges = UNCHANGED,
 ) -> Float[Array, "n D"]:
     """Runs every token through all experts, one expert at a time.
 
@@ -300,17 +363,21 @@ def run_all(
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def add_expert(total, expert):
-        number, stored, bias = expert
-        gate_kernel, up_kernel, down_kernel = (
-            kernel.widened_to(x.dtype) for kernel in stored
-        )
+        number, stored, bias, change = expert
         weight = jnp.where(chosen == number, weights, 0).sum(1)  # [n]
-        gate, up = x @ gate_kernel, x @ up_kernel
+
+        def multiply(x, kernel, change):
+            y = x @ kernel.widened_to(x.dtype)
+            return y if change is None else y + (x @ change.a) @ change.b
+
+        gate = multiply(x, stored.gate, change.gate)
+        up = multiply(x, stored.up, change.up)
         if bias is not None:
             gate, up = gate + bias.gate, up + bias.up
         inner = activate(gate, up, activation, limit)
         # The gradient of a factor of the output would need the output again.
-        return total + (inner * weight[:, None]) @ down_kernel, None
+        weighted = inner * weight[:, None]
+        return total + multiply(weighted, stored.down, change.down), None
 
-    experts = (jnp.arange(len(kernels.gate.kernel)), kernels, biases)
+    experts = (jnp.arange(len(kernels.gate.kernel)), kernels, biases, changes)
     return jax.lax.scan(add_expert, jnp.zeros_like(x), experts)[0]

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
+from prompt_tuning.core.invocations import invoked_positions
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.losses.output_head import (
@@ -41,7 +42,10 @@ class LanguageModel(nnx.Module):
     Attributes:
       token_embedder: the embedding table `[V, D]`, of an encoder-decoder's inputs.
       head: output head; None if it is the embedding table alone.
+      invocation: tokens that invoke the model's LoRA; empty if it always acts.
     """
+
+    invocation: tuple[int, ...] = ()
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         self.config = config
@@ -153,7 +157,14 @@ class LanguageModel(nnx.Module):
         if len(positions) > 1:
             positions = jnp.repeat(positions, count, axis=0)  # [B * C, Q]
         embedded = self.output_embedder(tokens, self.config.dtype)
-        return [Stream(embedded, positions, masks.decoder_causal_mask(width - 1))]
+        mask = masks.decoder_causal_mask(width - 1)
+        active = None
+        if self.invocation:
+            given = batch.tokens.shape[1]
+            segments = masks.real_tokens(batch.lengths, given).astype(jnp.int32)
+            marks = invoked_positions(batch.tokens, segments, self.invocation)
+            active = jnp.repeat(marks.any(1), count)[:, None]  # [B * C, 1]
+        return [Stream(embedded, positions, mask, active=active)]
 
     def decode(
         self, tokens: Int[Array, "B"], cache: Cache

@@ -6,6 +6,7 @@ layer) run on all streams together as one `[positions, D]`; `flatten_streams` an
 `split_streams` convert between the two forms.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
+from prompt_tuning.core.invocations import active_positions
 from prompt_tuning.core.layer_kinds import ATTENTION
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
@@ -60,6 +62,7 @@ class Stream:
       block_input: change made to `hidden` as it enters each block.
       shared: whether these rows are prompts shared by the batch instead of rows of it.
       beyond_window: whether windows leave these keys in sight of later streams.
+      active: marks where adapters act that some tokens invoke; None if there are none.
     """
 
     hidden: Float[Array, "R Q D"]
@@ -73,6 +76,7 @@ class Stream:
     block_input: BlockInput | None = None
     shared: bool = False
     beyond_window: bool = False
+    active: Bool[Array, "R #Q"] | None = None
 
     @property
     def row_range(self) -> collectives.IndexRange:
@@ -214,6 +218,20 @@ class AttentionView(NamedTuple):
             selected = (_select_rows(part, self.rows) for part in key_values)
             key_values = KeyValues(*selected)
         return AttentionSource(key_values, self.mask, self.bias)
+
+
+def active_positions_of(
+    streams: Sequence[Stream],
+) -> contextlib.AbstractContextManager[None]:
+    """Sets `Stream.active` of all positions while their blocks are traced."""
+    if all(stream.active is None for stream in streams):
+        return active_positions(None)
+    marks = []
+    for stream in streams:
+        assert stream.active is not None  # of all streams, or of none
+        shape = stream.hidden.shape[:2]
+        marks.append(jnp.broadcast_to(stream.active, shape).reshape(-1))
+    return active_positions(jnp.concatenate(marks))
 
 
 def bias_of_buckets(

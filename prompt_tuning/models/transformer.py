@@ -52,6 +52,7 @@ from prompt_tuning.models.streams import (
     Kept,
     Stream,
     StreamView,
+    active_positions_of,
     apply_block_inputs,
     bias_of_buckets,
     flatten_streams,
@@ -153,9 +154,8 @@ class Stack(nnx.Module):
             # `layer` is one block's slice of everything that is stacked on L.
             parameters, (input_values, cross, key, values, number), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
-            whole = parameter_gathering.gather_parameters(
-                move_to_device(parameters), axes
-            )
+            own = move_to_device(parameters)
+            whole = parameter_gathering.gather_parameters(own, axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
             own_angles = angles and angles.of_table(values.rotary_table)
@@ -174,7 +174,7 @@ class Stack(nnx.Module):
         # Parts of the scan would concatenate keys and values.
         how = self.rematerialization
         policy = how.for_each_block() if keep else how
-        with jax.named_scope("blocks"):
+        with jax.named_scope("blocks"), active_positions_of(streams):
             others = (
                 input_values,
                 _stacked_key_values(cross),
@@ -276,9 +276,8 @@ class Stack(nnx.Module):
 
         def project(layer):
             parameters, key = layer
-            whole = parameter_gathering.gather_parameters(
-                move_to_device(parameters), axes
-            )
+            own = move_to_device(parameters)
+            whole = parameter_gathering.gather_parameters(own, axes)
             attention = cast(Attention, merge(graph, whole))
             return attention.encoded_source(encoded, key, shared)
 

@@ -33,7 +33,7 @@ from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
-from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.build import adaptable, build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.fresh_parameters import (
     check_on_device,
@@ -203,7 +203,7 @@ class PromptedModel:
         """The adapters of projections with their paths, without arrays."""
         return [
             (path, adapter)
-            for path, dense in projections(merge(self.graph, self.plan.abstract))
+            for path, dense in adaptable(merge(self.graph, self.plan.abstract))
             for adapter in dense.adapters.values()
         ]
 

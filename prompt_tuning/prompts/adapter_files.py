@@ -173,6 +173,11 @@ def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
     Raises:
       InputError: if the folder is not empty.
     """
+    if adapter.settings.get("alora_invocation_tokens"):
+        raise InputError(
+            "a checkpoint does not record the tokens that invoke an adapter (aLoRA): "
+            "read its PEFT folder instead, e.g. by --prompt FOLDER"
+        )
     extra = {"source": source, SCALINGS: dict(adapter.scalings)}
 
     def write(new: Path) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float32, Key
 from prompt_tuning.adapters.adapter import LORA
 from prompt_tuning.adapters.peft.lora_biases import TrainedBiases
 from prompt_tuning.core.branch_dropout import branch_dropout
+from prompt_tuning.core.invocations import where_active
 from prompt_tuning.prompts.dora import magnitude_factors, output_norms
 from prompt_tuning.prompts.projection_adapters import (
     ExportedAdapter,
@@ -46,6 +47,7 @@ class LowRank(ProjectionAdapter):
         None unless it starts from the weights.
       start_b: `b` at the start of the run, or None.
       ranks: rank in each layer, 0 where there is none.
+      invocation: tokens from whose last occurrence on it acts; empty if it always does.
       bias: trained bias, `[L, out]`, or None; see `train_bias`.
       biases: which biases the run trains, PEFT's `bias`.
     """
@@ -55,7 +57,7 @@ class LowRank(ProjectionAdapter):
 
     def __init__(
         self,
-        factors: tuple[Float[Array, "L in r"], Float[Array, "L r out"]],
+        factors: tuple[Float[Array, "*L in r"], Float[Array, "*L r out"]],
         scaling: float,
         axes: tuple[str, str],
         *,
@@ -65,12 +67,14 @@ class LowRank(ProjectionAdapter):
         rank_stabilized: bool = False,
         initial: Initial = "kaiming",
         ranks: Sequence[int] = (),
+        invocation: Sequence[int] = (),
+        stack: tuple[str, ...] = ("layers",),
     ):
         self.axes = axes
         axis_in, axis_out = adapter_axes(axes)
         a, b = factors
-        self.a = nnx.Param(a, axes=("layers", axis_in, "rank"), partial_over=axes[1])
-        self.b = nnx.Param(b, axes=("layers", "rank", axis_out))
+        self.a = nnx.Param(a, axes=(*stack, axis_in, "rank"), partial_over=axes[1])
+        self.b = nnx.Param(b, axes=(*stack, "rank", axis_out))
         self.alone = magnitude is not None
         self.magnitude = (
             None
@@ -81,7 +85,7 @@ class LowRank(ProjectionAdapter):
         self.path, self.dropout, self.drops = path, dropout, dropout > 0
         self.rank_stabilized, self.initial = rank_stabilized, initial
         self.bias, self.biases = None, "none"
-        self.ranks = tuple(ranks)
+        self.ranks, self.invocation = tuple(ranks), tuple(invocation)
         # `initial_starts` replaces them when the frozen weights are there.
         starts = initial in FROM_WEIGHTS
         self.start_a = nnx.Param(a, axes=self.a.axes) if starts else None
@@ -123,9 +127,10 @@ class LowRank(ProjectionAdapter):
             "use_rslora": self.rank_stabilized,
             "init_lora_weights": True if plain else self.initial,
             "bias": self.biases,
+            "alora_invocation_tokens": list(self.invocation) or None,
         }
         defaults = {"lora_dropout": 0.0, "use_rslora": False, "init_lora_weights": True}
-        defaults["bias"] = "none"
+        defaults |= {"bias": "none", "alora_invocation_tokens": None}
         return {name: x for name, x in given.items() if x != defaults[name]}
 
     def adapt(
@@ -137,6 +142,8 @@ class LowRank(ProjectionAdapter):
         """Adds the low-rank product; DoRA rescales the sum, except for the bias."""
         first = collectives.first_of_shard(self.axes[0], x.shape[-1])
         dropped = branch_dropout(x, self.dropout, self.path, first)
+        if self.invocation:
+            return y + where_active(self._change(x, dropped))
         if self.magnitude is None:
             return y + self._change(x, dropped)
         if dropped is not x:
@@ -158,7 +165,9 @@ class LowRank(ProjectionAdapter):
         start = (self.start_a[...], self.start_b[...])
         return change - self._product(x, jax.lax.stop_gradient(start))
 
-    def whole_factors(self) -> tuple[Float[Array, "L in R"], Float[Array, "L R out"]]:
+    def whole_factors(
+        self,
+    ) -> tuple[Float[Array, "*L in R"], Float[Array, "*L R out"]]:
         """Returns the factors of a plain LoRA that computes the same."""
         a, b = self.a[...], self.b[...]
         if self.start_a is None or self.start_b is None:
@@ -196,6 +205,52 @@ class LowRank(ProjectionAdapter):
             kernel, self.a[...], self.b[...], self.scaling, self.axes[0]
         )
         return magnitude_factors(self.magnitude[...].astype(jnp.float32), norms)
+
+
+class ExpertLowRank(LowRank):
+    """The same for one projection of all experts: `y + scaling * x @ a[e] @ b[e]`.
+
+    The layer of experts adds the products to those of its kernels.
+
+    Attributes:
+      a: `[L, E, in, r]`.
+      b: `[L, E, r, out]`.
+    """
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        shape: tuple[int, int, int],
+        ranks: Sequence[int],
+        scaling: float,
+        axes: tuple[str, str],
+    ):
+        """Initializes `a` uniformly within `1 / sqrt(in)`, and `b` to 0.
+
+        Args:
+          key: random key.
+          shape: numbers of experts, inputs and outputs.
+          ranks: rank in each layer; 0 where there is no adapter.
+          scaling: factor of the product.
+          axes: logical axes of the input and the output.
+        """
+        experts, *sizes = shape
+        kaiming = functools.partial(
+            initial_factors, sizes=tuple(sizes), ranks=ranks, initial="kaiming"
+        )
+        a, b = jax.vmap(kaiming, out_axes=1)(jax.random.split(key, experts))
+        super().__init__(
+            (a, b), scaling, axes, ranks=ranks, stack=("layers", "experts")
+        )
+        # The sum over the inputs' shards follows after the experts.
+        b_axes = self.b.axes
+        self.b = nnx.Param(b, axes=b_axes, partial_over=axes[0])
+
+    def factors_of_experts(
+        self,
+    ) -> tuple[Float[Array, "E in r"], Float[Array, "E r out"]]:
+        """Returns the factors of one block, the second one scaled."""
+        return self.a[...], self.b[...] * self.scaling
 
 
 def initial_factors(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import LORA, Adapter
+from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
 from prompt_tuning.adapters.peft.lora_biases import TrainedBiases, biases_of
 from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
 from prompt_tuning.adapters.peft.peft_settings import find_pattern
@@ -22,14 +23,23 @@ from prompt_tuning.core.number_ranges import (
     PositiveNumber,
     ShareBelowOne,
 )
+from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
-from prompt_tuning.prompts.low_rank import Initial, LowRank, initial_factors
+from prompt_tuning.prompts.low_rank import (
+    ExpertLowRank,
+    Initial,
+    LowRank,
+    initial_factors,
+)
 from prompt_tuning.prompts.projection_adapters import (
     AdaptedProjection,
     AdapterSpec,
     ProjectionAdapter,
 )
 from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A
+
+EXPERTS = "/experts/"
+"""In the paths of projections of experts, which an expression must name."""
 
 QUERIES_AND_VALUES = (r".*/(query|value)",)
 
@@ -50,7 +60,8 @@ class LoRA(AdapterSpec):
       at: the modules to adapt by their names in transformers instead, as in PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names.
+        that matches whole names. A list may name the parameters of experts too, as in
+        PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
       rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
@@ -69,6 +80,10 @@ class LoRA(AdapterSpec):
         subtracted, and the run is exported as a plain LoRA of twice the rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
+      invocation: ids of tokens from whose last occurrence in a row on the product is
+        added, and in no row without them (aLoRA, Greenewald et al. 2025), so that the
+        frozen model's keys and values of the text before remain valid. If None, it is
+        added everywhere. For decoder-only models without prompts.
       bias: which biases of the model are trained too, by PEFT's names: "none",
         "lora_only" (those of the adapted modules) or "all" (those of norms and of the
         head too). The model must have some; the frozen weights must be on the device.
@@ -98,6 +113,7 @@ class LoRA(AdapterSpec):
     initial: Initial = "kaiming"
     dora: bool = False
     bias: TrainedBiases = "none"
+    invocation: Sequence[NonnegativeInteger] | None = None
     name: ClassVar[str] = "lora"
     kind: ClassVar[str] = LORA
 
@@ -113,7 +129,13 @@ class LoRA(AdapterSpec):
                 f"LoRA.initial is {self.initial!r}, which takes a part out of the "
                 "weights whose norms DoRA trains: leave out LoRA.initial or LoRA.dora"
             )
-        for name in ("at", "layers"):
+        if self.invocation is not None and (self.dora or self.bias != "none"):
+            name = "dora" if self.dora else "bias"
+            raise InputError(
+                f"LoRA.{name} acts on whole rows, and LoRA.invocation on a part of "
+                "each: leave one of them out"
+            )
+        for name in ("at", "layers", "invocation"):
             if getattr(self, name) is not None and not getattr(self, name):
                 raise InputError(
                     f"LoRA.{name} is empty, so nothing would be adapted; leave it out"
@@ -153,7 +175,7 @@ class LoRA(AdapterSpec):
           InputError: if an expression or a name chooses nothing.
         """
         if self._targets is None:
-            chosen = super().select(modules)
+            chosen = self._match_regexes(modules)
         else:
             self._check_targets([x for names in modules.values() for x in names])
             chosen = [path for path in modules if any(self._targeted(modules[path]))]
@@ -168,6 +190,20 @@ class LoRA(AdapterSpec):
                     )
         return chosen
 
+    def _match_regexes(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
+        """Returns the paths that `regexes` match; only some expressions mean experts.
+
+        Raises:
+          InputError: if an expression matches none.
+        """
+        plain = {path: x for path, x in modules.items() if EXPERTS not in path}
+        regexes = [x for x in self.regexes if EXPERTS.strip("/") in x]
+        if not regexes:
+            return super().select(plain)
+        matched = super().select(modules)
+        meant = match_any(regexes)
+        return [path for path in matched if path in plain or meant(path)]
+
     def _check_targets(self, names: Sequence[str]) -> None:
         """Checks that each name in `at`, or its expression, matches a module.
 
@@ -177,7 +213,7 @@ class LoRA(AdapterSpec):
         targets = self._targets
         alone = isinstance(targets, str)
         for target in [targets] if alone else [[name] for name in targets or ()]:
-            if match_targets(target, names):
+            if self._match(target, names):
                 continue
             hint = ""
             if alone and match_targets([target], names):
@@ -193,8 +229,17 @@ class LoRA(AdapterSpec):
         """Returns whether `at` chooses each layer's module."""
         if self._targets is None:
             return [True] * len(names)
-        matched = match_targets(self._targets, names)
+        matched = self._match(self._targets, names)
         return [name in matched for name in names]
+
+    @staticmethod
+    def _match(targets: str | Sequence[str], names: Sequence[str]) -> set[str]:
+        """Returns the modules that targets select; experts only by their name."""
+        plain = [name for name in names if not is_of_experts(name)]
+        if isinstance(targets, str):
+            return match_targets(targets, plain)
+        others = [x for x in targets if EXPERTS.strip("/") in x]
+        return match_targets(targets, plain) | match_targets(others, names)
 
     def build(
         self, key: Key[Array, ""], projection: AdaptedProjection
@@ -205,6 +250,8 @@ class LoRA(AdapterSpec):
           InputError: if the projection has no such layer, its layers differ in scaling,
             or the rank is odd where it must be even.
         """
+        if projection.experts:
+            self._check_experts(projection.path)
         count, *sizes = projection.shape
         names = projection.modules or [""] * count
         layers = range(count) if self.layers is None else self.layers
@@ -221,6 +268,10 @@ class LoRA(AdapterSpec):
                 ranks[layer] = self._rank(names[layer])
                 scalings.setdefault(self._scaling(names[layer]), layer)
         self._check_layers(projection.path, ranks, scalings)
+        if projection.experts:
+            shape = projection.experts, sizes[0], sizes[1]
+            scaling = next(iter(scalings))
+            return ExpertLowRank(key, shape, ranks, scaling, projection.axes)
         if self.initial in FROM_WEIGHTS and max(ranks) > min(sizes):
             raise InputError(
                 f"LoRA.initial is {self.initial!r}, which takes ranks up to the "
@@ -238,7 +289,29 @@ class LoRA(AdapterSpec):
             rank_stabilized=self.rank_stabilized,
             initial=self.initial,
             ranks=ranks,
+            invocation=self.invocation or (),
         )
+
+    def _check_experts(self, path: str) -> None:
+        """Refuses what PEFT has for linear layers alone.
+
+        Raises:
+          InputError: with the setting.
+        """
+        neutral = {
+            "dora": False,
+            "dropout": 0,
+            "initial": "kaiming",
+            "invocation": None,
+        }
+        for name, usual in neutral.items():
+            value = getattr(self, name)
+            if value != usual:
+                raise InputError(
+                    f"LoRA.{name} is {shown(value)}, but the LoRA of experts ({path}) "
+                    f"has none of this, as in PEFT: leave out LoRA.{name}, or adapt "
+                    "other projections"
+                )
 
     def _check_layers(
         self, path: str, ranks: Sequence[int], scalings: Mapping[float, int]
@@ -294,7 +367,7 @@ class LoRA(AdapterSpec):
                 )
             dora = projection + MAGNITUDE in adapter.parameters
             starts = projection + START_A in adapter.parameters
-            group = (leaf.shape[2], adapter.scalings[projection], dora, starts)
+            group = (leaf.shape[-1], adapter.scalings[projection], dora, starts)
             groups.setdefault(group, []).append(re.escape(projection))
         stabilized = bool(adapter.settings.get("use_rslora"))
         biases = biases_of(adapter)
@@ -307,6 +380,7 @@ class LoRA(AdapterSpec):
                 dropout=adapter.settings.get("lora_dropout") or 0.0,
                 dora=dora,
                 bias=biases,
+                invocation=adapter.settings.get("alora_invocation_tokens") or None,
                 # Either one has these parameters, and their values are known.
                 initial="olora" if starts else "kaiming",
             )

@@ -205,12 +205,14 @@ class AdaptedProjection(NamedTuple):
       axes: logical axes of its input and output.
       modules: name of each layer's module in transformers; empty unless the adapter
         `names_modules`.
+      experts: number of experts that each have such a kernel; 0 for a lone one.
     """
 
     path: str
     shape: tuple[int, int, int]
     axes: tuple[str, str]
     modules: Sequence[str] = ()
+    experts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
-from prompt_tuning.models.build import projections
+from prompt_tuning.models.build import adaptable
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.adapter_kinds import adapter_specs, prompt_classes
@@ -135,7 +135,7 @@ def _export_projections(model: LanguageModel) -> list[Adapter]:
     scalings: dict[str, dict[str, float]] = {}
     settings: dict[str, dict[str, Any]] = {}
     order: list[str] = []
-    for path, dense in projections(model):
+    for path, dense in adaptable(model):
         applied = []
         for name, adapter in dense.adapters.items():
             exported = adapter.export(f"{path}/adapters/{name}")

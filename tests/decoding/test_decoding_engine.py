@@ -79,7 +79,8 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
     return continued
 
 
-FEW = ("soft", "lora", "dora")
+FEW = ("soft", "lora", "dora", "alora")
+EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 HYBRID = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4}
 RECURRENT = ("none", "soft", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
@@ -102,7 +103,7 @@ BIASED = ("none", "biases", "both")
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
     config = (FAMILIES | HYBRID)[name]
     engine = open_engine(config, kinds)
-    rows = [[3, 1, 4], list(range(5, 16))]
+    rows = [[3, 1, 4], [*range(6, 11), *range(5, 11)]]  # one invokes the aLoRA
     for kind in kinds:
         prompt = 1 if kind == "tasks" else None
         requests = [
@@ -150,7 +151,7 @@ def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
     sample(
         1,
         [
-            (LLAMA, "float32", ("none", "prefix", "lora"), 8),
+            (LLAMA, "float32", EIGHT, 32),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["float32"], [KINDS], [1000]),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["bfloat16"], [KINDS], [100]),
         ],
@@ -163,7 +164,7 @@ def test_a_row_does_not_depend_on_the_other_rows(
     monkeypatch.setattr(slot_state, "SECTION", 8)
     config = dataclasses.replace(config, parameter_dtype=dtype, compute_dtype=dtype)
     requests = random_requests(count, kinds=kinds)
-    engine = open_engine(config, kinds, slots=4 if count < 100 else 32)
+    engine = open_engine(config, kinds, slots=32)
     alone = [engine.run([request])[0].completions[0].ids for request in requests]
     random = np.random.default_rng(1)
     order = random.permutation(len(requests))

@@ -10,6 +10,7 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
@@ -54,7 +55,8 @@ CASES = [
 @pytest.mark.parametrize(("family", "shape"), sample(1, CASES))
 def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
     config = read_config(FIXTURES / family / "base")
-    graph, parameters = dummies.prompted(config)
+    experts = [LoRA(regexes=[".*/experts/.*"])] if config.experts else []
+    graph, parameters = dummies.prompted(config, adapters=experts)
     everything = dict.fromkeys(parameters, 0)
     trained, frozen = parameter_groups.partition(parameters, everything)
     rows = dummies.random_rows(meshes.ROWS, vocabulary_size=config.vocabulary_size)

@@ -19,6 +19,7 @@ from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
@@ -142,14 +143,18 @@ class LetterTokenizer:
 
 
 def prompted(
-    config: ModelConfig, *, length: int = P, prompting: Prompting | None = None
+    config: ModelConfig,
+    *,
+    length: int = P,
+    prompting: Prompting | None = None,
+    adapters: Sequence[AdapterSpec] = (),
 ) -> tuple[nnx.GraphDef, Parameters]:
     """Returns a model with a prompt; its values depend only on the parameter paths."""
     vocabulary = Vocabulary(np.zeros((config.vocabulary_size, config.width), "f4"))
 
     def build(key):
         prompt = SoftPrompt(key, vocabulary, length=length)
-        return build_model(key, config, prompt, prompting)
+        return build_model(key, config, prompt, prompting, adapters=adapters)
 
     return with_numbers(build)
 

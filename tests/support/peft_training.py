@@ -40,7 +40,10 @@ def train(base, folder, tokens, steps, learning_rate, size=None, **settings) -> 
         else transformers.AutoModelForCausalLM
     )
     torch.manual_seed(0)
-    model = family.from_pretrained(base, attn_implementation="eager").eval()
+    # The default implementation of experts has no double precision.
+    model = family.from_pretrained(
+        base, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     if size is not None:
         model.resize_token_embeddings(size)
     model = peft.get_peft_model(model, peft.LoraConfig(**settings)).eval()

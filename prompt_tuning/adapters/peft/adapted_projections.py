@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
+from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
 from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
@@ -17,8 +18,10 @@ from prompt_tuning.adapters.peft.lora_biases import (
 from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
+    expert_projections,
     full_name,
     projections,
+    shortest_names,
     unread_modules,
 )
 from prompt_tuning.adapters.peft.moved_base import as_plain_lora, moves_base
@@ -61,7 +64,9 @@ def read_projections(
     Raises:
       InputError: for a module or shape that does not fit the model.
     """
-    known = projections(config)
+    known, experts = projections(config), expert_projections(config)
+    if folder.kind == LORA:
+        known |= experts
     modules = set(by_module(known))
     family = hf_folder.find_family(config)
     given = sorted({module_name(name) for name in folder.tensors})
@@ -84,7 +89,10 @@ def read_projections(
         parameters, scalings = read_lora(
             folder.tensors, names, folder.settings, known, source
         )
-    check_selection(folder.settings, names, known, source)
+    plain = {name: given for name, given in names.items() if not is_of_experts(name)}
+    if plain or not names:
+        known = {path: x for path, x in known.items() if path not in experts}
+        check_selection(folder.settings, plain, known, source)
     if unread:
         warnings.warn(
             f"{source} adapts {len(unread)} modules that texts do not pass, such as "
@@ -109,8 +117,10 @@ def write_projections(
 ) -> tuple[Arrays, dict[str, Any]]:
     """Returns tensors of LoRA or IA3, and the settings that select their modules."""
     known = projections(config)
+    if adapter.kind == LORA:
+        known |= expert_projections(config)
     check_projections(adapter, known)
-    settings = with_defaults(adapter)
+    settings, holders = with_defaults(adapter), by_module(known)
     derived: dict[str, Any] = {}
     biases: Arrays = {}
     if adapter.kind == IA3:
@@ -119,13 +129,17 @@ def write_projections(
         tensors, scalings = write_lora(adapter.parameters, adapter.scalings, known)
         biases = write_biases(adapter, config)
         derived["use_dora"] = _has_dora(tensors)
-        if not _has_scalings(settings, tensors, scalings):
-            derived |= lora_settings(tensors, scalings, settings)
+        if not _has_scalings(settings, tensors, scalings, holders):
+            derived |= lora_settings(tensors, scalings, settings, holders)
         derived["bias"] = biases_of(adapter)
-    holders = by_module(known)
     modules = {module_name(name) for name in tensors}
+    parameters = {module for module in modules if is_of_experts(module)}
+    if adapter.kind == LORA:
+        others = [name for name in holders if is_of_experts(name)]
+        derived["target_parameters"] = shortest_names(parameters, others) or None
+    modules -= parameters
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
-    names = {*holders, *unread_modules(config)}
+    names = {x for x in holders if not is_of_experts(x)} | unread_modules(config)
     inputs = {module for module in modules if holders[module][0].scales_input}
     if not selects(settings, modules, inputs, names):
         derived |= target_settings(adapter.kind, modules, inputs, names)
@@ -168,10 +182,17 @@ def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None
 
 
 def _has_scalings(
-    settings: Settings, tensors: Arrays, scalings: Mapping[str, float]
+    settings: Settings,
+    tensors: Arrays,
+    scalings: Mapping[str, float],
+    known: Mapping[str, Sequence[Projection]],
 ) -> bool:
     """Whether the settings already set every module's rank and scaling."""
-    ranks = {module_name(name): len(x) for name, x in tensors.items() if LORA_A in name}
+    ranks = {
+        module_name(name): len(x) // (known[module_name(name)][0].experts or 1)
+        for name, x in tensors.items()
+        if LORA_A in name
+    }
     return all(
         rank_of(settings, module) == ranks[module]
         and scaling_of(settings, module) == scaling

@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from prompt_tuning.adapters.peft.expert_parameters import (
+    name_parameters,
+    wrap_parameters,
+)
 from prompt_tuning.adapters.peft.mlx_folder import MLX_TENSORS, read_mlx
 from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
@@ -107,6 +111,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
             f"arbitrary code: convert it with torch, {CONVERSION.format(folder=folder)}"
         )
     tensors = without_adapter_name(_read_tensors(file), str(file))
+    tensors = name_parameters(settings, tensors, str(folder / CONFIG))
     check_shapes(settings, tensors, str(file))
     return AdapterFolder(settings, tensors)
 
@@ -147,7 +152,7 @@ def write_folder(
     check_shapes(folder.settings, folder.tensors, f"the adapter for {path}")
     contents = {
         CONFIG: json.dumps(folder.settings, indent=2, sort_keys=True).encode(),
-        TENSORS: _encode(folder.tensors),
+        TENSORS: _encode(wrap_parameters(folder.tensors)),
     }
     card = path / README
     if card.is_file():

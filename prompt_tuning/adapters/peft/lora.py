@@ -3,6 +3,9 @@
 PEFT stores `A [r, in]` and `B [out, r]` for each module of each layer, and adds
 `alpha / r * B A x`. We store `a [L, in, r]` and `b [L, r, out]` for each projection.
 With DoRA (Liu et al. 2024) there are also magnitudes, `[out]` and `[L, out]`.
+
+Of `E` experts PEFT stores `A [E * r, in]`, expert after expert, and `B [out, r * E]`,
+rank after rank; we store `a [L, E, in, r]` and `b [L, E, r, out]`.
 """
 
 import dataclasses
@@ -37,14 +40,14 @@ class Factors:
     """The LoRA of one projection in one layer: `scaling * x @ a @ b`.
 
     Attributes:
-      a: first factor.
+      a: first factor, of each of `E` experts; without experts `E` is 1.
       b: second factor.
       scaling: factor of the product.
       magnitude: magnitude of each output, if it is a DoRA.
     """
 
-    a: Float[np.ndarray, "in r"]
-    b: Float[np.ndarray, "r out"]
+    a: Float[np.ndarray, "E in r"]
+    b: Float[np.ndarray, "E r out"]
     scaling: float
     magnitude: Float[np.ndarray, "out"] | None = None
 
@@ -84,14 +87,17 @@ def read_lora(
         if not present:
             continue
         scalings[path] = scaling = _common_scaling(present)
-        rank = max(factors.a.shape[1] for factors in present)
-        a = np.zeros((len(layers), projection.size_in, rank), np.float32)
-        b = np.zeros((len(layers), rank, projection.size_out), np.float32)
+        rank = max(factors.a.shape[2] for factors in present)
+        stack = len(layers), projection.experts or 1
+        a = np.zeros((*stack, projection.size_in, rank), np.float32)
+        b = np.zeros((*stack, rank, projection.size_out), np.float32)
         for layer, factors in enumerate(layers):
             if factors is not None:
-                layer_rank = factors.a.shape[1]
-                a[layer, :, :layer_rank] = factors.a
-                b[layer, :layer_rank] = _rescale(factors, scaling)
+                layer_rank = factors.a.shape[2]
+                a[layer, :, :, :layer_rank] = factors.a
+                b[layer, :, :layer_rank] = _rescale(factors, scaling)
+        if not projection.experts:
+            a, b = a[:, 0], b[:, 0]
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
         if setting(settings, "use_dora"):
             parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection.size_out)
@@ -121,6 +127,12 @@ def _read_module(
         for half in (LORA_A, LORA_B)
     )
     sizes = (projection.size_in, projection.module_out)
+    experts = projection.experts or 1
+    if len(a) % experts:
+        raise InputError(
+            f"{source}: the LoRA of {module} has rank {len(a)}, expected a multiple of "
+            f"the model's {experts} experts; was it made for another model?"
+        )
     if (a.shape[1], b.shape[0]) != sizes:
         raise InputError(
             f"{source}: the LoRA of {module} maps {a.shape[1]} to {b.shape[0]} "
@@ -138,7 +150,10 @@ def _read_module(
                 "numbers, one of each output"
             )
         magnitude = magnitude[columns]
-    return Factors(a.T, b[columns].T, scaling_of(settings, module), magnitude)
+    a = a.reshape(experts, -1, a.shape[1])  # [E, r, in]
+    b = b[columns].reshape(projection.size_out, -1, experts)  # [out, r, E]
+    scaling = scaling_of(settings, module)
+    return Factors(a.swapaxes(1, 2), b.transpose(2, 1, 0), scaling, magnitude)
 
 
 def write_lora(
@@ -163,8 +178,10 @@ def write_lora(
         whole = _without_zeros(fuse(factors, parts))
         if whole is None:
             continue
-        tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(whole.a.T)
-        tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(whole.b.T)
+        a = whole.a.swapaxes(1, 2).reshape(-1, whole.a.shape[1])
+        b = whole.b.transpose(2, 1, 0).reshape(whole.b.shape[2], -1)
+        tensors[f"{MODEL_PREFIX}{module}{LORA_A}"] = np.ascontiguousarray(a)
+        tensors[f"{MODEL_PREFIX}{module}{LORA_B}"] = np.ascontiguousarray(b)
         module_scalings[module] = whole.scaling
         if whole.magnitude is not None:
             tensors[f"{MODEL_PREFIX}{module}{LORA_MAGNITUDE}"] = whole.magnitude
@@ -173,12 +190,12 @@ def write_lora(
 
 def _without_zeros(factors: Factors) -> Factors | None:
     """Returns factors without ranks that are zero in both; None if all are."""
-    used = factors.a.any(axis=0) | factors.b.any(axis=1)
+    used = factors.a.any(axis=(0, 1)) | factors.b.any(axis=(0, 2))
     if used.all():
         return factors
     if not used.any():
         return None
-    return dataclasses.replace(factors, a=factors.a[:, used], b=factors.b[used])
+    return dataclasses.replace(factors, a=factors.a[:, :, used], b=factors.b[:, used])
 
 
 def read_factors(
@@ -196,8 +213,10 @@ def read_factors(
     if f"{path}/{A}" not in parameters:
         return None
     a, b = parameters[f"{path}/{A}"], parameters[f"{path}/{B}"]
-    layers, rank = len(projection.modules), a.shape[-1]
-    expected = (layers, projection.size_in, rank), (layers, rank, projection.size_out)
+    rank, stack = a.shape[-1], (len(projection.modules),)
+    if projection.experts:
+        stack = (*stack, projection.experts)
+    expected = (*stack, projection.size_in, rank), (*stack, rank, projection.size_out)
     if (a.shape, b.shape) != expected:
         raise InputError(
             f"{path} has a LoRA of shapes {a.shape} and {b.shape}, expected "
@@ -208,7 +227,8 @@ def read_factors(
     layer = projection.modules.index(module)
     magnitudes = parameters.get(f"{path}/{M}")
     magnitude = None if magnitudes is None else magnitudes[layer]
-    return Factors(a[layer], b[layer], scalings[path], magnitude)
+    a, b = (x[layer] if projection.experts else x[layer][None] for x in (a, b))
+    return Factors(a, b, scalings[path], magnitude)
 
 
 def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> Factors:
@@ -231,16 +251,17 @@ def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> 
         part.scaling == first.scaling and np.array_equal(part.a, first.a)
         for part in present
     )
-    ranks = [0 if part is None else part.a.shape[1] for part in parts]
+    ranks = [0 if part is None else part.a.shape[2] for part in parts]
     starts = [0] * len(parts) if same else [sum(ranks[:i]) for i in range(len(parts))]
-    rank = first.a.shape[1] if same else sum(ranks)
+    rank = first.a.shape[2] if same else sum(ranks)
     count = projections[0].module_out
-    b = np.zeros((rank, count), np.float32)
+    b = np.zeros((len(first.a), rank, count), np.float32)
     for index, part in enumerate(parts):
         if part is not None:
             rows = slice(starts[index], starts[index] + ranks[index])
-            b[rows, projections[index].part.columns(count)] = _rescale(part, scaling)
-    a = first.a if same else np.concatenate([part.a for part in present], axis=1)
+            columns = projections[index].part.columns(count)
+            b[:, rows, columns] = _rescale(part, scaling)
+    a = first.a if same else np.concatenate([part.a for part in present], axis=2)
     return Factors(a, b, scaling, _fuse_magnitudes(parts, projections))
 
 
@@ -264,7 +285,10 @@ def _fuse_magnitudes(
 
 
 def lora_settings(
-    tensors: Arrays, scalings: Mapping[str, float], settings: Settings
+    tensors: Arrays,
+    scalings: Mapping[str, float],
+    settings: Settings,
+    known: Mapping[str, Sequence[Projection]],
 ) -> dict[str, object]:
     """Returns `r` and `lora_alpha`, with patterns for the modules that differ.
 
@@ -273,9 +297,12 @@ def lora_settings(
       scalings: scaling of each module.
       settings: settings of the new adapter, which decide whether alpha is divided by
         `sqrt(r)`.
+      known: projections within each module.
     """
     ranks = {
-        module: len(tensors[f"{MODEL_PREFIX}{module}{LORA_A}"]) for module in scalings
+        module: len(tensors[f"{MODEL_PREFIX}{module}{LORA_A}"])
+        // (known[module][0].experts or 1)
+        for module in scalings
     }
     alphas = {
         module: _alpha(scaling, divisor(settings, ranks[module]))
@@ -296,7 +323,7 @@ def _common_scaling(parts: Sequence[Factors]) -> float:
     return next((part.scaling for part in parts if part.scaling), 0.0)
 
 
-def _rescale(factors: Factors, scaling: float) -> Float[np.ndarray, "r out"]:
+def _rescale(factors: Factors, scaling: float) -> Float[np.ndarray, "E r out"]:
     """Returns `b` for another scaling; the same bits if the scaling is the same."""
     if factors.scaling == scaling:
         return factors.b

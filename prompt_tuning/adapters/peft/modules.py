@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.joined_parts import share_of
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
@@ -17,6 +18,13 @@ from prompt_tuning.families import FAMILIES, hf_folder
 
 ALL_LINEAR = "all-linear"
 # Modules of a base model lack the prefix that they have in the model with its head.
+EXPERTS = "experts"
+# Parameter of transformers with each projection of the experts, and its part in it.
+_PARAMETERS = {
+    "gate": ("gate_up_proj", 0),
+    "up": ("gate_up_proj", 1),
+    "down": ("down_proj", None),
+}
 HEADLESS = ("", *sorted({family.base_prefix for family in FAMILIES.values()} - {""}))
 
 
@@ -30,6 +38,7 @@ class Projection:
       part: columns of the projection within those modules.
       size_in: input size.
       size_out: output size.
+      experts: number of experts that each have such a projection; 0 for none.
     """
 
     path: str
@@ -37,6 +46,7 @@ class Projection:
     part: FusedPart
     size_in: int
     size_out: int
+    experts: int = 0
 
     @property
     def in_first(self) -> bool:
@@ -128,6 +138,44 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def expert_projections(config: ModelConfig) -> dict[str, Projection]:
+    """Returns the projections of experts, by our path.
+
+    Transformers holds those of all experts as two parameters of a module `experts`,
+    whose names are those of PEFT's `target_parameters`.
+    """
+    family = hf_folder.find_family(config)
+    inner, width, found = config.feed_forward_width, config.width, {}
+    for path, recipe in hf_folder.find_recipes(config).items():
+        block, _, kind = path.partition("/expert_")
+        if kind not in _PARAMETERS:
+            continue
+        name, index = _PARAMETERS[kind]
+        groups = inner if isinstance(recipe.transform, EveryOther) else 1
+        part = FusedPart() if index is None else FusedPart(index, (1, 1), groups)
+        sources = recipe.sources[:: recipe.experts or 1]
+        sizes = (inner, width) if kind == "down" else (width, inner)
+        modules = tuple(
+            f"{_experts_of(x, family.expert_block)}.{name}" for x in sources
+        )
+        found[f"{block}/experts/{kind}"] = Projection(
+            f"{block}/experts/{kind}", modules, part, *sizes, experts=config.experts
+        )
+    return found
+
+
+def _experts_of(source: str, renamed: str | None) -> str:
+    """Returns the module of all experts, from the name of a stored tensor of them.
+
+    Args:
+      source: such as `model.layers.0.mlp.experts.3.up_proj.weight`.
+      renamed: the module around it in transformers, if that has another name.
+    """
+    parts = source.split(".")
+    after_layer = parts.index("layers") + 2
+    return ".".join([*parts[:after_layer], renamed or parts[after_layer], "experts"])
+
+
 def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:
     """Returns the projections within each module, in the order of their parts."""
     by_name: dict[str, list[Projection]] = {}
@@ -181,8 +229,9 @@ def full_name(
         return name
     if "experts" in module.split("."):
         raise InputError(
-            f"{source} adapts experts ({shortened(module)}), which are frozen here: "
-            "adapt the projections of attention"
+            f"{source} adapts single experts ({shortened(module)}), which are read as "
+            "PEFT stores them since transformers 5: load it with PEFT and a model of "
+            "transformers 5, and save it again"
         )
     raise InputError(
         f"{source} adapts the module {shortened(module)}, which is not a projection "

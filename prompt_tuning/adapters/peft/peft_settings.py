@@ -134,15 +134,13 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "kasa_config": (None, "KaSA has singular values between the factors"),
     "monteclora_config": (None, "MonteCLoRA mixes sampled factors"),
     "velora_config": (None, "VeLoRA's factors are not plain"),
-    "alora_invocation_tokens": (None, "aLoRA acts on part of each text"),
     "arrow_config": (None, "Arrow routes each token to other adapters"),
     "layer_replication": (None, "the model's layers were repeated"),
-    "target_parameters": (None, "parameters outside of linear layers were adapted"),
     "megatron_config": (None, "Megatron's parallel layers have other names"),
 }
 
 # Variants that depend on the text, which PEFT cannot merge either.
-_UNMERGED = ("alora_invocation_tokens", "arrow_config")
+_UNMERGED = ("arrow_config",)
 
 # Settings of other releases that do not change what an adapter computes.
 _WITHOUT_EFFECT = ("enable_lora", "merge_weights", "runtime_config")
@@ -184,6 +182,10 @@ def _check_lora(settings: JsonObject) -> None:
     bounds = {"minimum": -LARGEST, "maximum": LARGEST}
     settings.flag("use_rslora", None)
     settings.flag("use_dora", None)
+    if settings.values.get("alora_invocation_tokens") is not None:
+        tokens = settings.sequence("alora_invocation_tokens")
+        if not all(type(x) is int and 0 <= x < MAXIMUM_SIZE for x in tokens):
+            settings.refuse("alora_invocation_tokens", "a list of token ids")
     settings.number("lora_dropout", None, minimum=0.0, maximum=1.0)
     settings.number("lora_alpha", None, **bounds)
     alphas = settings.nested("alpha_pattern", {})

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
 from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
     positive_setting,
@@ -107,7 +108,9 @@ def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
         module = module_name(name)
         rank = rank_of(settings, module)
         inner = array.shape[0 if name.endswith(LORA_A) else -1] if array.ndim else 0
-        if array.ndim != 2 or inner != rank:
+        # Each expert has as many rows of its own.
+        own = inner % rank == 0 and inner if is_of_experts(module) else inner == rank
+        if array.ndim != 2 or not own:
             raise InputError(
                 f"{source}: {name} has shape {array.shape}, expected rank {rank}, by r "
                 "or rank_pattern"

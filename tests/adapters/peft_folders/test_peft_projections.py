@@ -402,9 +402,9 @@ REFUSED = {
     ),
     "modules": (lora(QUERIES, modules_to_save=["lm_head"]), "whole modules"),
     "PiSSA": (lora(QUERIES, init_lora_weights="pissa_niter_4"), "changes the frozen"),
-    "aLoRA": (
-        lora(QUERIES, alora_invocation_tokens=[5, 6]),
-        "part of each text, which is not supported. Train it without",
+    "Arrow": (
+        lora(QUERIES, arrow_config={"top_k": 3}),
+        "other adapters, which is not supported. Train it without",
     ),
     "PiSSA without weights": (
         lora(QUERIES, init_lora_weights="pissa"),
@@ -432,7 +432,7 @@ REFUSED = {
     "other module": (lora({"score": (D, 2)}), "module score, which is not a proj"),
     "experts": (
         lora({"model.layers.0.mlp.experts.1.up_proj": (F, D)}),
-        r"adapts experts \(model.*frozen",
+        r"adapts single experts \(model.*save it again",
     ),
     "sizes": (lora({q_proj(0): (D, D + 1)}), "maps 16 to 17 numbers"),
     "side": (ia3({q_proj(0): np.ones((1, D), "f4")}), r"expected \(16, 1\)"),

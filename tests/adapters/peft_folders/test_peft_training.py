@@ -14,6 +14,7 @@ import pytest
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, read_frozen
@@ -69,6 +70,13 @@ CASES = {
     ),
 }
 
+INVOKED = (
+    "llama_tied",
+    {"target_modules": "all-linear", "r": 2, "alora_invocation_tokens": [41]},
+    LoRA(at="all-linear", rank=2, alpha=8, invocation=[41]),
+)
+"""An aLoRA, which two of three rows invoke; with its model."""
+
 MOVED = {
     "pissa": (
         "llama_gqa_untied",
@@ -109,6 +117,7 @@ def theirs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("peft")
     jobs = {}
     cases = {model: (model, settings) for model, (settings, _) in CASES.items()}
+    cases["alora"] = INVOKED[:2]
     for name, (model, settings, _) in MOVED.items():
         cases[name] = model, settings | {"init_lora_weights": name}
     for name, (model, settings) in cases.items():
@@ -188,6 +197,30 @@ def test_training_is_pefts(model, theirs, tmp_path):
     graph, parameters = restored(tmp_path / "merged", None)
     merged = our_logits(parameters, batch_of(tokens_of(model)[0]), graph=graph)
     np.testing.assert_allclose(merged, expected["logits"], atol=1e-4)
+
+
+@pytest.mark.torch
+def test_an_adapter_that_tokens_invoke_trains_as_in_peft(theirs, tmp_path):
+    model, _, spec = INVOKED
+    folder, base = theirs["alora"], PEFT / model / "base"
+    start, end = (read(folder / name, model) for name in ("start", "end"))
+    assert (tokens_of(model)[0]["input_ids"] == 41).any(1).tolist() == [1, 0, 1]
+    tuning = Tuning(adapters=[spec])
+    opened = open_pretrained(Pretrained(checkpoint=str(base)), tuning, key=KEY)
+    given = opened.read_parameters() | start.parameters
+    losses, trained, logits = curve(model, opened.graph, given, opened.plan.fresh)
+    expected = np.load(folder / "end.npz")
+    np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+    for path, array in end.parameters.items():
+        np.testing.assert_allclose(trained[path], array, atol=1e-4)
+    graph, parameters = restored(base, end)
+    read_logits = our_logits(parameters, batch_of(tokens_of(model)[0]), graph=graph)
+    np.testing.assert_allclose(read_logits, expected["logits"], atol=1e-4)
+    written = to_peft(end, read_config(base)).settings
+    assert written["alora_invocation_tokens"] == [41]
+    with pytest.raises(InputError, match="cannot be merged"):
+        write_merged(tmp_path / "merged", base, [end])
 
 
 @pytest.mark.torch

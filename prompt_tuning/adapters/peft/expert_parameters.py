@@ -1,0 +1,80 @@
+"""Names the LoRA of experts, which PEFT selects by `target_parameters`.
+
+Transformers holds a projection of all experts as one parameter of the module `experts`.
+PEFT wraps that module once for each of its adapted parameters, in their order, so that
+the last one is the outermost:
+
+    mlp.experts.lora_A.weight             of down_proj
+    mlp.experts.base_layer.lora_A.weight  of gate_up_proj, if both are adapted
+
+Here the parameter is a part of the name, as in `mlp.experts.gate_up_proj`.
+"""
+
+import re
+
+from prompt_tuning.adapters.adapter import LORA, Arrays
+from prompt_tuning.adapters.peft.peft_settings import Settings
+from prompt_tuning.core.errors import InputError, shortened, shown
+
+PARAMETERS = ("gate_up_proj", "down_proj")
+"""The parameters of `experts`, in the order in which PEFT wraps them."""
+
+_WRAPPED = re.compile(r"(.*\.experts)((?:\.base_layer)*)(\.lora_[AB]\.weight)")
+_NAMED = re.compile(rf"(.*\.experts)\.({'|'.join(PARAMETERS)})(\.lora_[AB]\.weight)")
+
+
+def is_of_experts(module: str) -> bool:
+    """Returns whether a module's name is that of a parameter of experts."""
+    return module.endswith(tuple(f".experts.{name}" for name in PARAMETERS))
+
+
+def name_parameters(settings: Settings, tensors: Arrays, source: str) -> Arrays:
+    """Returns an adapter's tensors with the parameters of experts in their names.
+
+    Raises:
+      InputError: if `target_parameters` has others than those of experts, or selects
+        fewer parameters than have tensors.
+    """
+    targets = settings.get("target_parameters")
+    if settings["peft_type"] != LORA or not targets:
+        return tensors
+    known = [x for x in targets if isinstance(x, str) and x.endswith(PARAMETERS)]
+    if not isinstance(targets, list) or len(known) < len(targets):
+        raise InputError(
+            f"{source} has target_parameters = {shown(targets)}, expected parameters "
+            f"of experts alone, such as mlp.experts.{PARAMETERS[0]}: merge the adapter "
+            "with PEFT (merge_and_unload), or train it for these"
+        )
+    named: Arrays = {}
+    for name, tensor in tensors.items():
+        match = _WRAPPED.fullmatch(name)
+        if match is not None:
+            module, depth = match[1], match[2].count(".base_layer")
+            selected = [p for p in PARAMETERS if _is_selected(f"{module}.{p}", known)]
+            if depth >= len(selected):
+                raise InputError(
+                    f"{source} has {shortened(name)}, but its target_parameters "
+                    f"{shown(targets)} select {len(selected)} parameters of that module"
+                )
+            name = f"{module}.{selected[-1 - depth]}{match[3]}"
+        named[name] = tensor
+    return named
+
+
+def _is_selected(parameter: str, targets: list[str]) -> bool:
+    return any(parameter == x or parameter.endswith(f".{x}") for x in targets)
+
+
+def wrap_parameters(tensors: Arrays) -> Arrays:
+    """Returns an adapter's tensors as PEFT names them; see `name_parameters`."""
+    matches = {name: _NAMED.fullmatch(name) for name in tensors}
+    adapted = {(m[1], m[2]) for m in matches.values() if m is not None}
+    wrapped: Arrays = {}
+    for name, tensor in tensors.items():
+        match = matches[name]
+        if match is not None:
+            module, last = match[1], PARAMETERS.index(match[2])
+            outer = sum((module, other) in adapted for other in PARAMETERS[last + 1 :])
+            name = f"{module}{'.base_layer' * outer}{match[3]}"
+        wrapped[name] = tensor
+    return wrapped

@@ -1,0 +1,93 @@
+"""Where adapters act that some tokens of a text invoke (aLoRA, Greenewald et al. 2025).
+
+Such an adapter acts from the last occurrence of its invocation on, and in no row
+without one. A projection knows neither tokens nor rows: the stack sets the positions
+while its blocks are traced, like the keys of `branch_dropout`.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+NEVER = 2**30
+"""A column that no row has."""
+
+_active: contextvars.ContextVar[Bool[Array, "n"] | None] = contextvars.ContextVar(
+    "_active", default=None
+)
+
+
+@contextlib.contextmanager
+def active_positions(marks: Bool[Array, "n"] | None) -> Iterator[None]:
+    """Sets the positions at which adapters act; None if no adapter asks.
+
+    Args:
+      marks: a mark for each input of the projections.
+    """
+    token = _active.set(marks)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def any_inactive() -> bool:
+    """Returns whether an adapter may be inactive at some positions."""
+    return _active.get() is not None
+
+
+def where_active(change: Float[Array, "n out"]) -> Float[Array, "n out"]:
+    """Returns what an adapter adds, and zeros where it is not active."""
+    marks = _active.get()
+    assert marks is not None  # every model with such an adapter sets it
+    return jnp.where(marks[:, None], change, 0)
+
+
+def first_active(ids: Sequence[int], invocation: Sequence[int]) -> int:
+    """Returns the index from which an adapter is active in a text.
+
+    Args:
+      ids: tokens of the text.
+      invocation: tokens that invoke the adapter; without any it is always active.
+
+    Returns:
+      the start of their last occurrence, or `NEVER`.
+    """
+    count, wanted = len(invocation), list(invocation)
+    starts = range(len(ids) - count, -1, -1)
+    found = (i for i in starts if list(ids[i : i + count]) == wanted)
+    return next(found, NEVER) if count else 0
+
+
+def invoked_positions(
+    tokens: Int[Array, "B T"], segments: Int[Array, "B T"], invocation: Sequence[int]
+) -> Bool[Array, "B T"]:
+    """Marks the positions from the last invocation of each example on.
+
+    Args:
+      tokens: rows of tokens.
+      segments: number of each token's example, 0 for padding.
+      invocation: tokens that invoke the adapter.
+    """
+    length = tokens.shape[1]
+    columns = jnp.arange(length)
+    starts = segments > 0
+    for offset, token in enumerate(invocation):
+        later = jnp.minimum(columns + offset, length - 1)
+        inside = columns + offset < length
+        starts &= inside & (tokens[:, later] == token)
+        starts &= segments[:, later] == segments
+
+    def in_same(nearest: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+        known = (nearest >= 0) & (nearest < length)
+        place = jnp.clip(nearest, 0, length - 1)
+        return known & (jnp.take_along_axis(segments, place, axis=1) == segments)
+
+    before = jax.lax.cummax(jnp.where(starts, columns, -1), axis=1)
+    after = jax.lax.cummin(jnp.where(starts, columns, length), axis=1, reverse=True)
+    after = jnp.pad(after[:, 1:], ((0, 0), (0, 1)), constant_values=length)
+    return in_same(before) & ~in_same(after)

@@ -1,0 +1,136 @@
+"""LoRA of experts, PEFT's `target_parameters`: trained, read, written and merged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.adapters.peft.folder import read_folder, write_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.prompted_model import open_pretrained
+from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.low_rank_adapters import LoRA
+from tests.support.adapters import (
+    assert_same_logits,
+    batch_of,
+    our_logits,
+    peft_logits,
+    restored,
+)
+
+FAMILIES = Path(__file__).parents[2] / "fixtures/families"
+INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+STEPS, RATE = 24, 0.1
+# Fused inward columns that alternate, or that follow each other; three ways to select.
+CASES = {
+    "gpt_oss": {
+        "target_parameters": [INWARD, OUTWARD],
+        "target_modules": ["q_proj"],
+        "rank_pattern": {"experts.down_proj": 3},
+        "r": 2,
+    },
+    "mixtral": {"target_parameters": [OUTWARD], "target_modules": [], "r": 2},
+    "qwen2_moe": {"target_parameters": ["gate_up_proj"], "use_rslora": True}
+    | {"target_modules": []},
+}
+
+
+def tokens_of(family):
+    given = np.load(FAMILIES / family / "ref.npz")
+    tokens = {name: given[name] for name in ("input_ids", "attention_mask")}
+    tokens["attention_mask"] = np.ones_like(tokens["attention_mask"])
+    targets = np.random.default_rng(0).integers(3, 20, tokens["input_ids"].shape)
+    return tokens, targets
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """The folder of each case, as `peft_training` writes it."""
+    folder = tmp_path_factory.mktemp("experts")
+    jobs = {}
+    for family, settings in CASES.items():
+        tokens, targets = tokens_of(family)
+        np.savez(folder / f"{family}.npz", targets=targets, **tokens)
+        jobs[family] = {
+            "base": str(FAMILIES / family / "base"),
+            "folder": str(folder / family),
+            "tokens": str(folder / f"{family}.npz"),
+            "steps": STEPS,
+            "learning_rate": RATE,
+            "task_type": "CAUSAL_LM",
+            **settings,
+        }
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    script = Path(__file__).parents[2] / "support" / "peft_training.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(folder / "jobs.json")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def read(folder, family):
+    return from_peft(read_folder(folder), read_config(FAMILIES / family / "base"), "it")
+
+
+@pytest.mark.torch
+def test_experts_that_peft_trained_are_read_written_and_merged(theirs, tmp_path):
+    jobs, ours = {}, {}
+    for family in CASES:
+        base, tokens = FAMILIES / family / "base", tokens_of(family)[0]
+        adapter = read(theirs / family / "end", family)
+        graph, parameters = restored(base, adapter)
+        ours[family] = our_logits(parameters, batch_of(tokens), graph=graph)
+        expected = np.load(theirs / family / "end.npz")["logits"]
+        assert_same_logits(ours[family], expected, tokens)
+        written = to_peft(adapter, read_config(base), base_model=str(base))
+        write_folder(tmp_path / family, written)
+        assert read_folder(tmp_path / family).tensors.keys() == written.tensors.keys()
+        write_merged(tmp_path / f"merged {family}", base, [adapter])
+        np.savez(tmp_path / f"{family}.npz", **tokens)
+        given = {"tokens": tmp_path / f"{family}.npz"}
+        jobs[family] = given | {"base": base, "adapter": tmp_path / family}
+        jobs[f"{family} merged"] = given | {"base": tmp_path / f"merged {family}"}
+    for job, logits in peft_logits(tmp_path, jobs).items():
+        family = job.partition(" ")[0]
+        assert_same_logits(ours[family], logits, tokens_of(family)[0])
+
+
+@pytest.mark.torch
+def test_experts_train_as_in_peft(theirs):
+    family = "mixtral"
+    tokens, targets = tokens_of(family)
+    source = Pretrained(checkpoint=str(FAMILIES / family / "base"))
+    tuning = Tuning(adapters=(LoRA(at=[OUTWARD], rank=2, alpha=8),))
+    model = open_pretrained(source, tuning, key=jax.random.key(0))
+    start = read(theirs / family / "start", family).parameters
+    frozen = model.read_parameters()
+    assert start.keys() == model.plan.fresh.keys()
+    batch = batch_of(tokens)
+
+    def loss(trained):
+        logits = our_logits(frozen | trained, batch, graph=model.graph)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    optimizer = optax.sgd(RATE, momentum=0.9)
+
+    @jax.jit
+    def step(trained, state):
+        value, gradient = jax.value_and_grad(loss)(trained)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(trained, updates), state, value
+
+    trained, state, losses = start, optimizer.init(start), []
+    for _ in range(STEPS):
+        trained, state, value = step(trained, state)
+        losses.append(float(value))
+    expected = np.load(theirs / family / "end.npz")["losses"]
+    assert expected[-1] < expected[0] - 0.01
+    np.testing.assert_allclose(losses, expected, atol=3e-6)
