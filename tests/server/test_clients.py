@@ -62,6 +62,12 @@ CLIENTS = {
         import dspy
         answer = str(dspy.LM("openai/base", api_base=base, api_key=key)("hi")[0])
         """,
+    "inspect": """
+        import asyncio
+        from inspect_ai.model import get_model
+        model = get_model("openai-api/ours/base", base_url=base, api_key=key)
+        answer = asyncio.run(model.generate("hi")).completion
+        """,
 }
 """Calls whose answer is any text."""
 STRUCTURED = {
@@ -78,6 +84,19 @@ STRUCTURED = {
             response_model=Place,
             messages=[{"role": "user", "content": "hi"}],
         ).model_dump()
+        """,
+    "inspect": """
+        import asyncio
+        from inspect_ai.model import get_model
+        from inspect_ai.tool import ToolInfo, ToolParams
+        from inspect_ai.util import json_schema
+        fields = json_schema(Place).model_dump(include={"properties", "required"})
+        place = ToolInfo(
+            name="place", description="A place.", parameters=ToolParams(**fields)
+        )
+        model = get_model("openai-api/ours/base", base_url=base, api_key=key)
+        called = model.generate("hi", tools=[place], tool_choice="any")
+        answer = asyncio.run(called).message.tool_calls[0].arguments
         """,
 }
 """Calls whose answer is a `Place`."""
