@@ -181,6 +181,14 @@ T5GEMMA: dict[str, Any] = {
     "final_logit_softcapping": 2.0,
     "rope_parameters": DEFAULT,
 }
+ENCODER: dict[str, Any] = {
+    **SPECIAL,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": DECODER | {"rope_parameters": LLAMA3, "eos_token_id": [2, 19]},
     "llama_attention_bias": DECODER
@@ -570,6 +578,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 2,
         "forced_eos_token_id": None,
     },
+    "bert": ENCODER,
+    "roberta": ENCODER | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
+    "xlm-roberta": ENCODER | {"hidden_act": "relu"},
+    "distilbert": {
+        **SPECIAL,
+        **{"dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 2},
+        "max_position_embeddings": 32,
+    },
+    "electra": ENCODER | {"embedding_size": 8},
+    "modernbert": ENCODER
+    | {
+        # A window of two tokens on each side in the middle layers.
+        **{"num_hidden_layers": 4, "local_attention": 4},
+        "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "rope_parameters": {
+            "full_attention": DEFAULT,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+        },
+    },
 }
 # Projections of other mixers than attention, and of LFM2's attention.
 MIXERS = (
@@ -581,12 +608,14 @@ MIXERS = (
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = (
     *("down_proj", "dense_4h_to_h", "fc2", "mlp.c_proj", "fc_out", "wo"),
-    *("feed_forward.w2", "shared_mlp.output_linear"),
+    *("feed_forward.w2", "shared_mlp.output_linear", "ffn.lin2", "mlp.Wo"),
+    *("layer.0.output.dense", "layer.1.output.dense"),  # not those of attention
 )
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
     *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj"),
+    *("self.key", "self.value", "k_lin", "v_lin", "Wqkv"),
 )
 
 
@@ -662,9 +691,17 @@ def auto_class(config: Any) -> Any:
     if config.is_encoder_decoder:
         return transformers.AutoModelForSeq2SeqLM
     images = hasattr(config, "vision_config")
+    if is_encoder(config):
+        return transformers.AutoModelForMaskedLM
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and not images:
         return transformers.AutoModelForCausalLM
     return transformers.AutoModelForImageTextToText
+
+
+def is_encoder(config: Any) -> bool:
+    """Returns whether a model is an encoder alone, which generates no text."""
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    return masked and not config.is_encoder_decoder
 
 
 def randomize(model: torch.nn.Module) -> None:
@@ -699,6 +736,8 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Yields each kind of adapter with its PEFT config."""
     seq2seq = model.config.is_encoder_decoder
     task = {"task_type": "SEQ_2_SEQ_LM" if seq2seq else "CAUSAL_LM"}
+    if is_encoder(model.config):
+        task = {"task_type": "FEATURE_EXTRACTION"}
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
     tokens, cache = sizes_of_part(model.config)
     yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
@@ -718,6 +757,9 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     )
     # Parts that read images are not adapted, although they have the same names.
     linear = [name for name in text if "_proj" in name.split(".")[-1]] or linear
+    if is_encoder(model.config):
+        layers = model.base_model.named_modules()  # not those before the head
+        linear = [name for name, x in layers if isinstance(x, torch.nn.Linear)]
     yield "lora", peft.LoraConfig(**task, r=2, target_modules=linear)
     present = [
         [name for name in text if name.endswith(ends)]
@@ -736,6 +778,10 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def sizes_of_part(config: Any) -> tuple[dict[str, int], dict[str, int]]:
     """Returns sizes for prompts and for prefixes that PEFT does not find itself."""
+    if config.model_type == "distilbert":
+        both = {"num_layers": config.n_layers, "num_attention_heads": config.n_heads}
+        both |= {"token_dim": config.dim}
+        return both, both
     decoder = getattr(config, "decoder", None)  # T5Gemma's
     if decoder is None:
         return {}, {}
@@ -780,6 +826,8 @@ def outputs(kind: str, model: Any, given: dict[str, torch.Tensor]) -> dict[str, 
         else:
             logits = logits[:, -given["input_ids"].shape[1] :]
             logits = logits * given["attention_mask"][..., None]
+        if is_encoder(model.config):
+            return {f"{kind}.logits": logits.numpy().astype(np.float32)}
         appended = [
             continued(model, row[: int(mask.sum())])
             for row, mask in zip(

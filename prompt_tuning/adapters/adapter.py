@@ -27,8 +27,10 @@ ROWS_PATH, HEAD_PATH = (
 )
 """Paths of trained rows of tokens, of the embedding table and of a head of its own."""
 
-CLASSES_PATH = "head/adapters/classes/kernel"
-"""Path of a trained head of classes, `[C, D]`, which may be beside any adapter."""
+CLASSES_FOLDER = "head/adapters/classes/"
+"""Start of the paths of a trained head of classes, which may be beside any adapter."""
+CLASSES_PATH = f"{CLASSES_FOLDER}kernel"
+"""Path of its rows, `[C, D]`."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -69,6 +71,8 @@ class Adapter:
         - TRAINABLE_TOKENS: `token_embedder/adapters/tokens/{rows, head}`, `[n, D]`;
           also beside those of a LORA.
         - CLASS_HEAD: `head/adapters/classes/kernel`, `[C, D]`; also beside any other.
+          Of encoders also `bias`, `[C]`, and perhaps `dense` and `dense_bias`, `[D, D]`
+          and `[D]` (see `prompts.class_head.ClassRows`).
       scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
       settings: settings of the PEFT adapter that it was read from, including unknown
         ones; of any other, those that its arrays do not show, where not the defaults.

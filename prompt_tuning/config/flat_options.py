@@ -128,10 +128,11 @@ TABLE = (
     FlatOption(
         HEAD,
         METHOD,
-        "train a head that scores the --labels by the last state of a prompt, or the "
-        "mean of its states, with any method; the model then generates no text",
+        "train a head that scores the --labels by the last state of a prompt, the "
+        "first (encoders), or the mean of its states, with any method; the model then "
+        "generates no text",
         "ClassHead.pooling",
-        choices=("last", "mean"),
+        choices=("last", "first", "mean"),
     ),
     FlatOption(
         "prompt_text",

@@ -11,6 +11,8 @@ NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
 Positions = Literal["rotary", "learned", "relative", "alibi", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
+TransformActivation = Literal[Activation, "tanh"]
+Pooling = Literal["last", "first", "mean"]
 Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
@@ -34,6 +36,7 @@ CHOICES: dict[str, Any] = {
     "routing": Routing,
     "encoder_input": EncoderInput,
     "attention": AttentionMethod,
+    "pooling": Pooling,
 }
 """Fields that have one of a few names."""
 

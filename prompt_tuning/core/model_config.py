@@ -20,10 +20,12 @@ from prompt_tuning.core.model_choices import (
     EncoderInput,
     Norm,
     NormPlacement,
+    Pooling,
     Positions,
     QueryKeyNorm,
     Recurrence,
     Routing,
+    TransformActivation,
     check_choices,
     check_combinations,
     check_dtype,
@@ -44,6 +46,9 @@ class ModelConfig:
 
     Attributes:
       architecture: decoder-only or encoder-decoder.
+      bidirectional: whether the tokens of a decoder-only stack attend in both
+        directions, as in an encoder alone (BERT: Devlin et al. 2018); then it
+        generates no text.
       vocabulary_size: number of tokens `V`, the table's padding included.
       width: model width `D`.
       feed_forward_width: `F`, of each expert if there are any.
@@ -156,6 +161,15 @@ class ModelConfig:
       decoder_start_id: first input of an encoder-decoder's decoder.
       encoder_input: special tokens of an encoder's input: EOS after the text (T5), also
         BOS before it (BART), or only BOS (T5Gemma).
+      token_types: number of types of tokens, whose vectors are added to those of tokens
+        and prompts; only the first type is used (BERT).
+      unnormed_first: whether the first block has no norm before attention (ModernBERT).
+      transform_activation: activation of a dense layer before the head (the pooler of
+        BERT, or the transform of its masked language model); None without that layer.
+      transform_norm: whether a norm follows that activation.
+      transform_bias: whether that dense layer has a bias.
+      pooling: state of a row that a head of classes reads: of the last or the first
+        position, or the mean of the given tokens.
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
         activations and block outputs, in training only.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
@@ -189,6 +203,7 @@ class ModelConfig:
     activation: Activation
     gated: bool
     tied_head: bool
+    bidirectional: bool = False
     family: str | None = None
     experts: int = 0
     experts_per_token: int = 0
@@ -252,6 +267,12 @@ class ModelConfig:
     pad_id: int = 0
     decoder_start_id: int = 0
     encoder_input: EncoderInput = "text_eos"
+    token_types: int = 0
+    unnormed_first: bool = False
+    transform_activation: TransformActivation | None = None
+    transform_norm: bool = False
+    transform_bias: bool = True
+    pooling: Pooling = "last"
     dropout_rate: float | int = 0.0
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import Architecture, EncoderInput
+from prompt_tuning.core.model_choices import Architecture, EncoderInput, Pooling
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
@@ -48,7 +48,8 @@ class ModelInterface:
       rows: how the rows of a batch are divided among devices.
       labels: names of the classes that the head scores; empty if it scores tokens.
       unscored_end: token whose states such a head skips at the end of a row.
-      pools_states: whether such a head reads the mean of a row's states.
+      pooling: state of a row that such a head reads; see `ModelConfig.pooling`.
+      encodes: whether the model is an encoder alone, whose texts end with EOS.
     """
 
     architecture: Architecture
@@ -68,7 +69,8 @@ class ModelInterface:
     rows: RowDivision = ONE_PART
     labels: tuple[str, ...] = ()
     unscored_end: int | None = None
-    pools_states: bool = False
+    pooling: Pooling = "last"
+    encodes: bool = False
 
     def __post_init__(self):
         for name in ("bos_id", "eos_id"):
@@ -86,12 +88,18 @@ class ModelInterface:
         """Returns the number of tokens at the start of a row that begin it."""
         return begin_length(self.begin_ids, ids)
 
-    def scored_length(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> int:
-        """Returns the number of tokens up to the last whose state a head scores."""
+    def scored_row(self, ids: "Sequence[int] | Int[np.ndarray, 'n']") -> list[int]:
+        """Returns the tokens up to the last whose state a head of classes scores.
+
+        This is the end of the text; in an encoder EOS follows it.
+        """
         length = len(ids)
         while length > 1 and ids[length - 1] == self.unscored_end:
             length -= 1
-        return length
+        row = [int(token) for token in ids[:length]]
+        if self.encodes and self.eos_id is not None and row[-1:] != [self.eos_id]:
+            row.append(self.eos_id)
+        return row
 
     def check_single_begin(self, inserted: str) -> None:
         """Checks that no more than one token begins a row.

@@ -10,8 +10,9 @@ from jaxtyping import Float
 
 from prompt_tuning.decoding.row_adapters import RowBias
 from prompt_tuning.models.build import biased_layers
+from prompt_tuning.models.head import Head
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Dense, Head
+from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.projection_adapters import OutputScale, ProjectionAdapter

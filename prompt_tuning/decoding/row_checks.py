@@ -13,13 +13,19 @@ def check_generates(model: PromptedModel) -> None:
     """Checks that a model scores tokens, from which texts are made.
 
     Raises:
-      InputError: if its head scores classes.
+      InputError: if its head scores classes, or it is an encoder.
     """
     if model.config.labels:
         raise InputError(
             f"the model's head scores the classes {shown(list(model.config.labels))}, "
             "so it generates no text: use predict, or evaluate without exact_match and "
             "metrics of generated texts"
+        )
+    if model.config.bidirectional:
+        raise InputError(
+            f"{model.config.family} is an encoder, whose tokens see those after them, "
+            "so it generates no text: train a head of classes (--head first --labels "
+            "...), or embed texts"
         )
 
 

@@ -130,7 +130,7 @@ def class_nats(
     """
     nats = np.zeros((len(given), len(model.config.labels)))
     unread = [[[0]]] * len(given)
-    given = [row[: model.interface.scored_length(row)] for row in given]
+    given = [model.interface.scored_row(row) for row in given]
     scored = score_candidates(
         class_nll,
         model,

@@ -7,8 +7,11 @@ all families.
 
 from prompt_tuning.families.arcee import ARCEE
 from prompt_tuning.families.bart import BART
+from prompt_tuning.families.bert import BERT
 from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
+from prompt_tuning.families.distilbert import DISTILBERT
+from prompt_tuning.families.electra import ELECTRA
 from prompt_tuning.families.ernie4_5 import ERNIE4_5
 from prompt_tuning.families.exaone4 import EXAONE4
 from prompt_tuning.families.falcon import FALCON
@@ -34,6 +37,7 @@ from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
 from prompt_tuning.families.mixtral import MIXTRAL
+from prompt_tuning.families.modernbert import MODERNBERT
 from prompt_tuning.families.olmo import OLMO
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
@@ -50,6 +54,7 @@ from prompt_tuning.families.qwen3_moe import QWEN3_MOE
 from prompt_tuning.families.qwen3_next import QWEN3_NEXT
 from prompt_tuning.families.qwen3_vl import QWEN3_VL
 from prompt_tuning.families.qwen3_vl_moe import QWEN3_VL_MOE
+from prompt_tuning.families.roberta import ROBERTA, XLM_ROBERTA
 from prompt_tuning.families.seed_oss import SEED_OSS
 from prompt_tuning.families.smollm3 import SMOLLM3
 from prompt_tuning.families.stablelm import STABLELM
@@ -59,7 +64,6 @@ from prompt_tuning.families.t5_multilingual import MT5, UMT5
 from prompt_tuning.families.t5gemma import T5GEMMA
 
 REFUSED = {
-    "bert": "an encoder alone generates no text",
     **dict.fromkeys(
         ("gemma4", "gemma4_text"),
         "embeddings of each layer and shared keys and values are not implemented",
@@ -138,5 +142,11 @@ FAMILIES: dict[str, Family] = {
         UMT5,
         T5GEMMA,
         BART,
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        DISTILBERT,
+        ELECTRA,
+        MODERNBERT,
     )
 }

@@ -2,17 +2,23 @@
 
 `AutoModelForSequenceClassification` of transformers stores the head of decoder-only
 models as `score.weight`, `[C, D]`, without a bias. It scores the last token that is not
-padding, after the final norm, and the names of the classes are in `id2label`.
+padding, after the final norm, and the names of the classes are in `id2label`. Encoders
+have a bias of each class, and a dense layer before, which `ClassLayers` names.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, transpose
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_choices import TransformActivation
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
-HEAD, STORED = "head/kernel", "score.weight"
+HEAD = "head/kernel"
+BIAS = "head/bias"
+DENSE, DENSE_BIAS = "head/transform/kernel", "head/transform/bias"
 ARCHITECTURES, NAMES, PROBLEM = "architectures", "id2label", "problem_type"
 PAD = "pad_token_id"
 SINGLE_LABEL = "single_label_classification"
@@ -26,10 +32,68 @@ OF_TOKENS: dict[str, Any] = {
 tokens is left out, as in transformers."""
 
 
+@dataclasses.dataclass(frozen=True)
+class ClassLayers:
+    """The layers of a family's head of classes, by their stored modules.
+
+    Attributes:
+      rows: module that scores the classes.
+      dense: module of the dense layer before it; empty if there is none, as in
+        decoder-only families, whose head has no bias either.
+      norm: module of the norm after the activation, or empty.
+      activation: activation of the dense layer.
+      bias: whether the dense layer has a bias.
+      saved: whether PEFT trains that layer with the head.
+    """
+
+    rows: str = "score"
+    dense: str = ""
+    norm: str = ""
+    activation: TransformActivation = "tanh"
+    bias: bool = True
+    saved: bool = True
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of `ModelConfig` that a head of classes changes."""
+        if not self.dense:
+            return OF_TOKENS
+        return OF_TOKENS | {
+            "head_bias": True,
+            "transform_activation": self.activation,
+            "transform_norm": bool(self.norm),
+            "transform_bias": self.bias,
+        }
+
+    def recipes(self, names: Collection[str] = ()) -> dict[str, Recipe]:
+        """Returns the recipes of the head.
+
+        Args:
+          names: names of the stored tensors; a base model lacks the first part.
+        """
+        recipes = {HEAD: Recipe((f"{self.rows}.weight",))}
+        if not self.dense:
+            return recipes
+        bare = self.dense.partition(".")[2]
+        dense = bare if f"{bare}.weight" in names else self.dense
+        recipes[BIAS] = Recipe((f"{self.rows}.bias",))
+        recipes[DENSE] = Recipe((f"{dense}.weight",), transform=transpose)
+        if self.bias:
+            recipes[DENSE_BIAS] = Recipe((f"{dense}.bias",))
+        if self.norm:
+            recipes["head/transform/norm/scale"] = Recipe((f"{self.norm}.weight",))
+        return recipes
+
+
+OF_DECODERS = ClassLayers()
+"""The head of classes of decoder-only families."""
+
+
 def class_fields(
     settings: HuggingFaceSettings,
     fields: Mapping[str, Any],
     stored: Mapping[str, StoredTensor],
+    layers: ClassLayers,
 ) -> dict[str, Any]:
     """Returns the fields of a model with a head of classes; none for any other.
 
@@ -37,6 +101,7 @@ def class_fields(
       settings: settings of `config.json`.
       fields: fields of the language model.
       stored: stored tensors.
+      layers: the family's head of classes.
 
     Raises:
       InputError: for a head that does not choose one class, or names that do not fit.
@@ -46,17 +111,20 @@ def class_fields(
         isinstance(name, str) and name.endswith("ForSequenceClassification")
         for name in classes
     )
-    if not classifies or STORED not in stored:
+    rows = f"{layers.rows}.weight"
+    if not classifies or rows not in stored:
         return {}
     if fields["architecture"] != "decoder_only":
         return {}
     problem = settings.values.get(PROBLEM)
     if problem not in (None, SINGLE_LABEL):
         settings.refuse(PROBLEM, f"{SINGLE_LABEL!r}: other heads are not read")
-    names = _read_names(settings, stored[STORED])
+    names = _read_names(settings, stored[rows])
+    if layers.dense:
+        return {**layers.fields, "labels": names}
     pad = settings.integer(PAD, minimum=-1) if PAD in settings else -1
     skipped = None if pad < 0 else pad
-    return {**OF_TOKENS, "labels": names, "unscored_end": skipped}
+    return {**layers.fields, "labels": names, "unscored_end": skipped}
 
 
 def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str, ...]:
@@ -82,6 +150,15 @@ def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str,
     return names
 
 
-def with_class_head(recipes: dict[str, Recipe]) -> dict[str, Recipe]:
-    """Returns the recipes of a model that has a head of classes."""
-    return {**recipes, HEAD: Recipe((STORED,))} if HEAD in recipes else recipes
+def with_class_head(
+    recipes: dict[str, Recipe],
+    config: ModelConfig,
+    layers: ClassLayers,
+    names: Collection[str],
+) -> dict[str, Recipe]:
+    """Returns the recipes of a model with a head of classes, stored or trained."""
+    others = {path: x for path, x in recipes.items() if not path.startswith("head/")}
+    head = layers.recipes(names)
+    if config.tied_head:  # the rows are trained, and the dense layer may be frozen
+        head = {p: x for p, x in head.items() if p.startswith("head/transform/")}
+    return others | head

@@ -14,6 +14,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import OF_DECODERS, ClassLayers
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 LayerNames = Mapping[str, tuple[str, Transform]]
@@ -52,6 +53,7 @@ class Family:
         `config.json` declares.
       omits_tied_setting: whether published folders with a head of its own do not
         declare it, so that a head that differs from the table is one.
+      class_layers: the head of a sequence classifier.
       inert: settings that `read_fields` ignores because they change no logits outside
         of training.
     """
@@ -73,6 +75,7 @@ class Family:
     cached_heads: Callable[[ModelConfig], int] = lambda config: config.key_value_heads
     tied_without_head: bool = False
     omits_tied_setting: bool = False
+    class_layers: ClassLayers = OF_DECODERS
     inert: frozenset[str] = frozenset()
 
 

@@ -92,7 +92,9 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
         if family.logit_bias:
             fields["head_bias"] = family.logit_bias in stored
-        fields |= class_fields(settings, fields, stored)
+            if not fields["head_bias"]:  # a base model, if it is an encoder
+                fields["transform_activation"] = None
+        fields |= class_fields(settings, fields, stored, family.class_layers)
     try:
         return ModelConfig(**(fields | overrides))
     except InputError as error:
@@ -249,8 +251,11 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
       names: names of the stored tensors; without them, those of the full model, with
         its head.
     """
-    recipes = find_family(config).recipes(config, names)
-    return with_class_head(recipes) if config.labels else recipes
+    family = find_family(config)
+    recipes = family.recipes(config, names)
+    if not config.labels:
+        return recipes
+    return with_class_head(recipes, config, family.class_layers, names)
 
 
 def write_folder(

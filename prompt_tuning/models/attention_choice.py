@@ -93,6 +93,12 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
             "fused kernels are only used in decoder-only models",
             "use a decoder-only model",
         )
+    if config.bidirectional:
+        return Obstacle(
+            "tokens of an encoder see those after them, which the fused kernels do not "
+            "compute",
+            "use a decoder-only model",
+        )
     if config.positions == "alibi":
         return Obstacle(
             "the model adds a bias to its scores (ALiBi), which fused kernels do not "

@@ -12,7 +12,7 @@ from typing import cast
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
@@ -119,6 +119,7 @@ class Block(nnx.Module):
         past: tuple[KeyValues, ...] | RecurrentState | None,
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
+        bare: Bool[Array, ""] | None = None,
     ) -> tuple[Float[Array, "n D"], tuple[KeyValues | RecurrentState, ...]]:
         """Runs one block.
 
@@ -131,17 +132,20 @@ class Block(nnx.Module):
             state that the first stream continues, or None.
           cross: keys and values of an encoder's outputs.
           key: random key for dropout; None disables dropout.
+          bare: whether the norm before the mixer is left out; None for no.
 
         Returns:
           the hidden states, and the keys and values of each stream, or its last state.
         """
         with branch_draws(optional_key(key, "branches"), numbers):
-            return self._run(x, angles, numbers, views, past, cross, key)
+            return self._run(x, angles, numbers, views, past, cross, key, bare)
 
-    def _run(self, x, angles, numbers, views, past, cross, key):
+    def _run(self, x, angles, numbers, views, past, cross, key, bare):
         """Runs the block; see `__call__`."""
         start = x
         normed = normalize(self.self_attention_norm, x)
+        if bare is not None:
+            normed = jnp.where(bare, x, normed)
         update, kept = self._mix(normed, angles, views, past, key)
         record(update, "self_attention")
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]

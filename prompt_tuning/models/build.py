@@ -1,5 +1,6 @@
 """Builds a model of a config's family with the prompts and adapters that tune it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -24,8 +25,9 @@ from prompt_tuning.core.quantization.stores import (
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
 from prompt_tuning.models.experts import ExpertProjection, MixtureOfExperts
+from prompt_tuning.models.head import Head
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Dense, Head
+from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.prefixed import PrefixDecoder, PrefixEncoder
 from prompt_tuning.models.prompted import (
@@ -88,8 +90,11 @@ def build_model(
         projection.
     """
     prompting = prompting or Prompting()
-    prompting.check(config.architecture)
-    if prompting.prefix_attention and prompt is None and adapters:
+    prompting.check(config)
+    if config.bidirectional:
+        prompting = dataclasses.replace(prompting, prefix_attention=True)
+    causal = not config.bidirectional
+    if causal and prompting.prefix_attention and prompt is None and adapters:
         raise InputError(
             "prefix_attention applies to prompts, and there are only adapters: the "
             "model would run causally; leave it out, or set Run.prompt too"
@@ -100,6 +105,9 @@ def build_model(
                 "decoder_prompt is for encoder-decoders; a decoder-only model's prompt "
                 "is Run.prompt"
             )
+        if prompt is not None and prompt.attachment is Attachment.KEYS_AND_VALUES:
+            # A prefix is no part of the input, and every token sees it in any case.
+            prompting = dataclasses.replace(prompting, prefix_attention=False)
         decoder = _decoder(prompt, prompting)
         family = PromptDecoderOnly if _at_input(prompt) else DecoderOnly
         model = family(key, config, decoder=decoder)
@@ -120,6 +128,8 @@ def build_model(
         model.token_embedder.adapters[NAME] = tokens
     if classes is not None:
         assert model.head is not None  # a config with labels has one
+        if classes.dense is not None and model.head.transform is not None:
+            model.head.transform.leave_out_dense()
         model.head.adapters[CLASSES] = classes
     return model
 

@@ -1,4 +1,4 @@
-"""The decoder-only model; its config makes it a Llama, a GPT-2 or another family.
+"""The model of a single stack; its config makes it a Llama, a BERT or another family.
 
 This bare model has no prompt. Prompted decoders override the methods of `Decoder` and
 `Stack` that return nothing here (`prefix_stream`, `prefix_contexts`).
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
@@ -21,6 +21,7 @@ from prompt_tuning.models.input_layers import (
     embed_inputs,
     embedding_norm,
     position_embedder,
+    type_embedder,
 )
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.norms import normalize
@@ -43,7 +44,7 @@ class DecoderPrefix(NamedTuple):
 
 
 class Decoder(Stack):
-    """A causal stack."""
+    """A causal stack, or the bidirectional one of an encoder alone."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, cross: bool):
         super().__init__(
@@ -60,9 +61,12 @@ class Decoder(Stack):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """Returns the stream that runs for each row; here the text alone, causally."""
+        """Returns the stream that runs for each row; here the text alone."""
         del key
         stream = causal_stream(text, rows.segment_ids)
+        if self.config.bidirectional:
+            mask = given_mask(rows, text.shape[1])
+            stream = dataclasses.replace(stream, mask=mask)
         mask = masks.encoder_mask(rows.lengths, text.shape[1])
         return dataclasses.replace(stream, context_mask=mask, lengths=rows.lengths)
 
@@ -90,10 +94,29 @@ def causal_stream(
     return Stream(hidden, positions_in_segment(segments), mask, segments=segments)
 
 
+def given_mask(
+    rows: RowInfo, length: int, sees: masks.Visibility | None = None
+) -> Bool[Array, "#B 1 T T"]:
+    """Lets the given tokens of each example attend to each other in both directions.
+
+    Args:
+      rows: rows of text.
+      length: `T`.
+      sees: what prompts attend to; everything if None.
+    """
+    given = rows.is_given(length)
+    sees = sees or masks.Visibility()
+    mask = masks.decoder_region_mask(given, jnp.zeros_like(given), sees)
+    if rows.segment_ids is not None:
+        mask &= masks.segment_mask(rows.segment_ids, rows.segment_ids)
+    return mask
+
+
 class DecoderOnly(LanguageModel):
-    """Embedding, causal blocks, head.
+    """Embedding, blocks, head.
 
     Attributes:
+      type_embedder: table `[types, D]` of types of tokens, else None.
       embedding_norm: norm of the input vectors, prompts included; None without it.
       position_embedder: table `[positions, D]` of learned positions, else None.
       decoder: the blocks.
@@ -108,6 +131,7 @@ class DecoderOnly(LanguageModel):
     ):
         super().__init__(key, config)
         self.position_embedder = position_embedder(key, config)
+        self.type_embedder = type_embedder(key, config)
         self.embedding_norm = embedding_norm(key, config)
         self.decoder = decoder(named_key(key, "decoder"), config, cross=False)
 
@@ -166,7 +190,7 @@ class DecoderOnly(LanguageModel):
         stream = self._text_stream(batch.tokens, rows, key)
         (text,), last = self._run_after_prompts([stream], rows, key, prefix)
         length = batch.tokens.shape[1]
-        if self.pools_states:
+        if self.pooling != "last":
             pooled = self._pool(text, rows, length)[:, None]  # [B, 1, D]
             return jnp.repeat(pooled, batch.loss_positions.shape[1], axis=1)
         # Only the m predicting states of each row are normalized: [B, m, D].
@@ -215,7 +239,7 @@ class DecoderOnly(LanguageModel):
         ]
         text_stream = self._text_stream(batch.tokens, rows, None)
         (text, *later), last = self._run_after_prompts([text_stream, *labels], rows)
-        if self.pools_states:
+        if self.pooling != "last":
             return self._pool(text, rows, batch.tokens.shape[1]), None
         # The first token of a label is predicted as the one at position `lengths`.
         first = self.select_predicting(
@@ -284,21 +308,32 @@ class DecoderOnly(LanguageModel):
     def _pool(
         self, text: Float[Array, "B S D"], rows: RowInfo, length: int
     ) -> Float[Array, "B D"]:
-        """Computes the mean of the normalized states of each row's given tokens.
+        """Computes the state that a head of classes reads of each row.
+
+        It is the normalized state at the first position, which may be a prompt's, or
+        the mean of those of the row's given tokens.
 
         Args:
           text: hidden states of the text's stream.
           rows: the rows of text, with one example each.
           length: `T`.
         """
+        if self.pooling == "first":
+            return self._normalize_output(text[:, :1])[:, 0]
         positions = jnp.tile(jnp.arange(length), (len(text), 1))  # [B, T]
         in_stream = self.decoder.stream_positions(positions, rows, length)
         states = jnp.take_along_axis(text, in_stream[..., None], axis=1, mode="clip")
-        return mean_states(self._normalize_output(states), rows.is_given(length))
+        normed = normalize(self.decoder.final_norm, states)
+        return self._head_inputs(mean_states(normed, rows.is_given(length)))
 
     def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
-        """Applies the final norm and the factor of the logits."""
-        normed = normalize(self.decoder.final_norm, states)
+        """Applies the final norm, the head's transform and the factor of logits."""
+        return self._head_inputs(normalize(self.decoder.final_norm, states))
+
+    def _head_inputs(self, normed: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
+        """Returns what the output head multiplies, from normalized states."""
+        if self.head is not None and self.head.transform is not None:
+            normed = self.head.transform(normed, self.class_rows)
         multiplier = self.config.logit_multiplier
         return normed if multiplier == 1 else normed * multiplier
 
@@ -320,7 +355,7 @@ class DecoderOnly(LanguageModel):
     def _add_positions(self, stream: Stream, key) -> Stream:
         """Adds learned positions, also to prompt vectors; see `embed_inputs`."""
         layers = self.position_embedder, self.embedding_norm
-        return embed_inputs(stream, self.config, *layers, key)
+        return embed_inputs(stream, self.config, *layers, key, self.type_embedder)
 
 
 def last_vectors(

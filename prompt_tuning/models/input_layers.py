@@ -21,6 +21,15 @@ def position_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | N
     return Embedding(named_key(key, "position_embedder"), config, count, "positions")
 
 
+def type_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | None:
+    """Creates the table of types of tokens, if the model has one."""
+    if not config.token_types:
+        return None
+    return Embedding(
+        named_key(key, "type_embedder"), config, config.token_types, "positions"
+    )
+
+
 def embedding_norm(key: Key[Array, ""], config: ModelConfig) -> Norm | None:
     """Creates the norm of all input vectors, if the model has one."""
     if not config.embedding_norm:
@@ -53,6 +62,7 @@ def embed_inputs(
     positions: Embedding | None,
     norm: Norm | None,
     key: Key[Array, ""] | None,
+    types: Embedding | None = None,
 ) -> Stream:
     """Multiplies, adds learned positions, normalizes, and drops; also prompt vectors.
 
@@ -62,12 +72,15 @@ def embed_inputs(
       positions: table of learned positions, or None.
       norm: norm of the sums, or None.
       key: random key for dropout; None disables dropout.
+      types: table of types of tokens, of which all have the first, or None.
     """
     hidden = stream.hidden.astype(config.dtype)
     if config.input_multiplier != 1:
         hidden = hidden * config.input_multiplier
     if positions is not None:
         hidden = hidden + positions(stream.positions, config.dtype)
+    if types is not None:
+        hidden = hidden + types.embedding[0].astype(config.dtype)
     hidden = normalize(norm, hidden)
     hidden = dropout(hidden, config.dropout_rate, key, stream.dropout_index)
     return dataclasses.replace(stream, hidden=hidden)

@@ -20,12 +20,8 @@ from prompt_tuning.losses.output_head import (
     head_logits,
 )
 from prompt_tuning.models.cache import Cache
-from prompt_tuning.models.layers import (
-    Head,
-    TokenEmbedding,
-    adapted_output,
-    applied_bias,
-)
+from prompt_tuning.models.head import Head
+from prompt_tuning.models.layers import TokenEmbedding, adapted_output, applied_bias
 from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.prompts.class_head import NAME as CLASSES
 from prompt_tuning.prompts.class_head import ClassRows
@@ -52,7 +48,9 @@ class LanguageModel(nnx.Module):
         self.token_embedder = TokenEmbedding(
             named_key(key, "token_embedder"), config, config.table_rows, "vocab"
         )
-        only_table = config.tied_head and not config.head_bias and not config.labels
+        only_table = config.tied_head and not (
+            config.head_bias or config.labels or config.transform_activation
+        )
         self.head = None if only_table else Head(named_key(key, "head"), config)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
@@ -208,16 +206,18 @@ class LanguageModel(nnx.Module):
         return None if self.head is None else self.head.adapters.get(CLASSES)
 
     @property
-    def pools_states(self) -> bool:
-        """Whether the head reads the mean of a row's states."""
+    def pooling(self) -> str:
+        """State of a row that the head reads; see `ModelConfig.pooling`."""
         classes = self.class_rows
-        return classes is not None and classes.pooling == "mean"
+        if classes is not None:
+            return classes.pooling
+        return self.config.pooling if self.config.labels else "last"
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
         classes = self.class_rows
         if classes is not None:
-            return classes.kernel[...]
+            return classes.output_head()
         kernel, cap = self.head_kernel(), self.config.logit_soft_cap
         bias = None
         if self.head is not None:

@@ -19,7 +19,6 @@ from prompt_tuning.core.parameters import (
     KernelParameters,
     declare,
     declare_kernel,
-    fan_in,
     named_key,
     store_kernel,
 )
@@ -31,6 +30,7 @@ from prompt_tuning.sharding import collectives
 ACTIVATIONS = {
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,
+    "tanh": jnp.tanh,  # of the layer before a head
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks, Gimpel 2016
@@ -277,33 +277,3 @@ class TokenEmbedding(Embedding):
         return collectives.reduce_scatter_rows(
             jnp.where(in_shard[..., None], vectors, 0)
         )
-
-
-class Head(nnx.Module):
-    """Parts of the output head besides the embedding table.
-
-    Attributes:
-      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`.
-      bias: bias of each logit, `[V]`, or None.
-      adapters: a trained bias or rows of classes, if there are some; see `TrainedBias`
-        and `ClassRows`.
-    """
-
-    def __init__(self, key: Key[Array, ""], config: ModelConfig):
-        self.kernel = (
-            None
-            if config.tied_head
-            else declare(
-                key,
-                (len(config.labels) or config.table_rows, config.width),
-                ("vocab", "embed"),
-                fan_in(config.width),
-                config.parameter_dtype,
-            )
-        )
-        zeros = jax.nn.initializers.zeros
-        shape, dtype = (config.vocabulary_size,), config.parameter_dtype
-        self.bias = (
-            declare(key, shape, ("vocab",), zeros, dtype) if config.head_bias else None
-        )
-        self.adapters = nnx.Dict()

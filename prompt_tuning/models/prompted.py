@@ -19,14 +19,15 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.errors import InputError, kind_of
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import optional_key
-from prompt_tuning.models.decoder_only import Decoder, DecoderOnly, causal_stream
+from prompt_tuning.models.decoder_only import (
+    Decoder,
+    DecoderOnly,
+    causal_stream,
+    given_mask,
+)
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
-from prompt_tuning.models.row_info import (
-    RowInfo,
-    check_groupable,
-    positions_in_segment,
-)
+from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.prompts.placement import (
     TEMPLATE,
@@ -57,6 +58,7 @@ class _Prompted:
     config: ModelConfig
     windowed_layers: tuple[int, ...]
     bidirectional: bool
+    stack: str
 
     def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
         prompting.check_windows(self.windowed_layers)
@@ -84,7 +86,7 @@ class _Prompted:
         """Returns the number of the row's tokens before each example's prompt."""
         lengths = rows.example_lengths(text_length)
         given = lengths
-        if not self.bidirectional:
+        if self.stack == "decoder":
             given = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
         ends_with_eos = self.bidirectional and self.config.encoder_input != "bos_text"
@@ -117,7 +119,7 @@ class _Prompted:
         if not isinstance(self.prompt, InputDependentPrompt):
             return select_vectors(self.prompts(key), len(text), rows)
         given = rows.is_given(text.shape[1])
-        if self.bidirectional:
+        if self.stack == "encoder":
             given = rows.segments(text.shape[1]) > 0
         size, key = self.config.vocabulary_size, optional_key(key, "prompt")
         return vectors_of_texts(self.prompt, text, given, rows, size, key)
@@ -338,12 +340,8 @@ class PromptDecoder(_Prompted, Decoder):
         stream = stream.shift_positions(self.prompt.real_length)
         if not self.prompting.prefix_attention:
             return stream
-        given = rows.is_given(text.shape[1])
-        none = jnp.zeros_like(given)
-        mask = masks.decoder_region_mask(given, none, self.prompting.sees)
-        if rows.segment_ids is not None:
-            mask &= masks.segment_mask(rows.segment_ids, rows.segment_ids)
-        return dataclasses.replace(stream, mask=mask)
+        sees = self.prompting.sees
+        return dataclasses.replace(stream, mask=given_mask(rows, text.shape[1], sees))
 
     def _joined_stream(
         self, joined: Float[Array, "B S D"], rows: RowInfo, text_length: int

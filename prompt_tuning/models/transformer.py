@@ -89,10 +89,9 @@ class Stack(nnx.Module):
         cross: bool,
         bidirectional: bool,
     ):
-        self.config = config
-        self.count = layers
+        self.config, self.count = config, layers
         self.stack = "encoder" if bidirectional else "decoder"
-        self.bidirectional = bidirectional
+        self.bidirectional = bidirectional or config.bidirectional
         self.windowed_layers = (
             config.encoder_windowed_layers if bidirectional else config.windowed_layers
         )
@@ -158,15 +157,16 @@ class Stack(nnx.Module):
             whole = parameter_gathering.gather_parameters(own, axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
+            bare = number == 0 if self.config.unnormed_first else None
             own_angles = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
             with intermediates.collect_block(captured, number) as captured:
                 hidden, kept = block(
-                    hidden, own_angles, numbers, own_views, past, cross, key
+                    hidden, own_angles, numbers, own_views, past, cross, key, bare
                 )
             return (hidden, captured), kept if keep else ()
 
-        encoded = _encoder_outputs(cross)
+        encoded, numbered = _encoder_outputs(cross), self.config.unnormed_first
         hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
         captured = intermediates.start_capture(
             self.stack, self.count, hidden, key_count(streams, past)
@@ -180,7 +180,7 @@ class Stack(nnx.Module):
                 _stacked_key_values(cross),
                 keys,
                 self._block_values(),
-                jnp.arange(self.count) if captured else None,
+                jnp.arange(self.count) if captured or numbered else None,
             )
             (hidden, captured), kept = self._scan(
                 body, (hidden, captured), others, past, policy

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from prompt_tuning.checkpoints.stored_table import StoredTable
-from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
+from prompt_tuning.checkpoints.stored_tensors import StoredTensor, assemble_parts
+from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.families.class_labels import HEAD, OF_TOKENS
+from prompt_tuning.families.class_labels import BIAS, DENSE, DENSE_BIAS, HEAD
+from prompt_tuning.families.hf_folder import find_family
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
 
 
 def open_classes(
     spec: ClassHead,
     config: ModelConfig,
-    recipes: Mapping[str, Recipe],
     stored: Mapping[str, StoredTensor],
     key: Key[Array, ""],
 ) -> tuple[ModelConfig, ClassRows]:
@@ -28,7 +28,6 @@ def open_classes(
     Args:
       spec: the head.
       config: config of the frozen model.
-      recipes: recipes of its parameters.
       stored: stored tensors of its checkpoint.
       key: random key of the run.
 
@@ -49,15 +48,40 @@ def open_classes(
             "ClassHead is for decoder-only models, and this is an encoder-decoder: "
             "rank the texts of its labels instead, by Evaluation.labels (--labels)"
         )
-    if len(config.labels) == len(labels):
-        shape = (len(labels), config.width)
-        table = np.asarray(StoredTable(HEAD, shape, recipes[HEAD], stored))
-        kernel = jnp.asarray(table[_order(labels, config.labels)])
+    pooling = spec.pooling or config.pooling
+    if pooling == "first" and not config.bidirectional:
+        raise InputError(
+            "ClassHead.pooling is 'first', but the first state of a decoder has read "
+            "no other token: set it to 'last' or 'mean' (--head)"
+        )
+    layers = find_family(config).class_layers
+    head = layers.recipes(stored)
+
+    def read(path: str, *shape: int) -> np.ndarray:
+        dtype = np.dtype(np.float32)
+        blocks = [whole(shape)]
+        return assemble_parts(path, shape, dtype, head[path], stored, blocks)[0]
+
+    count, width = len(labels), config.width
+    if len(config.labels) == count:
+        order = _order(labels, config.labels)
+        kernel = jnp.asarray(read(HEAD, count, width)[order])
+        bias = jnp.asarray(read(BIAS, count)[order]) if layers.dense else None
     else:
-        kernel = initial_rows(named_key(key, "class_head"), len(labels), config.width)
+        kernel = initial_rows(named_key(key, "class_head"), count, width)
+        bias = jnp.zeros(count) if layers.dense else None
+    dense = dense_bias = None
+    has_dense = layers.dense and head[DENSE].sources[0] in stored
+    if layers.dense and (layers.saved or not has_dense):
+        dense = initial_rows(named_key(key, "class_dense"), width, width)
+        dense_bias = jnp.zeros(width) if layers.bias else None
+        if has_dense:
+            dense = jnp.asarray(read(DENSE, width, width))
+            dense_bias = jnp.asarray(read(DENSE_BIAS, width)) if layers.bias else None
     # The model itself has no other head than the trained one.
-    fields = {**OF_TOKENS, "labels": labels, "tied_head": True}
-    return dataclasses.replace(config, **fields), ClassRows(kernel, spec.pooling)
+    fields = {**layers.fields, "labels": labels, "tied_head": True, "head_bias": False}
+    rows = ClassRows(kernel, pooling, bias, dense, dense_bias)
+    return dataclasses.replace(config, **fields), rows
 
 
 def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:

@@ -32,6 +32,7 @@ from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.families.hf_folder import find_recipes
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import adaptable, build_model
 from prompt_tuning.models.language_model import LanguageModel
@@ -294,7 +295,8 @@ class PromptedModel:
             rows=rows,
             labels=self.config.labels,
             unscored_end=self.config.unscored_end,
-            pools_states=self.prompts.pools_states,
+            pooling=self.prompts.pooling or self.config.pooling,
+            encodes=self.config.bidirectional,
         )
 
     def needed_tokenizer(self) -> Tokenizer:
@@ -342,9 +344,10 @@ def open_pretrained(
         if started.prefix_start is not None:
             check_start(started.prefix_start, config, source.weights, mesh)
     base_tokenizer, opened = tokenizer, (config, recipes, stored)
-    given = (source, tuning, started, opened, tokenizer)
-    on_mesh = mesh is not None
+    given, on_mesh = (source, tuning, started, opened, tokenizer), mesh is not None
     config, tokenizer, started = open_rows(*given, key=key, on_mesh=on_mesh)
+    if started.classes is not None:
+        recipes = find_recipes(config, stored)  # of frozen layers before the head, too
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))

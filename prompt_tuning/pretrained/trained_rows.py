@@ -46,7 +46,7 @@ def open_rows(
     head = tuning.class_head
     check_head(head, config, source.weights, on_mesh)
     if head is not None:
-        config, classes = open_classes(head, config, recipes, stored, key)
+        config, classes = open_classes(head, config, stored, key)
         started = dataclasses.replace(started, classes=classes)
     if tuning.tokens is not None:
         check_one_device(source.weights, on_mesh)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Key
 from prompt_tuning.adapters.adapter import CLASSES, CLASSES_PATH, TOKENS, Adapter
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.prompts.adapter_kinds import (
@@ -177,9 +178,9 @@ class PromptPair:
             )
 
     @property
-    def pools_states(self) -> bool:
-        """Whether a class head reads the mean of a row's states."""
-        return self.classes is not None and self.classes.pooling == "mean"
+    def pooling(self) -> Pooling | None:
+        """State of a row that a class head reads; None without a trained one."""
+        return None if self.classes is None else self.classes.pooling
 
     @property
     def decoder_length(self) -> int:

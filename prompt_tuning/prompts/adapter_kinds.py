@@ -10,7 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.adapters.adapter import CLASSES, CLASSES_PATH, TOKENS, Arrays
+from prompt_tuning.adapters.adapter import (
+    CLASSES,
+    CLASSES_FOLDER,
+    CLASSES_PATH,
+    TOKENS,
+    Arrays,
+)
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.prompts import FACTORIES
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
@@ -93,7 +99,9 @@ def find_kind(parameters: Arrays, source: str) -> str:
         evaluate first.
     """
     if CLASSES_PATH in parameters:  # alone, or beside what gives the kind
-        parameters = {p: x for p, x in parameters.items() if p != CLASSES_PATH}
+        parameters = {
+            p: x for p, x in parameters.items() if not p.startswith(CLASSES_FOLDER)
+        }
         if not parameters:
             return CLASSES
     names = {spec.name: kind for kind, spec in adapter_specs().items()}

@@ -12,7 +12,6 @@ of each label, at the cost of a row for each.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +20,11 @@ from jaxtyping import Array, Bool, Float
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.model_choices import Pooling
+from prompt_tuning.losses.output_head import AnyHead, OutputHead
 
 NAME = "classes"
 """Name of the rows among the adapters of the output head."""
-
-Pooling = Literal["last", "mean"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,10 @@ class ClassHead:
     reads each example once. The completion of each example is the name of its class.
     The model reads the prompt alone, and the head scores the classes by its last state
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. A model with such a head generates no text.
+    does by the last one. A model with such a head generates no text. An encoder (BERT)
+    has the head that transformers gives it: a dense layer of the first state, and a
+    bias of each class. The dense layer is trained where PEFT trains it (RoBERTa), or
+    the checkpoint has none; else it is frozen (the pooler of BERT).
 
     It starts from the head of a checkpoint that has one for as many classes, with the
     rows of the same names, or in its order if the names differ. Otherwise it starts
@@ -45,7 +47,10 @@ class ClassHead:
 
     Attributes:
       labels: names of the `C` classes; those of the checkpoint if None.
-      pooling: the states of the prompt that it reads: "last", or the "mean" of them.
+      pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
+        of vectors before the text if there are some) or the "mean" of all tokens'
+        states; as the model's own head if None, which is "last" in decoders, and
+        "first" in most encoders.
 
     Raises:
       InputError: if there are fewer than two labels, or two are equal.
@@ -64,7 +69,7 @@ class ClassHead:
     """
 
     labels: Sequence[str] | None = None
-    pooling: Pooling = "last"
+    pooling: Pooling | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -91,13 +96,35 @@ class ClassRows(nnx.Module):
     """The rows of a class head.
 
     Attributes:
-      kernel: `[C, D]`, float32 whatever the model computes in.
+      kernel: `[C, D]`, float32 whatever the model computes in, as all others.
+      bias: `[C]`, or None.
+      dense: kernel of the dense layer before it, `[D, D]`; None if it is frozen.
+      dense_bias: bias of that layer, `[D]`, or None.
       pooling: see `ClassHead.pooling`.
     """
 
-    def __init__(self, kernel: Float[Array, "C D"], pooling: str):
-        self.kernel = nnx.Param(kernel.astype(jnp.float32), axes=("adapter", "adapter"))
-        self.pooling = pooling
+    def __init__(
+        self,
+        kernel: Float[Array, "C D"],
+        pooling: Pooling,
+        bias: Float[Array, "C"] | None = None,
+        dense: Float[Array, "D D"] | None = None,
+        dense_bias: Float[Array, "D"] | None = None,
+    ):
+        def declare(array):
+            if array is None:
+                return None
+            return nnx.Param(array.astype(jnp.float32), axes=("adapter",) * array.ndim)
+
+        self.kernel, self.bias = declare(kernel), declare(bias)
+        self.dense, self.dense_bias = declare(dense), declare(dense_bias)
+        self.pooling: Pooling = pooling
+
+    def output_head(self) -> AnyHead:
+        """Returns the head as losses take it."""
+        assert self.kernel is not None
+        kernel = self.kernel[...]
+        return kernel if self.bias is None else OutputHead(kernel, self.bias[...])
 
 
 def mean_states(

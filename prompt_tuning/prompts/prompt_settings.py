@@ -7,6 +7,7 @@ from jaxtyping import Array, Int
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.masks import Visibility
+from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.prompts.placement import PLACEMENTS, TEMPLATE
 
 
@@ -134,18 +135,19 @@ class Prompting:
                 "it out"
             )
 
-    def check(self, architecture: str) -> None:
-        """Checks the settings that an architecture does not support.
+    def check(self, config: ModelConfig) -> None:
+        """Checks the settings that a model does not support.
 
         Raises:
           InputError: with the setting to leave out.
         """
-        if architecture == "encoder_decoder" and self.prefix_attention:
+        encodes = config.bidirectional or config.architecture == "encoder_decoder"
+        if encodes and self.prefix_attention:
             raise InputError(
                 "prefix_attention is for decoder-only models: an encoder's tokens see "
                 "each other anyway"
             )
-        bidirectional = architecture == "encoder_decoder" or self.prefix_attention
+        bidirectional = encodes or self.prefix_attention
         if self.visibility is not None and not bidirectional:
             raise InputError(
                 "visibility is for encoders and for prefix_attention: in a causal "

@@ -258,8 +258,13 @@ class RunPlan:
         """Checks that a loss is one of the classes of a class head.
 
         Raises:
-          InputError: if it is one of texts.
+          InputError: if it is one of texts, or an encoder has no head of classes.
         """
+        if self.model.config.bidirectional and not self.model.config.labels:
+            raise InputError(
+                f"{self.model.config.family} is an encoder, which predicts no next "
+                "tokens: train it with a head of classes (--head first --labels ...)"
+            )
         known = isinstance(objective, TokenObjective | FunctionObjective)
         if self.model.config.labels and not known:
             raise InputError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from prompt_tuning.adapters.adapter import (
     CLASSES,
-    CLASSES_PATH,
+    CLASSES_FOLDER,
     HEAD_PATH,
     LORA,
     MULTITASK,
@@ -27,9 +27,13 @@ from prompt_tuning.adapters.adapter import (
     TokenIds,
 )
 from prompt_tuning.adapters.factorized_prompts import factorized_adapter
-from prompt_tuning.adapters.peft.peft_class_head import without_class_head
+from prompt_tuning.adapters.peft.peft_class_head import (
+    class_head_of,
+    without_class_head,
+)
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.families.hf_folder import find_family
 from prompt_tuning.models.build import adaptable
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
@@ -85,19 +89,29 @@ def _export_tokens(model: LanguageModel) -> list[Adapter]:
 
 def _export_classes(model: LanguageModel) -> list[Adapter]:
     """Exports the head of classes, if there is one; a frozen one too, as PEFT does."""
-    classes = model.class_rows
+    classes, head = model.class_rows, model.head
+    if head is None or not model.config.labels:
+        return []
     if classes is None:
-        if not model.config.labels:
-            return []
-        kernel = {CLASSES_PATH: np.asarray(model.head_kernel())}
-        return [Adapter(kind=CLASSES, parameters=kernel)]
-    if classes.pooling != "last":
+        leaves = {"kernel": head.kernel, "bias": head.bias}
+        if head.transform is not None and find_family(model.config).class_layers.saved:
+            dense = head.transform
+            leaves |= {"dense": dense.kernel, "dense_bias": dense.bias}
+    else:
+        names = ("kernel", "bias", "dense", "dense_bias")
+        leaves = {name: getattr(classes, name) for name in names}
+    usual = model.config.pooling
+    if model.pooling != usual:
         raise InputError(
-            f"the class head reads the {classes.pooling} of the states, but only a "
-            "run's own checkpoints record that: export a head with pooling='last'"
+            f"ClassHead.pooling is {model.pooling!r}, but only a run's own checkpoints "
+            f"record that: export a head with pooling={usual!r}"
         )
-    kernel = {CLASSES_PATH: np.asarray(classes.kernel[...])}
-    return [Adapter(kind=CLASSES, parameters=kernel)]
+    arrays = {
+        CLASSES_FOLDER + name: np.asarray(leaf[...])
+        for name, leaf in leaves.items()
+        if leaf is not None
+    }
+    return [Adapter(kind=CLASSES, parameters=arrays)]
 
 
 def join_classes(adapters: Sequence[Adapter]) -> list[Adapter]:
@@ -196,8 +210,7 @@ def convert_for_peft(
         )
     _check_prompting(prompting or Prompting())
     if runs_model_for_peft(adapter) and model is not None:
-        head = {p: x for p, x in adapter.parameters.items() if p == CLASSES_PATH}
-        prefix = _convert_to_prefix(model)
+        prefix, head = _convert_to_prefix(model), class_head_of(adapter)
         return dataclasses.replace(prefix, parameters=prefix.parameters | head)
     if adapter.kind == PROMPT and len(without_class_head(adapter)) == 2:
         return factorized_adapter(

@@ -115,7 +115,7 @@ def batch_of(tokens: Mapping[str, np.ndarray], task_ids=None) -> Batch:
         targets=targets,
         loss_positions=positions,
         loss_weights=np.ones(positions.shape, "f4"),
-        prefix_lengths=np.zeros_like(lengths),
+        prefix_lengths=np.zeros_like(lengths) if "labels" in tokens else lengths,
         prompt_ids=None if task_ids is None else np.asarray(task_ids),
     )
     return jax.tree.map(lambda x: jnp.asarray(x.astype(x.dtype.kind + "4")), batch)

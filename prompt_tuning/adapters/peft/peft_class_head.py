@@ -2,21 +2,43 @@
 
 With `task_type` SEQ_CLS, PEFT trains the module `score` or `classifier` as a whole
 (`modules_to_save`) and stores it beside any adapter: as `base_model.score.weight` with
-prompts and prefixes, and as `base_model.model.score.weight` with LoRA and IA3.
+prompts and prefixes, and as `base_model.model.score.weight` with LoRA and IA3. The
+module of some encoders contains a dense layer, too (RoBERTa); that of BERT does not,
+and is only stored if `modules_to_save` also names its `pooler`.
 """
 
 from typing import Any
 
 import numpy as np
 
-from prompt_tuning.adapters.adapter import CLASSES_PATH, Adapter, Arrays
-from prompt_tuning.adapters.peft.peft_settings import SAVED_HEADS, SEQ_CLS, Settings
+from prompt_tuning.adapters.adapter import (
+    CLASSES_FOLDER,
+    CLASSES_PATH,
+    Adapter,
+    Arrays,
+)
+from prompt_tuning.adapters.peft.peft_settings import (
+    POOLER,
+    SAVED_HEADS,
+    SEQ_CLS,
+    Settings,
+)
 from prompt_tuning.adapters.peft.shape_checks import MODEL_PREFIX
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import (
+    BIAS,
+    DENSE,
+    DENSE_BIAS,
+    HEAD,
+    OF_DECODERS,
+    ClassLayers,
+)
+from prompt_tuning.families.hf_folder import find_family
 
 PREFIXES = ("base_model.", MODEL_PREFIX)
-_NAMES = [f"{prefix}{module}." for prefix in PREFIXES for module in SAVED_HEADS]
+_OURS = {HEAD: "kernel", BIAS: "bias", DENSE: "dense", DENSE_BIAS: "dense_bias"}
+"""Our leaves of what a model with a head of classes has frozen."""
 
 
 def split_class_head(
@@ -25,39 +47,88 @@ def split_class_head(
     """Returns our parameters of a head, none without one, and the other tensors.
 
     Raises:
-      InputError: for a head that is not one matrix of the model's width.
+      InputError: for a head that is not the one of the model's family and width.
     """
     if settings.get("task_type") != SEQ_CLS:
         return {}, tensors
-    head = {name: x for name, x in tensors.items() if name.startswith(tuple(_NAMES))}
+    layers = find_family(config).class_layers
+    leaves = _leaves(layers)
+    modules = {name.rpartition(".")[0] for name in leaves.values()} | {*SAVED_HEADS}
+    starts = tuple(f"{prefix}{module}." for prefix in PREFIXES for module in modules)
+    head = {name: x for name, x in tensors.items() if name.startswith(starts)}
     others = {name: x for name, x in tensors.items() if name not in head}
     if not head:
         return {}, others
-    shapes = {name: x.shape for name, x in head.items()}
-    (name, kernel), *more = head.items()
-    fits = name.endswith(".weight") and kernel.ndim == 2 and len(kernel) > 1
-    if more or not fits or kernel.shape[1] != config.width:
+    found: Arrays = {}
+    for name, array in head.items():
+        bare = name.removeprefix(PREFIXES[1]).removeprefix(PREFIXES[0])
+        if not layers.dense:  # PEFT's two names of the one matrix of a decoder
+            bare = bare.replace(SAVED_HEADS[0], layers.rows, 1)
+        leaf = next((leaf for leaf, theirs in leaves.items() if theirs == bare), bare)
+        found[leaf] = np.ascontiguousarray(array.T) if leaf == "dense" else array
+    classes = len(found["kernel"]) if found.get("kernel", np.empty(())).ndim else 0
+    expected = _shapes(leaves, classes, config.width)
+    needed = {leaf for leaf in expected if layers.saved or not leaf.startswith("dense")}
+    fits = all(found[leaf].shape == expected.get(leaf) for leaf in found)
+    if classes < 2 or not fits or not needed <= found.keys():
+        shapes = {name: x.shape for name, x in head.items()}
+        wanted = {leaves[leaf]: shape for leaf, shape in expected.items()}
         raise InputError(
-            f"{source} has a head of classes {shown(shapes)}, expected one matrix of "
-            f"two or more rows and the model's width, {config.width}"
+            f"{source} has a head of classes {shown(shapes)}, expected one of two or "
+            f"more classes and the model's width, {config.width}: {shown(wanted)}"
         )
-    return {CLASSES_PATH: kernel}, others
+    return {CLASSES_FOLDER + leaf: x for leaf, x in found.items()}, others
+
+
+def _leaves(layers: ClassLayers) -> dict[str, str]:
+    """Returns the stored name of each of our leaves."""
+    return {_OURS[p]: x.sources[0] for p, x in layers.recipes().items() if p in _OURS}
+
+
+def _shapes(leaves: dict[str, str], classes: int, width: int) -> dict[str, tuple]:
+    shapes = {"kernel": (classes, width), "bias": (classes,)}
+    shapes |= {"dense": (width, width), "dense_bias": (width,)}
+    return {leaf: shape for leaf, shape in shapes.items() if leaf in leaves}
 
 
 def without_class_head(adapter: Adapter) -> Arrays:
     """Returns the parameters of an adapter besides a head of classes."""
-    return {p: x for p, x in adapter.parameters.items() if p != CLASSES_PATH}
+    parameters = adapter.parameters.items()
+    return {p: x for p, x in parameters if not p.startswith(CLASSES_FOLDER)}
+
+
+def class_head_of(adapter: Adapter) -> Arrays:
+    """Returns the parameters of an adapter's head of classes; none without one."""
+    parameters = adapter.parameters.items()
+    return {p: x for p, x in parameters if p.startswith(CLASSES_FOLDER)}
 
 
 def write_class_head(
-    kernel: np.ndarray, *, beside_prompt: bool
+    head: Arrays, config: ModelConfig | None, *, beside_prompt: bool
 ) -> tuple[Arrays, dict[str, Any]]:
     """Returns PEFT's tensors of a head, and its settings.
 
     Args:
-      kernel: `[C, D]`.
+      head: parameters of the head.
+      config: config of the model; None if it is unknown, and then a decoder.
       beside_prompt: whether it is beside a prompt or a prefix.
+
+    Raises:
+      InputError: if the model is unknown, and the head not that of a decoder.
     """
-    prefix = PREFIXES[0] if beside_prompt else PREFIXES[1]
-    settings = {"modules_to_save": list(SAVED_HEADS), "task_type": SEQ_CLS}
-    return {f"{prefix}score.weight": kernel}, settings
+    if config is None and head.keys() != {CLASSES_PATH}:
+        raise InputError(
+            "names of the head of classes depend on its model: set the model that it "
+            "is for (convert --base_model)"
+        )
+    layers = OF_DECODERS if config is None else find_family(config).class_layers
+    leaves, prefix = _leaves(layers), PREFIXES[0 if beside_prompt else 1]
+    tensors = {}
+    for path, array in head.items():
+        leaf = path.removeprefix(CLASSES_FOLDER)
+        stored = np.ascontiguousarray(array.T) if leaf == "dense" else array
+        tensors[f"{prefix}{leaves[leaf]}"] = stored
+    saved = [*SAVED_HEADS]
+    if f"{CLASSES_FOLDER}dense" in head and not layers.saved:
+        saved.append(POOLER)
+    return tensors, {"modules_to_save": saved, "task_type": SEQ_CLS}

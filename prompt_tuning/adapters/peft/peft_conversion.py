@@ -10,7 +10,6 @@ from typing import Any
 from prompt_tuning.adapters.adapter import (
     CARTRIDGE,
     CLASSES,
-    CLASSES_PATH,
     IA3,
     LORA,
     MULTITASK,
@@ -29,6 +28,7 @@ from prompt_tuning.adapters.peft.adapted_projections import (
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.lora_biases import read_biases, split_biases
 from prompt_tuning.adapters.peft.peft_class_head import (
+    class_head_of,
     split_class_head,
     without_class_head,
     write_class_head,
@@ -220,13 +220,14 @@ def to_peft(
       InputError: if PEFT cannot represent the adapter, or its shapes do not fit the
         model.
     """
-    kernel = adapter.parameters.get(CLASSES_PATH)
+    classes = class_head_of(adapter)
     adapter = dataclasses.replace(adapter, parameters=without_class_head(adapter))
     if config is not None and config.architecture == "encoder_decoder":
         adapter = _without_frozen_tokens(adapter)
     tensors, derived = _convert_tensors(adapter, config)
-    if kernel is not None:
-        head, of_head = write_class_head(kernel, beside_prompt=adapter.kind in _NAMES)
+    if classes:
+        beside_prompt = adapter.kind in _NAMES
+        head, of_head = write_class_head(classes, config, beside_prompt=beside_prompt)
         tensors, derived = tensors | head, derived | of_head
     settings = with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)
@@ -300,6 +301,8 @@ def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
 
 
 def _task(adapter: Adapter, config: ModelConfig | None) -> str:
+    if config is not None and config.bidirectional:
+        return "FEATURE_EXTRACTION"
     if config is not None:
         return TASKS[config.architecture]
     encoder = any(path.startswith("encoder/") for path in adapter.parameters)

@@ -15,8 +15,9 @@ from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
 
-SEQ_CLS, SAVED_HEADS = "SEQ_CLS", ("classifier", "score")
-"""PEFT's task of a head of classes, and the names that this head may have."""
+SEQ_CLS, SAVED_HEADS, POOLER = "SEQ_CLS", ("classifier", "score"), "pooler"
+"""PEFT's task of a head of classes, the names that this head may have, and that of the
+dense layer before it, which PEFT trains if it is asked to (BERT)."""
 
 LARGEST = 1e30
 """Maximum absolute value of an alpha, which float32 can represent."""
@@ -243,7 +244,7 @@ def only_saves_head(settings: Settings) -> bool:
     return (
         settings.get("task_type") == SEQ_CLS
         and isinstance(saved, list)
-        and all(name in SAVED_HEADS for name in saved)
+        and all(name in (*SAVED_HEADS, POOLER) for name in saved)
     )
 
 

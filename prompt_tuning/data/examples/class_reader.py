@@ -86,16 +86,15 @@ class ClassRowReader:
     ) -> Example:
         """Builds the other reader's example with its class; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
-        prompt = example.inputs[: example.prefix_length]
-        prompt = prompt[: self.model.scored_length(prompt)]
-        if not len(prompt) and not self.model.predicts_first_token:
+        prompt = self.model.scored_row(example.inputs[: example.prefix_length])
+        if not prompt and not self.model.predicts_first_token:
             raise InputError(
                 "the prompt is empty, and neither a prompt vector nor a "
                 "beginning-of-sequence token precedes it, so there is nothing to tell "
                 "the class by"
             )
         number = self._class_of(example.targets[example.prefix_length :])
-        row = np.append(prompt, np.int32(number)).astype(np.int32)
+        row = np.array([*prompt, number], np.int32)
         weights = np.zeros(len(row), np.float32)
         weights[-1] = example_weight(example)
         columns = {

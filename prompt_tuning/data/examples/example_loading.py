@@ -70,10 +70,10 @@ def load_examples(
         reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
     if model.labels:
         reader = ClassRowReader(reader, model)
-    if model.pools_states and source.packing:
+    if model.labels and model.pooling != "last" and source.packing:
         raise InputError(
-            "ClassHead.pooling is 'mean', but DataSource.packing puts several examples "
-            "into a row: set packing to False, or pooling to 'last'"
+            f"ClassHead.pooling is {model.pooling!r}, but DataSource.packing puts "
+            "several examples into a row: set packing to False, or pooling to 'last'"
         )
     limits = Limits(
         model.vocabulary_size + (0 if template is None else template.length),

@@ -303,11 +303,13 @@ def load_tokenizer(
     file = find_tokenizer(Path(path))
     with reporting_errors(lambda: f"{file} cannot be used as a tokenizer"):
         built = build_gguf_tokenizer(file) if is_gguf(file) else build_tokenizer(file)
-        begin = _begin_ids(built)
+        begin, end = _outer_ids(built)
     roles = SpecialTokens(*map(built.roles.get, ROLES), begin_ids=begin)
     if roles.bos_id is None and len(begin) == 1:
         # Without other files only the post-processor defines BOS.
         roles = dataclasses.replace(roles, bos_id=begin[0])
+    if roles.eos_id is None and len(end) == 1:
+        roles = dataclasses.replace(roles, eos_id=end[0])  # [SEP] of BERT
     special = SpecialTokens(bos_id, eos_id, pad_id).fill_from(roles)
     if add_bos and special.bos_id is None:
         raise InputError(
@@ -321,12 +323,16 @@ def load_tokenizer(
         return HuggingFaceTokenizer(built.tokenizer, special, folder, built.costs)
 
 
-def _begin_ids(built: BuiltTokenizer) -> tuple[int, ...]:
-    """Returns the ids that a tokenizer's post-processor puts before a text."""
+def _outer_ids(built: BuiltTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids that a tokenizer's post-processor puts around a text."""
     encode = built.tokenizer.encode_batch
     (encoded,) = LimitedCalls()(lambda: encode(["a"], add_special_tokens=True), 1)
-    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
-    return tuple(id for id, _ in itertools.takewhile(lambda x: x[1], marked))
+    marked = list(zip(encoded.ids, encoded.special_tokens_mask, strict=True))
+    begin, end = (
+        tuple(id for id, _ in itertools.takewhile(lambda x: x[1], order))
+        for order in (marked, marked[::-1])
+    )
+    return begin, end
 
 
 def has_tokenizer(folder: Path) -> bool:

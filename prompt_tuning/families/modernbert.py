@@ -1,0 +1,135 @@
+"""ModernBERT: rotary positions, norms before layers, and windows in most of them."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.bert_layout import encoder_fields, transform_recipes
+from prompt_tuning.families.class_labels import ClassLayers
+from prompt_tuning.families.family import (
+    Family,
+    decoder_recipes,
+    norm_names,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_windows
+from prompt_tuning.families.llama_layout import read_biases
+from prompt_tuning.families.rotary_settings import (
+    FULL,
+    SLIDING,
+    read_rotary,
+    read_window_rotary,
+)
+
+PREFIX, TABLE = "model.", "embeddings.tok_embeddings.weight"
+HEAD = {"dense": "head.dense", "norm": "head.norm", "logits": "decoder"}
+NORM = "self_attention_norm/scale"
+
+
+def read_modernbert(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    reason = "that variant is not implemented"
+    for name, value in (("norm_bias", False), ("decoder_bias", True)):
+        settings.require(name, value, reason)
+    settings.require("classifier_bias", False, reason)
+    settings.require("classifier_activation", "gelu", reason)
+    settings.choose("classifier_pooling", ("cls", "mean"))
+    width, heads = (
+        settings.size("hidden_size", 768),
+        settings.size("num_attention_heads", 12),
+    )
+    layers, period = (
+        settings.layers("num_hidden_layers", 22),
+        settings.size("global_attn_every_n_layers", 3),
+    )
+    head_width = settings.head_width(width, heads)
+    kinds = [SLIDING if i % period else FULL for i in range(layers)]
+    reach = settings.integer("local_attention", 128, minimum=2) // 2
+    activation = settings.activation(settings.text("hidden_activation", "gelu"))
+    first = settings.text("classifier_pooling", "cls") == "cls"
+    return {
+        **encoder_fields(activation),
+        "vocabulary_size": settings.size("vocab_size", 50_368),
+        "width": width,
+        "feed_forward_width": settings.size("intermediate_size", 1152),
+        "layers": layers,
+        "heads": heads,
+        "key_value_heads": heads,
+        "head_width": head_width,
+        "norm": "layer_scale",
+        "norm_epsilon": settings.positive("norm_eps", 1e-5),
+        "norm_placement": "before",
+        "unnormed_first": True,
+        "positions": "rotary",
+        "maximum_positions": settings.size("max_position_embeddings", 8192),
+        "gated": True,
+        "biases": read_biases(settings),
+        "pooling": "first" if first else "mean",
+        "transform_activation": "gelu",
+        "transform_bias": False,
+        "tied_head": settings.flag("tie_word_embeddings", True),
+        **read_rotary(
+            settings, head_width, base=settings.positive("global_rope_theta", 160_000.0)
+        ),
+        **read_windows(settings, layers, kinds, window=reach),
+        **read_window_rotary(settings, settings.positive("local_rope_theta", 10_000.0)),
+    }
+
+
+def modernbert_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if TABLE in names else PREFIX
+    fused = {
+        f"self_attention/{name}": ("attn.Wqkv", FusedPart(i, (1, 1, 1), in_first=False))
+        for i, name in enumerate(("query", "key", "value"))
+    } | {
+        f"mlp/{name}": ("mlp.Wi", FusedPart(i, (1, 1), in_first=False))
+        for i, name in enumerate(("gate", "up"))
+    }
+    modules = {"self_attention/out": "attn.Wo", "mlp/down": "mlp.Wo"}
+    norms = {"self_attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
+    layer = projection_names(config, modules, fused) | norm_names(config, norms)
+    tables = {
+        "token_embedder/embedding": prefix + TABLE,
+        "embedding_norm/scale": f"{prefix}embeddings.norm.weight",
+    }
+    given = (tables, f"{prefix}layers.{{}}.", layer, f"{prefix}final_norm")
+    recipes = decoder_recipes(config, *given, head="decoder.weight")
+    norm = recipes[f"decoder/layers/{NORM}"]
+    # The first layer has none; the model leaves out what is read in its place.
+    instead = recipes["decoder/layers/mlp_norm/scale"].sources[0]
+    sources = (instead, *norm.sources[1:])
+    recipes[f"decoder/layers/{NORM}"] = Recipe(sources, True)
+    return recipes | transform_recipes(config, HEAD)
+
+
+MODERNBERT = Family(
+    model_type="modernbert",
+    title="ModernBERT",
+    read_fields=read_modernbert,
+    recipes=modernbert_recipes,
+    embedding_tables=(PREFIX + TABLE, TABLE),
+    base_prefix=PREFIX,
+    head_name="decoder.weight",
+    logit_bias="decoder.bias",
+    class_layers=ClassLayers(
+        "classifier", "head.dense", "head.norm", "gelu", bias=False, saved=False
+    ),
+    unread_modules=("head.dense", "decoder", "classifier"),
+    inert=frozenset(
+        {
+            *("initializer_range", "initializer_cutoff_factor", "attention_dropout"),
+            *("embedding_dropout", "mlp_dropout", "classifier_dropout"),
+            *("deterministic_flash_attn", "sparse_prediction"),
+            *("sparse_pred_ignore_index", "cls_token_id", "sep_token_id"),
+        }
+    ),
+)

@@ -1,0 +1,57 @@
+"""RoBERTa and XLM-R: a BERT whose positions follow the number of the padding token."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.bert import TABLE
+from prompt_tuning.families.bert_layout import INERT, bert_recipes, read_bert
+from prompt_tuning.families.class_labels import ClassLayers
+from prompt_tuning.families.family import Family
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+PREFIX = "roberta."
+HEAD = {
+    "dense": "lm_head.dense",
+    "norm": "lm_head.layer_norm",
+    "logits": "lm_head",
+    "kernel": "lm_head.decoder",
+}
+
+
+def read_roberta(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    pad = settings.integer("pad_token_id", 1, minimum=0)
+    # The transform of tokens has GELU whatever the layers have.
+    fields = read_bert(settings, first_position=pad + 1)
+    return fields | {"pad_id": pad, "transform_activation": "gelu"}
+
+
+def roberta_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    first = config.pad_id + 1
+    return bert_recipes(config, names, prefix=PREFIX, head=HEAD, first_position=first)
+
+
+ROBERTA = Family(
+    model_type="roberta",
+    title="RoBERTa",
+    read_fields=read_roberta,
+    recipes=roberta_recipes,
+    embedding_tables=(PREFIX + TABLE, TABLE),
+    base_prefix=PREFIX,
+    head_name="lm_head.decoder.weight",
+    logit_bias="lm_head.bias",
+    class_layers=ClassLayers("classifier.out_proj", "classifier.dense"),
+    unread_modules=("lm_head.dense", "classifier.dense", "classifier.out_proj"),
+    inert=INERT | {"add_cross_attention"},
+)
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA, model_type="xlm-roberta", title="XLM-R (XLM-RoBERTa)"
+)

@@ -1,0 +1,95 @@
+"""The output head of a model, and the layers of encoders before it."""
+
+import functools
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, fan_in, named_key
+from prompt_tuning.models.layers import ACTIVATIONS
+from prompt_tuning.models.norms import Norm, normalize
+from prompt_tuning.prompts.class_head import ClassRows
+
+
+class HeadTransform(nnx.Module):
+    """A dense layer with an activation, and perhaps a norm, before the output head.
+
+    It is the pooler or the head of a sequence classifier, or the transform of a masked
+    language model (Devlin et al. 2018, section 3.1).
+
+    Attributes:
+      kernel: `[D, D]`; None if the dense layer is trained with the head of classes.
+      bias: `[D]`, or None.
+      norm: norm after the activation, or None.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        assert config.transform_activation is not None
+        self.activation = config.transform_activation
+        width, dtype = config.width, config.parameter_dtype
+        shape, axes = (width, width), ("transform", "transform")
+        self.kernel = declare(key, shape, axes, fan_in(width), dtype)
+        zeros, shape, axes = jax.nn.initializers.zeros, (width,), ("transform",)
+        biased = config.transform_bias
+        self.bias = declare(key, shape, axes, zeros, dtype) if biased else None
+        norm = functools.partial(Norm, named_key(key, "norm"), config, stacked=None)
+        self.norm = norm() if config.transform_norm else None
+
+    def leave_out_dense(self) -> None:
+        """Leaves out the frozen dense layer, in whose place one is trained."""
+        self.kernel = self.bias = None
+
+    def __call__(
+        self, x: Float[Array, "*lead D"], classes: ClassRows | None
+    ) -> Float[Array, "*lead D"]:
+        """Applies the layers.
+
+        Args:
+          x: states after the final norm.
+          classes: the trained head of classes, which may have the dense layer.
+        """
+        kernel, bias = self.kernel, self.bias
+        if kernel is None:
+            assert classes is not None and classes.dense is not None
+            kernel, bias = classes.dense, classes.dense_bias
+        y = x @ kernel[...].astype(x.dtype)
+        if bias is not None:
+            y = y + bias[...].astype(x.dtype)
+        return normalize(self.norm, ACTIVATIONS[self.activation](y))
+
+
+class Head(nnx.Module):
+    """Parts of the output head besides the embedding table.
+
+    Attributes:
+      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`.
+      bias: bias of each logit, `[V]`, or None.
+      transform: layers between the final norm and the head, or None.
+      adapters: a trained bias or rows of classes, if there are some; see `TrainedBias`
+        and `ClassRows`.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        self.kernel = (
+            None
+            if config.tied_head
+            else declare(
+                key,
+                (len(config.labels) or config.table_rows, config.width),
+                ("vocab", "embed"),
+                fan_in(config.width),
+                config.parameter_dtype,
+            )
+        )
+        zeros = jax.nn.initializers.zeros
+        shape = (len(config.labels) or config.vocabulary_size,)
+        dtype = config.parameter_dtype
+        self.bias = (
+            declare(key, shape, ("vocab",), zeros, dtype) if config.head_bias else None
+        )
+        transforms = config.transform_activation is not None
+        own_key = named_key(key, "transform")
+        self.transform = HeadTransform(own_key, config) if transforms else None
+        self.adapters = nnx.Dict()
