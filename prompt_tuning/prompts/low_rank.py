@@ -236,7 +236,10 @@ class ExpertLowRank(LowRank):
         """
         experts, *sizes = shape
         kaiming = functools.partial(
-            initial_factors, sizes=tuple(sizes), ranks=ranks, initial="kaiming"
+            initial_factors,
+            sizes=(sizes[0], sizes[1]),
+            ranks=ranks,
+            initial="kaiming",
         )
         a, b = jax.vmap(kaiming, out_axes=1)(jax.random.split(key, experts))
         super().__init__(

@@ -14,7 +14,7 @@ from prompt_tuning.core.branch_dropout import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.models.build import build_model, projections
+from prompt_tuning.models.build import adaptable, build_model
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import open_pretrained
@@ -46,7 +46,7 @@ ATTENTION = [f"{BLOCK}/self_attention/{x}" for x in ("key", "out", "query", "val
 def adapted(config, spec):
     """Returns the LoRA of each adapted projection, without arrays, by its path."""
     graph, shapes = abstract(lambda key: build_model(key, config, adapters=[spec]))
-    found = projections(merge(graph, shapes))
+    found = adaptable(merge(graph, shapes))
     return {path: x.adapters["lora"] for path, x in found if x.adapters}
 
 
@@ -84,6 +84,28 @@ def test_all_linear_leaves_out_experts_and_their_router():
 
 
 @pytest.mark.parametrize(
+    "choice",
+    [
+        {"at": ["experts.down_proj", "q_proj"]},
+        {"regexes": [".*/experts/down", ".*/query"]},
+    ],
+)
+def test_experts_are_adapted_where_a_name_says_so(choice):
+    config = read_config(FIXTURES / "families" / "mixtral" / "base")
+    loras = adapted(config, LoRA(**choice, rank=2))
+    paths = [f"{BLOCK}/mlp/experts/down", f"{BLOCK}/self_attention/query"]
+    assert sorted(loras) == paths
+    shapes = [loras[path].a.shape for path in paths]
+    layers, experts = config.layers, config.experts
+    width, inner = config.width, config.feed_forward_width
+    assert shapes == [(layers, experts, inner, 2), (layers, width, 2)]
+    with pytest.raises(
+        InputError, match=r"LoRA\.dora is True, but the LoRA of experts"
+    ):
+        adapted(config, LoRA(**choice, dora=True))
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"at": "q_proj"}, r"'q_proj', which matches none.*write \['q_proj'\]"),
@@ -100,6 +122,10 @@ def test_all_linear_leaves_out_experts_and_their_router():
         ({"initial": "pissa", "dora": True}, "'pissa', which takes a part out of the"),
         ({"initial": "olora", "rank": 17}, "ranks up to the 16 .*the rank is 17"),
         ({"bias": "all"}, "LoRA.bias is 'all', but the model has no biases"),
+        ({"invocation": []}, "LoRA.invocation is empty"),
+        ({"invocation": [31]}, "LoRA.invocation has the id 31, .* tokens 0 to 30"),
+        ({"invocation": [1], "dora": True}, "LoRA.dora acts on whole rows"),
+        ({"at": ["experts.down_proj"]}, "'experts.down_proj', which matches none"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(options, message):

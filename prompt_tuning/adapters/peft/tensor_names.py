@@ -12,7 +12,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
+from prompt_tuning.adapters.peft.shape_checks import (
+    COLUMNS,
+    EMBEDDINGS,
+    MODEL_PREFIX,
+    ROWS,
+)
 from prompt_tuning.core.errors import InputError, shown
 
 _NAMED = re.compile(
@@ -29,6 +34,11 @@ _NAMED_PROMPT = re.compile(
 _WRAPPERS = re.compile(
     r"(?:^module\.)|(?:^|(?<=\.))"
     r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+# State dicts of the model within PEFT's have no prefix; adapters that were trained
+# within another one have two.
+_OF_PROJECTION = re.compile(
+    r"\.lora_[AB]\.(?:.+\.)?weight$|\.(?:lora_magnitude_vector|ia3_l)(?:\.[^.]+)?$"
 )
 _PROMPTS = {"embedding.weight": EMBEDDINGS, COLUMNS: COLUMNS, ROWS: ROWS}
 
@@ -60,7 +70,12 @@ def without_adapter_name(
 
 
 def _plain_name(name: str) -> str:
-    """Returns a tensor's name without the names of wrappers."""
+    """Returns a tensor's name without the names of wrappers, and with PEFT's prefix."""
     name = _WRAPPERS.sub("", name)
     magnitude = _MAGNITUDE.fullmatch(name)
-    return name if magnitude is None else magnitude[1]
+    name = name if magnitude is None else magnitude[1]
+    if _OF_PROJECTION.search(name) is None:
+        return name
+    while name.startswith(MODEL_PREFIX):
+        name = name.removeprefix(MODEL_PREFIX)
+    return MODEL_PREFIX + name
