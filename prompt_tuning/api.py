@@ -150,8 +150,9 @@ class TunedModel(Model):
         """
         # Not at the top: they and jinja2 would delay every import of the interface.
         from prompt_tuning.report.measurement import measure_run
-        from prompt_tuning.report.page import ReportedRun, render_page
+        from prompt_tuning.report.page import render_page
         from prompt_tuning.report.recorded_run import RecordedRun
+        from prompt_tuning.report.run_view import ReportedRun
 
         if self.directory is None:
             raise InputError("an adapter from a file has no log: load a run directory")

@@ -40,8 +40,9 @@ def write_finished_page(
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.config.config_values import CONFIG_FILE
     from prompt_tuning.core.atomic_files import write_file
-    from prompt_tuning.report.page import ReportedRun, render_page
+    from prompt_tuning.report.page import render_page
     from prompt_tuning.report.recorded_run import RecordedRun
+    from prompt_tuning.report.run_view import ReportedRun
 
     folders = [each for each in members if (each / CONFIG_FILE).is_file()]
     names = [each.name for each in folders] or [str(directory)]

@@ -72,8 +72,9 @@ def run(options: argparse.Namespace) -> int:
 
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.prompts.tools.similarity import short_names
-    from prompt_tuning.report.page import ReportedRun, render_page
+    from prompt_tuning.report.page import render_page
     from prompt_tuning.report.recorded_run import RecordedRun
+    from prompt_tuning.report.run_view import ReportedRun
 
     directories = _directories(options)
     names = [str(directories[0])] if len(directories) == 1 else short_names(directories)

@@ -242,7 +242,7 @@ class Evaluator:
             by_category = split_by_category(metrics, token_metrics, categories)
         if self._preferences is not None:
             metrics |= self._preferences(parameters)
-        return EvaluationResult(metrics, by_category, ranking, generated)
+        return EvaluationResult(metrics, by_category, ranking, generated, tokens)
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
         """Writes a line of JSON for each example; see `prediction_lines`.

@@ -12,6 +12,7 @@ from jaxtyping import Float, Integer
 from prompt_tuning.evaluation.calibration import log_probabilities
 from prompt_tuning.evaluation.categories import NO_CATEGORY, Categories
 from prompt_tuning.evaluation.metric_sums import MetricSums
+from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +74,14 @@ class EvaluationResult:
       by_category: the metrics of each category, by its name.
       ranking: costs of the labels, if the task has labels.
       generated: token ids of the generated texts, if any were generated.
+      tokens: loss of each learned token.
     """
 
     metrics: Mapping[str, MetricSums]
     by_category: Mapping[str, Mapping[str, MetricSums]]
     ranking: Ranking | None = None
     generated: Sequence[Sequence[int]] | None = None
+    tokens: TokenOutcomes | None = None
 
     @property
     def groups(self) -> dict[str, Mapping[str, MetricSums]]:

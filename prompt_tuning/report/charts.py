@@ -8,7 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from markupsafe import Markup
 
+from prompt_tuning.report.calibration_curve import CalibrationPoint
 from prompt_tuning.report.curves import HELD_OUT, Panel, Series
+from prompt_tuning.report.varied_settings import Axis
+from prompt_tuning.report.visible_text import visible
 
 WIDTH, HEIGHT = 440, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 28, 26
@@ -16,6 +19,9 @@ COLORS = 8
 """Number of colors of the style sheet; more runs repeat them with dashes."""
 LARGEST_MATRIX = 64
 CELLS = 384
+SQUARE = 260
+"""Width and height of a calibration curve."""
+PARALLEL = (880, 300)
 SHARES = (384, 192)
 """Width and height of the picture of the shares of attention."""
 
@@ -191,6 +197,82 @@ def draw_shares(shares: Float[np.ndarray, "L P"]) -> Markup:
         for vector in range(count)
     ]
     return Markup("").join(cells)
+
+
+def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
+    """Draws accuracy (upwards) over the probability of the answer, from 0 to 1.
+
+    Args:
+      points: the points of one system.
+      color: number of its color.
+    """
+    side = SQUARE - 2 * BOTTOM
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return BOTTOM + x * side, SQUARE - BOTTOM - y * side
+
+    line, text = (
+        '<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>',
+        ('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'),
+    )
+    parts = [
+        Markup(line).format("mark", *at(0, 0), *at(1, 1)),
+        Markup(line).format("grid", *at(0, 0), *at(1, 0)),
+        Markup(line).format("grid", *at(0, 0), *at(0, 1)),
+    ]
+    for value in (0, 0.5, 1):
+        x, y = at(value, 0)
+        parts.append(Markup(text).format(x, y + 16, "middle", value))
+        x, y = at(0, value)
+        parts.append(Markup(text).format(x - 4, y + 4, "end", value))
+    curve = " ".join("{:.1f},{:.1f}".format(*at(x[0], x[1])) for x in points)
+    parts.append(
+        Markup('<polyline class="curve held c{}" points="{}"/>').format(color, curve)
+    )
+    for point in points:
+        x, y = at(point.probability, point.accuracy)
+        parts.append(
+            Markup('<circle class="c{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
+                color, x, y
+            )
+        )
+    return Markup("").join(parts)
+
+
+def draw_parallel(axes: Sequence[Axis]) -> Markup:
+    """Draws runs as lines across parallel axes, the best one by the table's colors."""
+    width, height = PARALLEL
+    left, top, bottom = 60, 26, height - 14
+    step = (width - 2 * left) / max(len(axes) - 1, 1)
+    parts = []
+    for run in range(len(axes[0].places)):
+        points = " ".join(
+            f"{left + number * step:.1f},{bottom - place * (bottom - top):.1f}"
+            for number, axis in enumerate(axes)
+            if not math.isnan(place := axis.places[run])
+        )
+        style = f"c{run % COLORS} d{run // COLORS % 3}"
+        parts.append(
+            Markup('<polyline class="curve held {}" points="{}"/>').format(
+                style, points
+            )
+        )
+    for number, axis in enumerate(axes):
+        x = left + number * step
+        parts.append(
+            Markup(
+                '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
+                '<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>'
+            ).format(x, x, top, bottom, x, top - 12, visible(axis.name))
+        )
+        for place, label in axis.ticks:
+            y = bottom - place * (bottom - top)
+            parts.append(
+                Markup('<text x="{:.1f}" y="{:.1f}">{}</text>').format(
+                    x + 5, y + 4, visible(label)
+                )
+            )
+    return Markup("").join(parts)
 
 
 def draw_matrix(matrix: Float[np.ndarray, "P P"]) -> Markup:

@@ -28,6 +28,7 @@ from prompt_tuning.prompts.tools.inspection import (
     shown_token,
 )
 from prompt_tuning.report.prompt_effects import PromptEffects, measure_effects
+from prompt_tuning.report.token_marks import TokenMarks
 from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
 from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
 
@@ -92,6 +93,7 @@ class Measurement:
       parameters: number of parameters of the frozen model.
       card: what was trained.
       restored: which parameters were restored, fresh and ignored.
+      marks: reads the tokens of each example; None without a tokenizer.
     """
 
     results: Mapping[str, EvaluationResult]
@@ -105,6 +107,7 @@ class Measurement:
     parameters: int
     card: PromptCard
     restored: str
+    marks: TokenMarks | None = None
 
     @property
     def tuned(self) -> EvaluationResult:
@@ -174,6 +177,7 @@ def measure_run(
         _count_frozen(model),
         card,
         model.plan.report(),
+        _token_marks(model, first.examples, results),
     )
 
 
@@ -181,6 +185,17 @@ def _predictions(
     evaluator: Evaluator, name: str, result: EvaluationResult
 ) -> list[Prediction]:
     return [json.loads(line) for line in evaluator.predictions(name, result)]
+
+
+def _token_marks(
+    model: PromptedModel, examples: Examples, results: Mapping[str, EvaluationResult]
+) -> TokenMarks | None:
+    """Returns what reads the tokens of samples, if the model has a tokenizer."""
+    tuned, *others = (result.tokens for result in results.values())
+    if model.tokenizer is None or tuned is None:
+        return None
+    bare = others[0] if NO_PROMPT in results and others else None
+    return TokenMarks(examples, model.tokenizer, tuned, bare)
 
 
 def _count_frozen(model: PromptedModel) -> int:

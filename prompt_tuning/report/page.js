@@ -104,6 +104,50 @@ for (const form of document.querySelectorAll("form.filter")) {
   form.addEventListener("submit", event => event.preventDefault());
 }
 
+// Tokens of samples by their properties: text, type, weight, loss and loss without a prompt.
+const KINDS = ["given", "learned", "special"];
+const LEGENDS = {
+  type: "Colors: learned tokens and special ones; given ones have none.",
+  weight: "Full color: the largest loss weight.",
+  loss: "Full color: a loss of 5 nats or more. Point at a token to read its numbers.",
+  gain: "The loss of a token falls (green) or rises (red) by up to 5 nats.",
+};
+const MEASURES = {
+  type: token => [token[1], token[1] ? 1 : 0],
+  weight: token => ["weight", token[2]],
+  loss: token => ["loss", (token[3] ?? 0) / 5],
+  gain: token => [token[4] > token[3] ? "fall" : "rise", Math.abs((token[4] ?? token[3]) - token[3]) / 5],
+};
+
+function markedToken(token, by, largest) {
+  const [text, kind, weight, loss, bare] = token, mark = document.createElement("span");
+  const [name, share] = MEASURES[by](token);
+  mark.textContent = text;
+  mark.className = "mark by-" + name;
+  mark.style.setProperty("--share", Math.min(share / (by === "weight" ? largest : 1), 1));
+  mark.title = [KINDS[kind], "weight " + weight, loss === null ? "no loss" : "loss " + loss, bare === null ? "" : bare + " without prompt"].filter(Boolean).join(", ");
+  return mark;
+}
+
+for (const choice of document.querySelectorAll("select.color")) {
+  const tokens = data.tokens[choice.dataset.run], form = choice.form;
+  const rows = [...document.getElementById(form.dataset.table).tBodies[0].rows];
+  const legend = form.parentElement.querySelector("#" + form.dataset.table + "legend");
+  const largest = Math.max(...Object.values(tokens).flat(2).map(token => token[2]), 1e-9);
+  choice.addEventListener("change", () => {
+    legend.hidden = !choice.value;
+    legend.textContent = LEGENDS[choice.value] ?? "";
+    for (const row of rows) {
+      const parts = tokens[row.cells[0].textContent];
+      row.querySelectorAll("td.tokens").forEach((cell, part) => {
+        cell.dataset.whole ??= cell.textContent;
+        if (!choice.value || !parts) cell.textContent = cell.dataset.whole;
+        else cell.replaceChildren(...parts[part].map(token => markedToken(token, choice.value, largest)));
+      });
+    }
+  });
+}
+
 // What is folded on the screen is printed as well.
 addEventListener("beforeprint", () => document.querySelectorAll("details:not([open])").forEach(each => {
   each.open = true;

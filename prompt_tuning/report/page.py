@@ -1,16 +1,12 @@
 """Renders the page: one file with its style, its script and all its numbers."""
 
 import base64
-import dataclasses
-import functools
 import hashlib
-import platform
-import shlex
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jinja2
 import numpy as np
 from markupsafe import Markup
@@ -20,264 +16,33 @@ from prompt_tuning.report.charts import (
     CELLS,
     HEIGHT,
     LEFT,
+    PARALLEL,
     RIGHT,
     SHARES,
+    SQUARE,
     WIDTH,
+    draw_calibration,
     draw_matrix,
     draw_panel,
+    draw_parallel,
     draw_shares,
 )
 from prompt_tuning.report.comparability import differences_of_data
 from prompt_tuning.report.curves import Panel, panels_of
-from prompt_tuning.report.findings import Finding, check_run, confusion
-from prompt_tuning.report.measurement import Measurement
-from prompt_tuning.report.recorded_run import RecordedRun
-from prompt_tuning.report.samples import Samples, samples_of
+from prompt_tuning.report.run_view import ReportedRun, RunView
+from prompt_tuning.report.varied_settings import (
+    ComparedSettings,
+    varied_settings,
+)
 from prompt_tuning.report.verdict import (
-    Verdict,
-    bounds_of,
-    compare,
-    deciding_metric,
-    judge,
-    shown_gain,
+    PREFERRED,
     shown_value,
-    unit_of,
 )
 from prompt_tuning.report.visible_text import visible
-from prompt_tuning.training.provenance import STEP
-from prompt_tuning.version import __version__
 
 FOLDER = Path(__file__).parent
 ROWS = 12
 """Rows of the table beside a curve."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ReportedRun:
-    """A run for a page.
-
-    Attributes:
-      name: short name among the runs.
-      recorded: what its directory holds.
-      measured: what was measured of its model; None for a page of the record alone.
-    """
-
-    name: str
-    recorded: RecordedRun
-    measured: Measurement | None
-
-    @functools.cached_property
-    def verdict(self) -> Verdict:
-        """Whether it has worked; judged once, because bootstraps take time."""
-        return judge(self.recorded, self.measured)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunView:
-    """One run, prepared for the template.
-
-    Attributes:
-      run: the run.
-      findings: the checklist.
-      metric: the deciding metric; empty without a measurement.
-      samples: its samples; None without a measurement.
-    """
-
-    run: ReportedRun
-    findings: Sequence[Finding]
-    metric: str
-    samples: Samples | None
-
-    @classmethod
-    def of(cls, run: ReportedRun, runs: int) -> "RunView":
-        """Prepares one of several runs."""
-        recorded, measured = run.recorded, run.measured
-        metric, samples = "", None
-        if measured is not None:
-            keep_best = recorded.setting("Run", "keep_best")
-            metrics = measured.tuned.metrics
-            metric = deciding_metric(metrics, keep_best, measured.evaluation)
-            samples = samples_of(measured, metric, runs)
-        return cls(run, check_run(recorded, measured), metric, samples)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the run has worked."""
-        return self.run.verdict
-
-    @property
-    def reasons(self) -> str:
-        """What may explain that it is no better, in one sentence."""
-        if self.verdict.outcome not in ("same", "worse"):
-            return ""
-        found = [f"{x.title.lower()}: {x.advice}" for x in self.findings if x.advice]
-        first = self.verdict.differences[0]
-        if self.verdict.outcome == "same" and first.gain > 0:
-            gain = f"{shown_gain(first.metric, first.gain)}{unit_of(first.metric)}"
-            found.insert(
-                0, f"{first.count:,} examples are too few to tell a gain of {gain}"
-            )
-        if not found:
-            return "The checklist found no reason: the checks below have the numbers."
-        return f"Why, perhaps: {'; '.join(found)}."
-
-    @property
-    def values(self) -> dict[str, float]:
-        """Metrics on held-out data: measured, or else the last in the log."""
-        measured = self.run.measured
-        if measured is None:
-            return self.run.recorded.last_evaluation()
-        return {name: x.value for name, x in measured.tuned.metrics.items()}
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """Metrics with intervals over all examples and by category, of each system."""
-        measured = self.run.measured
-        return [] if measured is None else _groups(measured)
-
-    @property
-    def matrices(self) -> list[tuple[str, Sequence[str], Any]]:
-        """Name, labels and counts of the confusion of each system."""
-        measured = self.run.measured
-        if measured is None or measured.tuned.ranking is None:
-            return []
-        labels = measured.tuned.ranking.labels
-        return [
-            (name, labels, confusion(measured, number))
-            for number, name in enumerate(measured.results)
-        ]
-
-    @property
-    def marks(self) -> list[tuple[int, str]]:
-        """The best step and the last one."""
-        recorded = self.run.recorded
-        done, planned = recorded.steps
-        marks = []
-        if recorded.best_step is not None:
-            marks.append((recorded.best_step, f"best {recorded.best_step:,}"))
-        if 0 < done < planned:
-            marks.append((done, f"stopped {done:,} of {planned:,}"))
-        return marks
-
-    @property
-    def cost(self) -> list[tuple[str, str]]:
-        """What the run costs, by name."""
-        return _cost(self.run)
-
-    @property
-    def provenance(self) -> list[tuple[str, str]]:
-        """What the run was made of, by name."""
-        return _provenance(self.run.recorded)
-
-    @property
-    def commands(self) -> list[str]:
-        """Commands that make the run and its numbers again."""
-        folder = self.run.recorded.directory
-        config = shlex.quote(f"{folder}/config.gin")
-        lines = [f"prompt-tuning train --gin_file {config} --out NEW_DIRECTORY"]
-        if self.run.recorded.has_evaluation:
-            quoted = shlex.quote(str(folder))
-            lines.append(f"prompt-tuning evaluate --run {quoted} --baseline")
-        if self.run.recorded.made_with:
-            lines.append(f"prompt-tuning verify {shlex.quote(str(folder))}")
-        return lines
-
-
-def _groups(measured: Measurement) -> list[dict[str, Any]]:
-    groups = []
-    for part, metrics in measured.tuned.groups.items():
-        systems = {n: x.groups[part] for n, x in measured.results.items()}
-        bounds = {n: bounds_of(x, measured.evaluation) for n, x in systems.items()}
-        rows = [
-            {
-                "metric": metric,
-                "cells": [
-                    (systems[name][metric].value, *bounds[name][metric])
-                    for name in systems
-                ],
-                "gain": _gain(measured, metric, part),
-            }
-            for metric in metrics
-        ]
-        count = len(next(iter(metrics.values())).rows)
-        groups.append({"name": part, "count": count, "rows": rows})
-    return groups
-
-
-def _gain(measured: Measurement, metric: str, category: str) -> str | None:
-    """Returns the gain over no prompt with its interval, if both were measured."""
-    names = list(measured.results)
-    if measured.bare is None or metric not in measured.bare.groups[category]:
-        return None
-    found = compare(measured, metric, names[1], category)
-    if any(map(np.isnan, (found.gain, found.low, found.high))):
-        return None
-    low, high = shown_gain(metric, found.low), shown_gain(metric, found.high)
-    return f"{shown_gain(metric, found.gain)}{unit_of(metric)} ({low} to {high})"
-
-
-def _cost(run: ReportedRun) -> list[tuple[str, str]]:
-    recorded, measured = run.recorded, run.measured
-    done, planned = recorded.steps
-    rows = [("steps", f"{done:,} of {planned:,}")]
-    if recorded.checkpoint is not None:
-        examples = recorded.checkpoint.get("extra", {}).get("examples")
-        if isinstance(examples, int):
-            rows.append(("training examples until the best step", f"{examples:,}"))
-        files = recorded.checkpoint.get("files", {})
-        sizes = {name: x["bytes"] for name, x in files.items()}
-        for name, size in sizes.items():
-            rows.append((f"bytes of {name}", f"{size:,}"))
-    if measured is not None:
-        size = measured.card.peft_bytes
-        text = f"{size:,}" if isinstance(size, int) else f"none: {size}"
-        rows.append(("bytes as PEFT stores it", text))
-        rows.append(("parameters of the frozen model", f"{measured.parameters:,}"))
-        for name, seconds in measured.seconds.items():
-            rows.append((f"seconds to evaluate: {name}", f"{seconds:.1f}"))
-    for metric, title in (
-        ("tokens_per_second", "tokens per second, median"),
-        ("padding_share", "share of padding, median"),
-        ("data_wait_share", "share of time waiting for data, median"),
-    ):
-        values = recorded.curve(metric)[1]
-        if values:
-            middle = float(np.median(values))
-            shown = f"{middle:,.0f}" if metric == "tokens_per_second" else None
-            rows.append((title, shown or f"{100 * middle:.1f} %"))
-    return rows
-
-
-def _provenance(recorded: RecordedRun) -> list[tuple[str, str]]:
-    rows = [
-        ("run directory", str(recorded.directory)),
-        ("model", str(recorded.setting("Pretrained", "checkpoint", ""))),
-        *((name.replace("_", " "), str(x)) for name, x in recorded.record.items()),
-    ]
-    for part in recorded.made_with:
-        values = ", ".join(f"{k} {x}" for k, x in part.items() if k != STEP)
-        rows.append((f"made with, from step {part.get(STEP)}", values))
-    rows += [
-        (f"{scope or 'data'}: {path}", checksum)
-        for scope, files in recorded.data.items()
-        for path, checksum in files.items()
-    ]
-    if recorded.checkpoint is not None:
-        files = recorded.checkpoint.get("files", {})
-        rows += [
-            (f"checkpoint {recorded.best_step}: {name}", str(file["sha256"]))
-            for name, file in files.items()
-        ]
-    config = hashlib.sha256(recorded.config.encode(errors="surrogatepass")).hexdigest()
-    return [
-        *rows,
-        ("config", config),
-        (
-            "page written by",
-            f"prompt_tuning {__version__}, jax {jax.__version__}, "
-            f"numpy {np.__version__}, Python {platform.python_version()}",
-        ),
-    ]
 
 
 def render_page(runs: Sequence[ReportedRun]) -> str:
@@ -307,6 +72,12 @@ def render_page(runs: Sequence[ReportedRun]) -> str:
         metrics=list(dict.fromkeys(name for view in views for name in view.values)),
         warnings=differences_of_data([(x.name, x.recorded) for x in runs]),
         panels=[_panel(panel, runs, marks) for panel in panels],
+        tokens=[view.tokens for view in views],
+        varied=_compare_settings(views),
+        draw_calibration=draw_calibration,
+        draw_parallel=draw_parallel,
+        parallel=PARALLEL,
+        square=SQUARE,
         draw_matrix=draw_matrix,
         draw_shares=draw_shares,
         shares_size=SHARES,
@@ -316,6 +87,19 @@ def render_page(runs: Sequence[ReportedRun]) -> str:
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _compare_settings(views: Sequence[RunView]) -> ComparedSettings | None:
+    """Returns what differs between several runs, with the metric that tells them."""
+    settings = varied_settings([view.run.recorded for view in views])
+    names = dict.fromkeys((*PREFERRED, *(n for view in views for n in view.values)))
+    by_metric = {n: [view.values.get(n, math.nan) for view in views] for n in names}
+    by_metric = {n: x for n, x in by_metric.items() if any(map(math.isfinite, x))}
+    if len(views) < 2 or not settings or not by_metric:
+        return None
+    differing = [name for name, x in by_metric.items() if len(set(x)) > 1]
+    metric = next(iter(differing or by_metric))
+    return ComparedSettings(settings, metric, by_metric[metric])
 
 
 def _finalize(value: Any) -> Any:

@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 from prompt_tuning.core.metric_directions import DIRECTIONS
 from prompt_tuning.report.measurement import Measurement
+from prompt_tuning.report.token_marks import MarkedTokens, TokenMarks
 from prompt_tuning.tuned.comparison import NO_PROMPT
 
 LARGEST_TEXT = 400
 """Characters of a text that are shown."""
 LARGEST_ALL = 700_000
 """Bytes of all samples of a page."""
+TOKEN_SIZE = 30
+"""Bytes of a token of a sample besides its text."""
 MARGIN = 400
 """Bytes of the page for each sample besides its texts."""
 
@@ -29,6 +32,7 @@ class Sample(NamedTuple):
       loss: its loss, tuned; None if it was not measured.
       loss_bare: its loss without a prompt.
       outcome: "win", "loss" or "tie" against no prompt; empty without a comparison.
+      tokens: its tokens; None without a tokenizer.
     """
 
     number: int
@@ -40,6 +44,7 @@ class Sample(NamedTuple):
     loss: float | None
     loss_bare: float | None
     outcome: str
+    tokens: MarkedTokens | None = None
 
     @property
     def gain(self) -> float | None:
@@ -78,14 +83,19 @@ def samples_of(measured: Measurement, metric: str, runs: int = 1) -> Samples:
         by_system.setdefault(line["system"], {})[line["example"]] = line
     others = by_system.get(bare, {}) if bare != tuned else {}
     samples = [
-        _sample(line, others.get(number), metric)
+        _sample(line, others.get(number), metric, measured.marks)
         for number, line in by_system.get(tuned, {}).items()
     ]
     kept = _fitting(samples, LARGEST_ALL // runs)
     return Samples(kept, len(samples))
 
 
-def _sample(line: dict[str, Any], bare: dict[str, Any] | None, metric: str) -> Sample:
+def _sample(
+    line: dict[str, Any],
+    bare: dict[str, Any] | None,
+    metric: str,
+    marks: TokenMarks | None,
+) -> Sample:
     outcome = ""
     if bare is not None:
         one, other = line["scores"].get(metric), bare["scores"].get(metric)
@@ -103,6 +113,7 @@ def _sample(line: dict[str, Any], bare: dict[str, Any] | None, metric: str) -> S
         line["scores"].get("loss"),
         None if bare is None else bare["scores"].get("loss"),
         outcome,
+        None if marks is None else marks[line["example"]],
     )
 
 
@@ -129,4 +140,7 @@ def _size(sample: Sample) -> int:
     """Returns about how many bytes of a page a sample takes."""
     texts = (sample.given, sample.wanted, sample.made or "", sample.made_bare or "")
     # Escapes of JSON are about as long as those of HTML.
-    return MARGIN + sum(len(json.dumps(text, ensure_ascii=False)) for text in texts) * 2
+    size = sum(len(json.dumps(text, ensure_ascii=False)) for text in texts) * 2
+    if sample.tokens is not None:
+        size += 2 * len(sample.given + sample.wanted) + TOKEN_SIZE * len(sample.tokens)
+    return MARGIN + size

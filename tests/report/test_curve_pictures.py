@@ -1,11 +1,18 @@
 """Thinning of curves."""
 
+import dataclasses
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prompt_tuning.report.curves import panels_of, thinned
 from prompt_tuning.report.schedule import learning_rate_curve
+from prompt_tuning.report.varied_settings import (
+    heat_map,
+    parallel_axes,
+    varied_settings,
+)
 from tests.support.staged_reports import log_of, recorded
 
 
@@ -32,6 +39,33 @@ def test_training_and_held_out_share_an_axis():
     assert sorted(kinds) == [
         *((0, "held out"), (0, "training"), (1, "held out"), (1, "training"))
     ]
+
+
+def test_settings_that_differ_have_axes_and_a_heat_map():
+    runs = [
+        dataclasses.replace(
+            recorded(directory=f"{rate}{seed}"),
+            values={
+                "macro": {"value": rate},
+                "Run": {"directory": f"{rate}{seed}", "seed": seed, "steps": 9},
+                "adamw": {"learning_rate": rate},
+                "other": {"rate": rate},
+            },
+        )
+        for rate in (0.01, 1.0)
+        for seed in (0, 1, 2)
+    ]
+    settings = varied_settings(runs)
+    assert list(settings) == ["Run.seed", "adamw.learning_rate"]
+    values = [6.0, 5.0, 4.0, 3.0, 2.0, np.nan]
+    seed, rate, loss = parallel_axes(settings, "loss", values)
+    np.testing.assert_allclose(seed.places, [0, 0.5, 1] * 2)
+    assert rate.ticks == [(0.0, "0.01"), (1.0, "1")]
+    np.testing.assert_allclose(loss.places, [1, 0.75, 0.5, 0.25, 0, np.nan])
+    found = heat_map(settings, "loss", values)
+    assert found is not None and found.rows[0] == "adamw.learning_rate"
+    np.testing.assert_array_equal(found.values, [[6, 5, 4], [3, 2, np.nan]])
+    assert (found.shades[1, 1], found.shades[0, 0]) == (1, 0)  # a low loss is good
 
 
 def test_the_learning_rate_is_that_of_the_config():

@@ -129,6 +129,21 @@ def test_samples_pair_both_systems(run, page):
         assert rows[str(number)][1:] == shown
 
 
+def test_tokens_have_the_losses_of_their_sample(page):
+    content = page.partition('id="data">')[2].partition("</script>")[0]
+    tokens = json.loads(content)["tokens"][0]
+    rows = {row[0]: row for row in Cells(page).rows if len(row) == 7}
+    assert tokens.keys() <= rows.keys() and len(tokens) == 8
+    for number, (given, wanted) in tokens.items():
+        assert "".join(x[0] for x in given) == f"<bos>{rows[number][1]}"
+        assert "".join(x[0] for x in wanted) == f"{rows[number][2]}<eos>"
+        assert {x[2] for x in given} == {0.0} and {x[3] for x in given} == {None}
+        loss = np.mean([x[3] for x in wanted])
+        gain = np.mean([x[4] for x in wanted]) - loss
+        np.testing.assert_allclose(loss, float(rows[number][5]), atol=2e-4)
+        np.testing.assert_allclose(gain, float(rows[number][6]), atol=2e-4)
+
+
 def test_python_writes_the_same_page(run, page, tmp_path):
     file = pt.load_tuned(run).write_report(tmp_path / "page.html")
     again = Cells(file.read_text("utf-8")).rows
@@ -281,6 +296,12 @@ def check_controls(browser: HeadlessBrowser) -> None:
     assert losses == sorted(losses) and len(losses) == 8
     browser.evaluate(button)
     assert browser.evaluate(column) == losses[::-1]
+    browser.evaluate(
+        "const c = document.querySelector('select.color'); c.value = 'loss';"
+        "c.dispatchEvent(new Event('change', {bubbles: true}))"
+    )
+    mark = "document.querySelector('.samples .by-loss').title"
+    assert browser.evaluate(mark) == "special, weight 0, no loss"
     browser.evaluate(
         "const s = document.querySelector('.filter input'); s.value = 'no such text';"
         "s.dispatchEvent(new Event('input', {bubbles: true}))"

@@ -5,6 +5,11 @@ import pytest
 import scipy.stats
 
 from prompt_tuning.evaluation.metric_sums import difference_interval, mean_metric
+from prompt_tuning.report.calibration_curve import (
+    calibration_error,
+    calibration_of,
+    calibration_points,
+)
 from prompt_tuning.report.findings import check_run, confusion
 from prompt_tuning.report.page import render_page
 from prompt_tuning.report.verdict import judge
@@ -124,6 +129,22 @@ def test_confusion_counts_labels_by_answer():
     # Both of label 0 were answered right; of label 1, two were answered as 0.
     np.testing.assert_array_equal(confusion(measured, 0), [[2, 0], [2, 1]])
     assert confusion(measured, 1) is None
+
+
+def test_calibration_compares_probability_with_accuracy():
+    # Answers of probability 0.75 that are right as often; then surer than right.
+    right = np.arange(40) % 4 > 0
+    exact = calibration_points(np.full(40, 0.75), right)
+    assert [point.count for point in exact] == [4] * 10
+    assert calibration_error(exact) == 0
+    sure = calibration_points(np.full(40, 1.0), right)
+    assert round(calibration_error(sure), 6) == 0.25
+    measured = measurement(result(right, answers=np.zeros(40, int)), result(right))
+    points = calibration_of(measured.tuned)
+    # The answer costs one nat less than the other label.
+    assert round(points[0].probability, 6) == round(1 / (1 + np.exp(-1)), 6)
+    assert calibration_of(measured.results["no prompt"]) == []
+    assert "<h3>Calibration</h3>" in render_page([reported(recorded(), measured)])
 
 
 def test_too_few_examples_are_named_as_the_reason():

@@ -20,9 +20,9 @@ from prompt_tuning.report.measurement import (
     Measurement,
     PromptCard,
 )
-from prompt_tuning.report.page import ReportedRun
 from prompt_tuning.report.prompt_effects import PromptEffects
 from prompt_tuning.report.recorded_run import RecordedRun
+from prompt_tuning.report.run_view import ReportedRun
 from prompt_tuning.tuned.comparison import NO_PROMPT
 
 LABELS = ("yes", "no")

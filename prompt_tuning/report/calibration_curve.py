@@ -1,0 +1,61 @@
+"""Whether the probabilities of labels are as high as the answers are often right."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from prompt_tuning.evaluation.results import EvaluationResult
+
+BINS = 10
+"""Number of parts of the examples, which have as many each."""
+
+
+class CalibrationPoint(NamedTuple):
+    """Examples whose answers have similar probabilities.
+
+    Attributes:
+      probability: mean probability of their answers.
+      accuracy: share of right answers.
+      count: number of examples.
+    """
+
+    probability: float
+    accuracy: float
+    count: int
+
+
+def calibration_points(
+    probabilities: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"]
+) -> list[CalibrationPoint]:
+    """Groups examples by the probability of their answer, the least first."""
+    order = np.argsort(probabilities, kind="stable")
+    parts = np.array_split(order, min(BINS, len(order)))
+    return [
+        CalibrationPoint(
+            float(probabilities[part].mean()), float(right[part].mean()), len(part)
+        )
+        for part in parts
+    ]
+
+
+def calibration_error(points: list[CalibrationPoint]) -> float:
+    """Returns the expected calibration error (Naeini et al. 2015), from 0 to 1.
+
+    It is the mean distance between accuracy and probability over the examples, with
+    parts of equal counts.
+    """
+    total = sum(point.count for point in points)
+    gaps = (x.count * abs(x.accuracy - x.probability) for x in points)
+    return sum(gaps) / total
+
+
+def calibration_of(result: EvaluationResult) -> list[CalibrationPoint]:
+    """Returns the points of a result; none if no labels were ranked."""
+    sums = result.metrics.get("calibrated_macro_f1")
+    sums = sums or result.metrics.get("label_macro_f1")
+    if sums is None or result.ranking is None:
+        return []
+    _, answered, gold = np.split(sums.rows, 3, axis=1)
+    right = (answered * gold).sum(axis=1) > 0
+    return calibration_points(result.ranking.probabilities.max(axis=1), right)

@@ -1,0 +1,116 @@
+"""The tokens of samples with their types, loss weights and losses."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.data.tools.row_display import token_texts
+from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
+from prompt_tuning.report.visible_text import visible
+
+GIVEN, LEARNED, SPECIAL = range(3)
+"""Types of tokens: of the text that is given, learned, or without a text."""
+LARGEST_PART = 100
+"""Number of tokens of an input, and of a completion, that are shown."""
+
+
+class MarkedToken(NamedTuple):
+    """One token of a sample.
+
+    Attributes:
+      text: the text that it adds, with hidden characters by number.
+      kind: its type.
+      weight: its loss weight.
+      nats: its loss; None if it is not learned.
+      bare: its loss without a prompt; None if that is not known.
+    """
+
+    text: str
+    kind: int
+    weight: float
+    nats: float | None
+    bare: float | None
+
+
+class MarkedTokens(NamedTuple):
+    """The tokens of a sample, the end of a long input and the beginning of an answer.
+
+    Attributes:
+      given: tokens of the input.
+      wanted: tokens of the completion.
+    """
+
+    given: list[MarkedToken]
+    wanted: list[MarkedToken]
+
+    def __len__(self) -> int:
+        return len(self.given) + len(self.wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenMarks:
+    """Reads the tokens of any measured example.
+
+    Attributes:
+      examples: the examples, as what was tuned reads them.
+      tokenizer: decodes their tokens.
+      tuned: losses of what was tuned.
+      bare: losses of the frozen model without a prompt, or None.
+    """
+
+    examples: Examples
+    tokenizer: Tokenizer
+    tuned: TokenOutcomes
+    bare: TokenOutcomes | None
+
+    def __getitem__(self, number: int) -> MarkedTokens:
+        """Returns the tokens of an example by its number."""
+        example = self.examples[number]
+        weights = np.asarray(example.weights, float)
+        learned = np.flatnonzero(weights)
+        nats = self._losses(self.tuned, number, learned, len(weights))
+        bare = self._losses(self.bare, number, learned, len(weights))
+        targets = self._mark(example.targets, weights, nats, bare)
+        prefix = example.prefix_length
+        given, wanted = targets[:prefix], targets[prefix:]
+        if example.inputs is not example.targets and not prefix:
+            zeros, unknown = np.zeros(len(example.inputs)), [None] * len(example.inputs)
+            given = self._mark(example.inputs, zeros, unknown, unknown)
+        return MarkedTokens(given[-LARGEST_PART:], wanted[:LARGEST_PART])
+
+    def _losses(
+        self,
+        outcomes: TokenOutcomes | None,
+        number: int,
+        learned: Int[np.ndarray, "k"],
+        count: int,
+    ) -> list[float | None]:
+        """Returns the loss of each target; None where there is none."""
+        losses: list[float | None] = [None] * count
+        if outcomes is None:
+            return losses
+        start, stop = np.searchsorted(outcomes.example, (number, number + 1))
+        if stop - start == len(learned):
+            for place, nats in zip(learned, outcomes.nll[start:stop], strict=True):
+                losses[place] = float(nats)
+        return losses
+
+    def _mark(self, ids, weights, nats, bare) -> list[MarkedToken]:
+        special = (self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id)
+        texts = token_texts(list(map(int, ids)), self.tokenizer)
+        return [
+            MarkedToken(
+                visible(text),
+                SPECIAL if id in special else LEARNED if weight else GIVEN,
+                round(float(weight), 4),
+                None if loss is None else round(loss, 4),
+                None if other is None else round(other, 4),
+            )
+            for id, text, weight, loss, other in zip(
+                ids.tolist(), texts, weights, nats, bare, strict=True
+            )
+        ]
