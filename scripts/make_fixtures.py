@@ -156,6 +156,14 @@ STATES: dict[str, Any] = {
     "mamba_d_head": 8,
     **{"mamba_d_conv": 3, "mamba_chunk_size": 4},
 }
+# Each layer has one part.
+PARTS: dict[str, Any] = {
+    **DECODER,
+    "hidden_size": 16,
+    **{"mamba_num_heads": 4, "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 3},
+    **{"conv_kernel": 3, "chunk_size": 4},
+    "time_step_min": 0.8,  # some steps are smaller
+}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 0.5,
@@ -484,6 +492,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"use_qk_norm": True, "attention_bias": True},
         "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
     },
+    "nemotron_h": PARTS
+    | {
+        "layers_block_type": [
+            *["linear_attention", "moe"] * 2,
+            *("full_attention", "mlp"),
+        ],
+        **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 4},
+        **{"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5},
+        "moe_shared_expert_intermediate_size": 10,
+    },
+    "nemotron_h_dense": PARTS
+    | {
+        "model_type": "nemotron_h",
+        "layers_block_type": [*["linear_attention"] * 2, "full_attention", "mlp"],
+    },
     "gpt_oss": DECODER
     | {
         "num_hidden_layers": 2,
@@ -601,7 +624,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # Projections of other mixers than attention, and of LFM2's attention.
 MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
-    *("mamba.in_proj", "mamba.out_proj"),
+    *(f"{name}.{part}_proj" for name in ("mamba", "mixer") for part in ("in", "out")),
+    *("mixer.up_proj", "mixer.down_proj"),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
     "linear_attn.out_proj",
 )
@@ -614,7 +638,7 @@ SCALED_INPUT = (
 SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
-    *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj"),
+    *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj", "mixer.in_proj"),
     *("self.key", "self.value", "k_lin", "v_lin", "Wqkv"),
 )
 
@@ -750,9 +774,16 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     # PEFT counts experts among the linear layers; adapters of them are not read.
     sparse = any(name.endswith(".experts") for name in names)
     attention = ["q_proj", "k_proj", "v_proj", "o_proj", *MIXERS]
+    # PEFT refuses the output projection of Mamba in most models that have it.
+    refusing = model.config.model_type in ("bamba", "falcon_h1", "nemotron_h")
     linear: Any = (
-        [end for end in attention if any(name.endswith(f".{end}") for name in names)]
-        if sparse
+        [
+            end
+            for end in attention
+            if any(name.endswith(f".{end}") for name in names)
+            and not (refusing and end.endswith(".out_proj"))
+        ]
+        if sparse or refusing
         else "all-linear"
     )
     # Parts that read images are not adapted, although they have the same names.

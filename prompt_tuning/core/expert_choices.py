@@ -21,9 +21,12 @@ def check_experts(config: Any) -> None:
         )
     if config.experts:
         _check_groups(config)
+    if config.experts and not config.gated and config.biased_projections:
+        raise InputError("experts without gates have no biases")
     some = bool(config.dense_layers)
+    every = len(set(config.feed_forward_layers)) or config.layers
     if some != (config.dense_width > 0) or (
-        some and (not config.experts or len(set(config.dense_layers)) >= config.layers)
+        some and (not config.experts or len(set(config.dense_layers)) >= every)
     ):
         raise InputError(
             "dense_layers are some of the layers of a model with experts, and have a "

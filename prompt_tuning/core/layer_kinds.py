@@ -2,8 +2,8 @@
 
 A layer's *mixer* is the part that moves information between positions: attention, or a
 recurrent one, which remembers a state of fixed size. In some models with experts, a few
-layers have a dense feed-forward layer instead. Parameters of a part are stacked on the
-layers that have it.
+layers have a dense feed-forward layer instead. In others each layer has a mixer or a
+feed-forward layer. Parameters of a part are stacked on the layers that have it.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,29 @@ ATTENTION = "self_attention"
 """Name of attention among the mixers, and in the paths of its parameters."""
 FEED_FORWARD, DENSE = "mlp", "dense_mlp"
 """Names of feed-forward layers; the second is that of layers without experts."""
+NO_MIXER = "no_mixer"
+"""What layers have instead of a mixer if they have a feed-forward layer alone."""
 USUAL = (ATTENTION, FEED_FORWARD)
 """The kind of most layers."""
 
 
 def mixers(config: "ModelConfig") -> tuple[str, ...]:
     """Returns the mixer of each layer of the decoder."""
-    recurrent = set(config.recurrent_layers)
-    return tuple(
-        config.recurrence if i in recurrent else ATTENTION for i in range(config.layers)
-    )
+    known = dict.fromkeys(config.recurrent_layers, config.recurrence)
+    known |= dict.fromkeys(config.feed_forward_layers, NO_MIXER)
+    return tuple(known.get(i, ATTENTION) for i in range(config.layers))
 
 
-def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, str], ...]:
-    """Returns the mixer and the feed-forward layer of each layer of the decoder."""
-    dense = set(config.dense_layers)
+def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
+    """Returns the mixer and the feed-forward layer of each layer of the decoder.
+
+    A layer of which only a mixer is returned has no feed-forward layer.
+    """
+    dense, alone = set(config.dense_layers), config.feed_forward_layers
     return tuple(
-        (mixer, DENSE if i in dense else FEED_FORWARD)
+        (mixer,)
+        if alone and mixer != NO_MIXER
+        else (mixer, DENSE if i in dense else FEED_FORWARD)
         for i, mixer in enumerate(mixers(config))
     )
 
@@ -67,6 +73,12 @@ def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
             f"{found}, which needs attention in every layer, but "
             f"{len(config.recurrent_layers)} of the {config.layers} layers of this "
             f"model have a {config.recurrence.replace('_', ' ')}: {remedy}"
+        )
+    if config.feed_forward_layers:
+        raise InputError(
+            f"{found}, which needs attention in every layer, but "
+            f"{len(config.feed_forward_layers)} of the {config.layers} layers of this "
+            f"model have a feed-forward layer alone: {remedy}"
         )
 
 

@@ -85,6 +85,13 @@ def check_combinations(config: Any) -> None:
             f"parallel={config.parallel} and "
             f"norm_placement={shown(config.norm_placement)}"
         )
+    if config.parallel and config.norm_placement == "after_sum":
+        raise InputError("norms after the sum need layers one after the other")
+    _check_mixers(config)
+
+
+def _check_mixers(config: Any) -> None:
+    """Checks the choices for layers with another mixer than attention, or without."""
     some = bool(config.recurrent_layers)
     if some != (config.recurrence != "none") or some != (config.convolution_width > 1):
         raise InputError(
@@ -109,13 +116,25 @@ def check_combinations(config: Any) -> None:
         )
     if some and config.architecture == "encoder_decoder":
         raise InputError("recurrent_layers are for decoder-only models")
-    if some and len(set(config.recurrent_layers)) == config.layers:
+    alone = set(config.feed_forward_layers)
+    if alone & {*config.recurrent_layers} or (
+        alone
+        and (
+            config.norm_placement != "before"
+            or config.encoder_layers
+            or config.parallel
+            or not alone >= {*config.dense_layers}
+        )
+    ):
+        raise InputError(
+            "feed_forward_layers are layers of a decoder that have a norm before them "
+            "and no mixer; dense_layers are some of them, recurrent_layers are not"
+        )
+    if len(alone.union(config.recurrent_layers)) == config.layers:
         raise InputError(
             "every layer of the model is recurrent, expected one with attention at "
             "least: models without keys and values are not implemented"
         )
-    if config.parallel and config.norm_placement == "after_sum":
-        raise InputError("norms after the sum need layers one after the other")
 
 
 def check_dtype(name: str, value: str) -> None:

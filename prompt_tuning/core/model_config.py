@@ -117,6 +117,8 @@ class ModelConfig:
         gated delta rule (Qwen 3.5; see `models.gated_delta`) or Mamba-2 (Granite 4; see
         `models.mamba2`).
       recurrent_layers: numbers of these layers.
+      feed_forward_layers: numbers of the layers that have a feed-forward layer alone;
+        all others then have a mixer alone (Nemotron-H). Empty if all have both.
       convolution_width: number of positions that their convolutions read, the current
         one included; 0 without them.
       recurrent_heads: number of value heads of the gated delta rule or Mamba-2, 0
@@ -237,6 +239,7 @@ class ModelConfig:
     window_rotary_base: float | None = None
     recurrence: Recurrence = "none"
     recurrent_layers: tuple[int, ...] = ()
+    feed_forward_layers: tuple[int, ...] = ()
     convolution_width: int = 0
     recurrent_heads: int = 0
     recurrent_key_heads: int = 0
@@ -375,6 +378,7 @@ def _check_layers(config: ModelConfig) -> None:
         ("encoder_windowed_layers", config.encoder_layers),
         ("unrotated_layers", config.layers),
         ("recurrent_layers", config.layers),
+        ("feed_forward_layers", config.layers),
         ("dense_layers", config.layers),
     ):
         numbers = getattr(config, name)

@@ -38,6 +38,7 @@ from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
 from prompt_tuning.families.mixtral import MIXTRAL
 from prompt_tuning.families.modernbert import MODERNBERT
+from prompt_tuning.families.nemotron_h import NEMOTRON_H
 from prompt_tuning.families.olmo import OLMO
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
 from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
@@ -129,6 +130,7 @@ FAMILIES: dict[str, Family] = {
         FLEX_OLMO,
         GRANITEMOE,
         GRANITEMOEHYBRID,
+        NEMOTRON_H,
         GLM4_MOE,
         GPT_OSS,
         GPTJ,

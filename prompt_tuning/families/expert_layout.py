@@ -92,7 +92,7 @@ def separate_experts(
     prefix: str,
     *,
     block: str = "mlp",
-    parts: tuple[str, str, str] = PARTS,
+    parts: tuple[str, ...] = PARTS,
 ) -> dict[str, Recipe]:
     """Returns the recipes of routers, and of experts that are stored apart.
 
@@ -100,14 +100,14 @@ def separate_experts(
       config: config of the model.
       prefix: prefix of names of layers.
       block: module of the router and the experts.
-      parts: modules of an expert's three projections.
+      parts: modules of an expert's projections; of two, none is a gate.
     """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
     recipes = {
         f"{PATH}/router/kernel": layered(f"{pattern}gate.weight", layers, transpose)
     }
-    for ours, part in zip(("gate", "up", "down"), parts, strict=True):
+    for ours, part in zip(("gate", "up", "down")[-len(parts) :], parts, strict=True):
         sources = tuple(
             f"{pattern.format(layer)}experts.{expert}.{part}.weight"
             for layer in layers
@@ -151,15 +151,20 @@ def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:
     first = settings.integer("first_k_dense_replace", 1, minimum=0)
     if first >= layers:
         settings.refuse("first_k_dense_replace", f"less than {LAYERS}, {layers}")
-    groups = settings.integer("n_group", 1, minimum=1)
-    return read_experts(settings, "n_routed_experts") | {
+    return read_routing(settings) | {
         "feed_forward_width": width,
         "shared_expert_width": width * shared,
         "shared_expert_gated": False,
         "dense_layers": tuple(range(first)),
         "dense_width": settings.size("intermediate_size") if first else 0,
+    }
+
+
+def read_routing(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Reads how sigmoids choose experts."""
+    return read_experts(settings, "n_routed_experts") | {
         "routing": "sigmoid",
-        "expert_groups": groups,
+        "expert_groups": settings.integer("n_group", 1, minimum=1),
         "expert_groups_per_token": settings.integer("topk_group", 1, minimum=1),
         "expert_multiplier": settings.positive("routed_scaling_factor", 1.0),
         "normalize_experts": settings.flag("norm_topk_prob", True),

@@ -60,6 +60,7 @@ def read_layout(
     tied: bool = False,
     head_width: int | None = None,
     feed_forward: str = "intermediate_size",
+    layers: int | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` from settings with Llama's names.
 
@@ -70,6 +71,7 @@ def read_layout(
       head_width: `head_dim` if there is no setting; if None, the width divided by the
         number of heads.
       feed_forward: name of the setting of the width of feed-forward layers.
+      layers: number of layers, if another setting than `num_hidden_layers` has it.
     """
     heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
     return {
@@ -77,7 +79,7 @@ def read_layout(
         "vocabulary_size": settings.size("vocab_size"),
         "width": width,
         "feed_forward_width": settings.size(feed_forward),
-        "layers": settings.layers("num_hidden_layers"),
+        "layers": layers or settings.layers("num_hidden_layers"),
         "heads": heads,
         "key_value_heads": settings.size("num_key_value_heads", heads),
         "head_width": settings.size("head_dim", head_width or width // heads),

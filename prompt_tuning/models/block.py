@@ -59,7 +59,7 @@ class Block(nnx.Module):
       cross_attention: projections of cross-attention; None without it.
       cross_attention_out_norm: norm after cross-attention, or None.
       mlp_norm: norm before the feed-forward layer; None without it, and where it reads
-        the output of `self_attention_norm`.
+        the output of `self_attention_norm`, also as the only part of its layer.
       mlp: the feed-forward layer, dense or of experts.
       dense_mlp: that of `ModelConfig.dense_layers`, or None.
       mlp_out_norm: norm after the feed-forward layer, or None.
@@ -69,7 +69,9 @@ class Block(nnx.Module):
         self, key: Key[Array, ""], config: ModelConfig, *, layers: int, cross: bool
     ):
         self.dropout_rate = config.dropout_rate
-        self.parallel, self.shares_norm = config.parallel, config.shared_norm
+        alone = config.feed_forward_layers
+        self.parallel = config.parallel
+        self.shares_norm = config.shared_norm or bool(alone)
         self.multiplier = config.residual_multiplier
         before = config.norm_placement in ("before", "around")
         after = config.norm_placement in ("after", "around", "after_sum")
@@ -86,7 +88,7 @@ class Block(nnx.Module):
         self.self_attention_norm = norm("self_attention_norm", before)
         recurrent = len(config.recurrent_layers)
         self.self_attention: Attention | None = attention(
-            "self_attention", layers - recurrent
+            "self_attention", layers - recurrent - len(alone)
         )
         for name, kind in RECURRENT.items():
             chosen, own = config.recurrence == name, named_key(key, name)
@@ -97,11 +99,12 @@ class Block(nnx.Module):
         self.cross_attention_out_norm = norm(
             "cross_attention_out_norm", after and cross
         )
-        self.mlp_norm = norm("mlp_norm", before and not config.shared_norm)
+        self.mlp_norm = norm("mlp_norm", before and not self.shares_norm)
         dense = len(config.dense_layers)
+        others = (len(alone) or layers) - dense
         self.mlp: MixtureOfExperts | FeedForward | None = (
             MixtureOfExperts if config.experts else FeedForward
-        )(named_key(key, FEED_FORWARD), config, layers=layers - dense)
+        )(named_key(key, FEED_FORWARD), config, layers=others)
         width = config.dense_width
         self.dense_mlp = (
             FeedForward(named_key(key, DENSE), config, layers=dense, width=width)
@@ -142,12 +145,10 @@ class Block(nnx.Module):
 
     def _run(self, x, angles, numbers, views, past, cross, key, bare):
         """Runs the block; see `__call__`."""
-        start = x
+        start, zeros = x, jnp.zeros_like(x)  # zeros: what an absent part adds
         normed = normalize(self.self_attention_norm, x)
         if bare is not None:
             normed = jnp.where(bare, x, normed)
-        update, kept = self._mix(normed, angles, views, past, key)
-        record(update, "self_attention")
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def add(x, update, norm, name):
@@ -158,18 +159,22 @@ class Block(nnx.Module):
             x = x + (update if self.multiplier == 1 else update * self.multiplier)
             return normalize(norm, x) if self.norms_sum else x
 
-        x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
+        update, kept = self._mix(normed, angles, views, past, key)
+        record(zeros if update is None else update, "self_attention")
+        if update is not None:
+            x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
         if cross:
             update = self._attend_to_encoder(x, views, cross, key)
             record(update, "cross_attention")
             x = add(x, update, self.cross_attention_out_norm, "cross_out")
         if not self.shares_norm:
             normed = normalize(self.mlp_norm, start if self.parallel else x)
-        feed_forward = self.mlp or self.dense_mlp
-        assert feed_forward is not None  # the block's only one
-        update = feed_forward(normed, optional_key(key, "mlp"), numbers)
-        record(update, "mlp")
-        x = add(x, update, self.mlp_out_norm, "mlp_out")
+        feed_forward, update = self.mlp or self.dense_mlp, None
+        if feed_forward is not None:
+            update = feed_forward(normed, optional_key(key, "mlp"), numbers)
+        record(zeros if update is None else update, "mlp")
+        if update is not None:
+            x = add(x, update, self.mlp_out_norm, "mlp_out")
         record(x, "hidden")
         return x, kept
 
@@ -199,7 +204,7 @@ class Block(nnx.Module):
         """Returns the blocks with some parts, to be merged with their parameters alone.
 
         Args:
-          kind: names of the mixer and of the feed-forward layer.
+          kind: names of the mixer and of the feed-forward layer; see `layer_kinds`.
         """
         block = merge(*split(self))
         for other in {ATTENTION, *RECURRENT, FEED_FORWARD, DENSE} - {*kind}:
@@ -207,11 +212,17 @@ class Block(nnx.Module):
         return cast(Block, block)
 
     def _mix(self, normed, angles, views, past, key):
-        """Runs the mixer; returns the update and what each stream leaves behind."""
+        """Runs the mixer, if there is one.
+
+        Returns:
+          the update or None, and what each stream leaves behind.
+        """
         for name in RECURRENT:
             mixer = getattr(self, name)
             if mixer is not None:
                 return mixer(normed, views, past)
+        if self.self_attention is None:
+            return None, ()
         return self._attend_to_self(normed, angles, views, past, key)
 
     def _attend_to_self(self, normed, angles, views, past, key):

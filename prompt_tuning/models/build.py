@@ -17,7 +17,6 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.quantization.nibbles import group_size
 from prompt_tuning.core.quantization.stores import (
-    EXPERT_KERNELS,
     Store,
     is_packed,
     weight_shape,
@@ -323,8 +322,8 @@ def _kernels(
         if isinstance(node, Dense):
             yield f"{parent}/kernel", (node, "kernel")
         elif isinstance(node, MixtureOfExperts):
-            for name in EXPERT_KERNELS:
-                yield f"{parent}/{name}", (node, name)
+            for name in node.experts:
+                yield f"{parent}/expert_{name}", (node, f"expert_{name}")
 
 
 def _chosen_groups(model: LanguageModel) -> dict[str, Store]:

@@ -25,7 +25,6 @@ from prompt_tuning.core.parameters import (
 )
 from prompt_tuning.core.quantization.product import StoredKernel, as_float32
 from prompt_tuning.core.quantization.stores import (
-    EXPERT_KERNELS,
     STORES,
     UNQUANTIZED,
     Store,
@@ -42,12 +41,12 @@ class ExpertKernels(NamedTuple):
     """Kernels of the experts of one block, or this device's shard of `F`.
 
     Attributes:
-      gate: `[E, D, F]`, in any store.
+      gate: `[E, D, F]`, in any store; None without gates.
       up: `[E, D, F]`.
       down: `[E, F, D]`.
     """
 
-    gate: StoredKernel
+    gate: StoredKernel | None
     up: StoredKernel
     down: StoredKernel
 
@@ -118,7 +117,8 @@ class MixtureOfExperts(nnx.Module):
       router: `[L, D, E]`.
       router_correction: correction of scores, float32 `[L, E]`, or None (see
         `expert_routing`).
-      expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits.
+      expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits; absent if
+        experts have no gates (Nemotron-H).
       expert_up: as `expert_gate`.
       expert_down: `[L, E, F, D]`, or `[L, E, F / 2, D]`.
       expert_gate_bias: `[L, E, F]`, or None.
@@ -173,10 +173,9 @@ class MixtureOfExperts(nnx.Module):
             if config.routing == "sigmoid"
             else None
         )
-        inward = ((width, inner), ("embed", "mlp"))
         self.experts = nnx.Dict()
-        kernels("gate", *inward)
-        kernels("up", *inward)
+        for name in ("gate", "up") if config.gated else ("up",):
+            kernels(name, (width, inner), ("embed", "mlp"))
         kernels("down", (inner, width), ("mlp", "embed"))
         self.expert_gate_bias = biases("expert_gate_bias", inner, "mlp")
         self.expert_up_bias = biases("expert_up_bias", inner, "mlp")
@@ -202,15 +201,17 @@ class MixtureOfExperts(nnx.Module):
         the choice of experts.
         """
         chosen, weights = self._route(x)
-        kernels = ExpertKernels(
-            *(KernelParameters.arrays_in(self, name) for name in EXPERT_KERNELS)
-        )
+        stored = {
+            name: KernelParameters.arrays_in(self, f"expert_{name}")
+            for name in self.experts
+        }
+        kernels = ExpertKernels(stored.get("gate"), stored["up"], stored["down"])
         biases = None
         if self.expert_gate_bias is not None and self.expert_up_bias is not None:
             both = self.expert_gate_bias, self.expert_up_bias
             biases = ExpertBiases(*(bias[...].astype(x.dtype) for bias in both))
         changes = ExpertChanges(
-            *(self.experts[name].factors(x.dtype) for name in ExpertChanges._fields)
+            **{name: part.factors(x.dtype) for name, part in self.experts.items()}
         )
         weights = weights.astype(x.dtype)
         run = run_grouped if jax.default_backend() in GROUPED else run_all
@@ -279,16 +280,20 @@ def weights_of_all(
 
 
 def activate(
-    gate: Float[Array, "*lead F"],
+    gate: Float[Array, "*lead F"] | None,
     up: Float[Array, "*lead F"],
     activation: str,
     limit: float | None,
 ) -> Float[Array, "*lead F"]:
-    """Computes `activation(gate) * up`, clamped if there is a limit.
+    """Computes `activation(gate) * up`, or `activation(up)` without a gate.
+
+    Both are clamped if there is a limit.
 
     The clamped form is `activation(min(gate, c)) * (clip(up, -c, c) + 1)` (gpt-oss:
     OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
     """
+    if gate is None:
+        return ACTIVATIONS[activation](up)
     if limit is not None:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit) + 1
     return ACTIVATIONS[activation](gate) * up
@@ -307,7 +312,7 @@ def run_grouped(
     """Runs each token through its experts, with the tokens of an expert together."""
     count = chosen.shape[1]
     order = jnp.argsort(chosen.reshape(-1))  # [n * k], by expert
-    length = len(kernels.gate.kernel)
+    length = len(kernels.up.kernel)
     sizes = jnp.bincount(chosen.reshape(-1), length=length).astype(jnp.int32)
     tokens = x[order // count]
 
@@ -318,9 +323,10 @@ def run_grouped(
         low = jax.lax.ragged_dot(x, change.a, sizes)  # [m, r]
         return y + jax.lax.ragged_dot(low, change.b, sizes)
 
-    gate = multiply(tokens, kernels.gate, changes.gate)
-    up = multiply(tokens, kernels.up, changes.up)
-    if biases is not None:
+    up, gate = multiply(tokens, kernels.up, changes.up), None
+    if kernels.gate is not None:
+        gate = multiply(tokens, kernels.gate, changes.gate)
+    if biases is not None and gate is not None:
         expert = chosen.reshape(-1)[order]
         gate, up = gate + biases.gate[expert], up + biases.up[expert]
     inner = activate(gate, up, activation, limit)
@@ -370,14 +376,15 @@ def run_all(
             y = x @ kernel.widened_to(x.dtype)
             return y if change is None else y + (x @ change.a) @ change.b
 
-        gate = multiply(x, stored.gate, change.gate)
-        up = multiply(x, stored.up, change.up)
-        if bias is not None:
+        up, gate = multiply(x, stored.up, change.up), None
+        if stored.gate is not None:
+            gate = multiply(x, stored.gate, change.gate)
+        if bias is not None and gate is not None:
             gate, up = gate + bias.gate, up + bias.up
         inner = activate(gate, up, activation, limit)
         # The gradient of a factor of the output would need the output again.
         weighted = inner * weight[:, None]
         return total + multiply(weighted, stored.down, change.down), None
 
-    experts = (jnp.arange(len(kernels.gate.kernel)), kernels, biases, changes)
+    experts = (jnp.arange(len(kernels.up.kernel)), kernels, biases, changes)
     return jax.lax.scan(add_expert, jnp.zeros_like(x), experts)[0]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.invocations import active_positions
-from prompt_tuning.core.layer_kinds import ATTENTION
+from prompt_tuning.core.layer_kinds import ATTENTION, NO_MIXER
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
 from prompt_tuning.models.recurrent_state import RecurrentState, StateView
@@ -369,7 +369,9 @@ def kept_by_stream(
     kept: Mapping[str, tuple[Any, ...]],
 ) -> tuple[Kept, ...]:
     """Returns what each stream leaves behind, from what it leaves in each mixer."""
-    states = [parts for kind, parts in kept.items() if kind != ATTENTION]
+    states = [
+        parts for kind, parts in kept.items() if kind not in (ATTENTION, NO_MIXER)
+    ]
     if not states:
         return tuple(map(Kept, kept[ATTENTION]))
     return tuple(map(Kept, kept[ATTENTION], states[0]))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.block_scan import scan_blocks
-from prompt_tuning.core.layer_kinds import ATTENTION, USUAL, layer_kinds
+from prompt_tuning.core.layer_kinds import ATTENTION, NO_MIXER, USUAL, layer_kinds
 from prompt_tuning.core.masks import Count
 from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
@@ -226,7 +226,7 @@ class Stack(nnx.Module):
             for kind in dict.fromkeys(self.kinds)
         }
         state = last_state([context.state for context in past])
-        own = {kind[0]: state for kind in bodies} | {ATTENTION: before}
+        own = {kind[0]: state for kind in bodies} | {ATTENTION: before, NO_MIXER: ()}
         return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
@@ -347,7 +347,7 @@ class Stack(nnx.Module):
                 own = own.with_mask_array(length)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
-            if any(kind[0] != ATTENTION for kind in self.kinds):
+            if any(kind[0] not in (ATTENTION, NO_MIXER) for kind in self.kinds):
                 view = view._replace(state=state_view(streams, i, past))
             views.append(view)
         return tuple(views)

@@ -53,6 +53,8 @@ MIXED = (
     "granitemoehybrid_dense",
     "lfm2",
     "lfm2_moe",
+    "nemotron_h",
+    "nemotron_h_dense",
     "qwen2_moe_dense",
     "qwen3_5",
     "qwen3_5_text",

@@ -49,6 +49,8 @@ CASES = [
     ("lfm2", MeshShape(data=1, fsdp=4)),
     ("granitemoehybrid", TENSOR),
     ("granitemoehybrid_dense", MeshShape(data=1, fsdp=4)),
+    # Layers of one part, and experts without gates.
+    ("nemotron_h", TENSOR),
 ]
 
 

@@ -1,0 +1,182 @@
+"""Nemotron-H and Nemotron 3: layers of one part each, with Mamba-2 in most mixers."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, layered
+from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    decoder_recipes,
+    projection_names,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import PREFIX, read_layout
+from prompt_tuning.families.mamba2_layout import (
+    LINEAR,
+    OLD_KINDS,
+    mamba2_parts,
+    mamba2_tensors,
+    read_mamba2,
+)
+from prompt_tuning.families.rotary_settings import FULL
+
+STORED = "backbone."
+"""Prefix of tensors in files; transformers has another one."""
+PREFIXES = (STORED, PREFIX, "")
+TABLE = "embeddings.weight"
+DENSE, EXPERTS = "mlp", "moe"
+KINDS = "layers_block_type"
+LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
+SIZES = {
+    "heads": "mamba_num_heads",
+    "groups": "n_groups",
+    "states": "ssm_state_size",
+    "taps": "conv_kernel",
+}
+DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
+REQUIRED = {
+    "mlp_bias": (False, "biases are not implemented"),
+    "use_bias": (False, "biases are not implemented"),
+    "use_conv_bias": (True, "other convolutions are not implemented"),
+    "mamba_hidden_act": ("silu", "the convolution has SiLU"),
+    "moe_latent_size": (None, "experts of another width are not implemented"),
+}
+"""The only values of settings, with the reason."""
+ATTENTION = {
+    f"self_attention/{ours}": f"mixer.{name}_proj"
+    for ours, name in {"query": "q", "key": "k", "value": "v", "out": "o"}.items()
+}
+
+
+def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    kinds = _read_kinds(settings)
+    numbers = {
+        kind: tuple(i for i, each in enumerate(kinds) if each == kind)
+        for kind in LETTERS.values()
+    }
+    for name, (value, reason) in REQUIRED.items():
+        settings.require(name, value, reason)
+    fields = read_layout(
+        settings, activation="mlp_hidden_act", head_width=128, layers=len(kinds)
+    )
+    activation = settings.activation(settings.text("mlp_hidden_act", "relu2"))
+    width = settings.size("mamba_head_dim", 64)
+    old = "mamba_dt_min" in settings
+    step = settings.number("mamba_dt_min" if old else "time_step_min", 0.001, minimum=0)
+    return (
+        fields
+        | {
+            **{"positions": "none", "gated": False, "activation": activation},
+            "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+            "feed_forward_layers": tuple(sorted(numbers[DENSE] + numbers[EXPERTS])),
+            "minimum_step": step,
+        }
+        | read_mamba2(settings, numbers[LINEAR], width, sizes=DEFAULTS, names=SIZES)
+        | _read_experts(settings, numbers[EXPERTS], numbers[DENSE])
+    )
+
+
+def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
+    """Returns the part of each layer.
+
+    Raises:
+      InputError: for another kind, or if no layer is a feed-forward layer.
+    """
+    name = next((x for x in (KINDS, "layer_types") if x in settings), None)
+    if name is None:
+        name = "hybrid_override_pattern"
+        pattern = settings.text(name, "ME*-")
+        kinds = [LETTERS.get(letter, letter) for letter in pattern]
+    else:
+        kinds = [OLD_KINDS.get(str(x), str(x)) for x in settings.sequence(name)]
+    some = {DENSE, EXPERTS} & {*kinds}
+    if not some or not set(kinds) <= set(LETTERS.values()):
+        expected = f"{', '.join(LETTERS.values())} for each layer, of the last two one"
+        settings.refuse(name, expected)
+    return kinds
+
+
+def _read_experts(
+    settings: HuggingFaceSettings, sparse: tuple[int, ...], dense: tuple[int, ...]
+) -> dict[str, Any]:
+    """Reads the experts of the layers that have some, and the width of the others."""
+    if not sparse:
+        return {"feed_forward_width": settings.size("intermediate_size")}
+    return read_routing(settings) | {
+        "feed_forward_width": settings.size("moe_intermediate_size"),
+        "shared_expert_width": settings.size("moe_shared_expert_intermediate_size"),
+        "shared_expert_gated": False,
+        "dense_layers": dense,
+        "dense_width": settings.size("intermediate_size") if dense else 0,
+    }
+
+
+def nemotron_h_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = next((x for x in PREFIXES if f"{x}{TABLE}" in names), PREFIX)
+    dense = "dense_mlp" if config.experts else "mlp"
+    stems = {"mlp/shared": "shared_experts."} if config.experts else {}
+    stems |= {dense: ""} if config.dense_layers or not config.experts else {}
+    modules = ATTENTION | {
+        f"{path}/{name}": f"mixer.{stem}{name}_proj"
+        for path, stem in stems.items()
+        for name in ("up", "down")
+    }
+    layer: LayerNames = {"self_attention_norm/scale": ("norm.weight", identity)}
+    if config.recurrent_layers:
+        modules |= {"mamba2/output": "mixer.out_proj"}
+        layer |= mamba2_tensors("mixer")
+    parts = mamba2_parts(config, "mixer") if config.recurrent_layers else {}
+    pattern = f"{prefix}layers.{{}}."
+    recipes = decoder_recipes(
+        config,
+        {"token_embedder/embedding": f"{prefix}{TABLE}"},
+        pattern,
+        layer | projection_names(config, modules, parts),
+        f"{prefix}norm_f",
+    )
+    if not config.experts:
+        return recipes
+    bias = f"{pattern}mixer.gate.e_score_correction_bias"
+    sparse = layers_with(config, "mlp")
+    return (
+        recipes
+        | {f"{PATH}/router_correction": layered(bias, sparse, identity)}
+        | separate_experts(
+            config, prefix, block="mixer", parts=("up_proj", "down_proj")
+        )
+    )
+
+
+NEMOTRON_H = Family(
+    model_type="nemotron_h",
+    title="Nemotron-H, Nemotron Nano 2 and Nemotron 3",
+    read_fields=read_nemotron_h,
+    recipes=nemotron_h_recipes,
+    embedding_tables=tuple(f"{prefix}{TABLE}" for prefix in PREFIXES),
+    base_prefix=PREFIX,
+    prefix_aliases=(STORED,),
+    unread_parts=("mtp",),
+    inert=frozenset(
+        {
+            *("attention_bias", "attention_dropout", "hidden_dropout", "chunk_size"),
+            *("expand", "initializer_range", "mamba_proj_bias", "use_cache"),
+            *("mamba_ssm_cache_dtype", "use_mamba_kernels", "output_router_logits"),
+            *("moe_shared_expert_overlap", "n_shared_experts", "num_logits_to_keep"),
+            *("num_nextn_predict_layers", "mtp_layers_block_type", "sliding_window"),
+            *("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor"),
+            *("time_step_limit", "time_step_max"),
+        }
+    ),
+)
