@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float32, Int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,10 @@ MAXIMUM_PARTS = 64
 MINIMUM_PART = 256
 """Least number of tokens in a part; products with fewer are not slow."""
 
-LARGEST_WIDENED = 2**25
-"""Numbers of a kernel of 16 bits that are widened at once on CPUs: 128 MiB."""
+LARGEST_WIDENED = 2**20
+"""Numbers of a kernel of 16 bits that are widened at once on CPUs: 4 MiB, which stay in
+the cache. Larger arrays get fresh pages from the system each time, which takes longer
+than the product."""
 
 AnyHead = Float[Array, "V D"] | OutputHead
 """A head: its kernel alone, if the logits have neither a bias nor a soft cap."""
@@ -95,11 +97,13 @@ def head_logits(
 ) -> Float[Array, "*lead V"]:
     """Computes logits in float32, of the tokens in this device's shard."""
     rows = hidden.size // hidden.shape[-1]
-    few, narrow = _parts(len(head.kernel)), _narrow_parts(head.kernel)
-    if jax.default_backend() == "cpu" and rows in FEW_ROWS and few > 1:
+    few, size = _parts(len(head.kernel)), _narrow_part(head.kernel)
+    in_parts = jax.default_backend() == "cpu" and rows in FEW_ROWS and few > 1
+    # XLA multiplies numbers of 16 bits in parts without widening them.
+    if in_parts and (size is None or head.kernel.dtype == hidden.dtype):
         logits = _logits_in_parts(hidden, head.kernel.astype(hidden.dtype), few)
-    elif narrow > 1:
-        logits = _logits_part_by_part(hidden, head.kernel, narrow)
+    elif size is not None:
+        logits = _logits_part_by_part(hidden, head.kernel, size)
     else:
         logits = _product(hidden, head.kernel)
     if head.bias is not None:
@@ -125,27 +129,29 @@ def hidden_gradient(
     d_logits: Float[Array, "*lead V"], kernel: Float[Array, "V D"]
 ) -> Float[Array, "*lead D"]:
     """Computes the gradient of hidden states from that of their logits."""
-    parts = _narrow_parts(kernel)
-    if parts == 1:
+    size = _narrow_part(kernel)
+    if size is None:
         return jnp.einsum("...v,vd->...d", d_logits, kernel.astype(d_logits.dtype))
-    size, width = kernel.shape
-    split = d_logits.reshape(*d_logits.shape[:-1], parts, size // parts)
 
-    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        d_part, kernel = part
+    def add(total: Array, start: Array) -> tuple[Array, None]:
+        d_part = jax.lax.dynamic_slice_in_dim(d_logits, start, size, -1)
         product = jnp.einsum(
             "...v,vd->...d",
-            d_part,
-            kernel.astype(d_part.dtype),
-            preferred_element_type=jnp.float32,
+            d_part.astype(jnp.float32),
+            _widened_rows(kernel, start, size),
         )
         return total + product, None
 
-    total, _ = jax.lax.scan(
-        add,
-        jnp.zeros((*d_logits.shape[:-1], width), jnp.float32),
-        (jnp.moveaxis(split, -2, 0), kernel.reshape(parts, -1, width)),
-    )
+    shape = (*d_logits.shape[:-1], kernel.shape[1])
+    starts = jnp.arange(0, len(kernel) - size + 1, size)
+    total, _ = jax.lax.scan(add, jnp.zeros(shape, jnp.float32), starts)
+    rest = len(kernel) % size
+    if rest:
+        total = total + jnp.einsum(
+            "...v,vd->...d",
+            d_logits[..., -rest:].astype(jnp.float32),
+            kernel[-rest:].astype(jnp.float32),
+        )
     return total.astype(d_logits.dtype)
 
 
@@ -160,28 +166,42 @@ def _product(
     )
 
 
-def _narrow_parts(kernel: Float[Array, "V D"]) -> int:
-    """Returns the number of parts that a kernel of 16 bits is widened in, or 1.
+def _narrow_part(kernel: Float[Array, "V D"]) -> int | None:
+    """Returns how many rows of a kernel of 16 bits are widened at once; None for all.
 
     XLA's products on CPUs convert such a kernel to float32 first: 2.1 GB of the head of
     an 8B model, if it is done at once.
     """
     if jax.default_backend() != "cpu" or kernel.dtype.itemsize != 2:
-        return 1
-    least = -(-kernel.size // LARGEST_WIDENED)
-    size = len(kernel)
-    return next((n for n in range(least, 4 * least) if size % n == 0), 1)
+        return None
+    size = max(LARGEST_WIDENED // kernel.shape[1], 1)
+    return size if size < len(kernel) else None
+
+
+def _widened_rows(
+    kernel: Float[Array, "V D"], start: Int[Array, ""], size: int
+) -> Float32[Array, "size D"]:
+    """Returns some rows of a kernel in float32, within a loop."""
+    # If the kernel did not depend on the iteration, XLA would move the conversion of
+    # all rows out of the loop.
+    kernel, start = jax.lax.optimization_barrier((kernel, start))
+    return jax.lax.dynamic_slice_in_dim(kernel, start, size).astype(jnp.float32)
 
 
 def _logits_part_by_part(
-    hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"], parts: int
+    hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"], size: int
 ) -> Float[Array, "*lead V"]:
     """Computes the logits of one part of the vocabulary after another."""
-    size, width = kernel.shape
+    wide = hidden.astype(jnp.float32)
+    count, rest = divmod(len(kernel), size)
     logits = jax.lax.map(
-        lambda part: _product(hidden, part), kernel.reshape(parts, -1, width)
+        lambda start: _product(wide, _widened_rows(kernel, start, size)),
+        size * jnp.arange(count),
     )
-    return jnp.moveaxis(logits, 0, -2).reshape(*hidden.shape[:-1], size)
+    logits = jnp.moveaxis(logits, 0, -2).reshape(*hidden.shape[:-1], count * size)
+    if not rest:
+        return logits
+    return jnp.concatenate([logits, _product(wide, kernel[-rest:])], axis=-1)
 
 
 def _parts(size: int) -> int:
