@@ -24,6 +24,7 @@ MODULES = {
     "tune": "api",
     "reinforce": "reinforcement",
     "remember": "memories",
+    "compose": "memories",
     "load_tuned": "api",
     "Model": "model",
     "TunedModel": "api",

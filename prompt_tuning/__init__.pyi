@@ -40,6 +40,7 @@ from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
+from prompt_tuning.memories import compose as compose
 from prompt_tuning.memories import remember as remember
 from prompt_tuning.model import Model as Model
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline

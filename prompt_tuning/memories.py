@@ -8,28 +8,29 @@ run, and a comparison on rows that were held out.
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import jax.numpy as jnp
 from rich.console import Console
-from rich.table import Table
 
-from prompt_tuning.api import TunedModel, load, tune
+from prompt_tuning.adapters.adapter import PREFIX_PATH
+from prompt_tuning.api import TunedModel, load, load_tuned, tune
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import AxisLength
-from prompt_tuning.evaluation.metric_sums import MetricSums
 from prompt_tuning.model import Model
+from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.text_study import (
-    StudiedText,
     TextStudy,
     read_text,
     write_study,
 )
-from prompt_tuning.tuned.comparison import measure_each, open_comparison
+from prompt_tuning.tuned.memory_comparison import measure_memory, memory_table
 
 STARTS = {
     "matching": "from_attention_matching",
@@ -137,8 +138,62 @@ def remember(
     if temporary:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
-        _finish(tuned, text, read, slots, progress=progress)
+        _finish(tuned, progress=progress)
     return tuned
+
+
+def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
+    """Puts memories of several texts one after the other, as a single prefix.
+
+    The keys of each are rotated on, so that they keep their distance to the row. The
+    memories were not trained together, so each answers worse than alone: measure it.
+
+    Args:
+      memories: at least two runs of `remember` with the same frozen model, or their
+        directories.
+
+    Returns:
+      the frozen model behind all of them; its prefix has the slots of all.
+
+    Raises:
+      InputError: if there are fewer than two, one is not a key/value prefix, or they
+        belong to different models.
+
+    Examples:
+      >>> prefix = pt.KeyValuePrefix(length=4)
+      >>> parts = [
+      ...     pt.tune(model, prefix, pairs, steps=1, seed=i, progress=False)
+      ...     for i in (0, 1)
+      ... ]
+      >>> both = pt.compose(parts)
+      >>> both.partition()[0]["decoder/prompt/prompt"].shape
+      (4, 2, 8, 4, 32)
+    """
+    if len(memories) < 2:
+        raise InputError(f"compose has {len(memories)} memories, expected at least two")
+    loaded = [x if isinstance(x, TunedModel) else load_tuned(x) for x in memories]
+    first = loaded[0]
+    for number, one in enumerate(loaded):
+        if set(one.trained) != {PREFIX_PATH}:
+            raise InputError(
+                f"memory {number} is not a key/value prefix alone, but has "
+                f"{shown(sorted(one.trained))}: give runs of remember"
+            )
+        if one.run.model != first.run.model:
+            raise InputError(
+                f"memory {number} belongs to {one.run.model.checkpoint}, and memory 0 "
+                f"to {first.run.model.checkpoint}, or they read it with other "
+                "settings: a prefix acts on its own model alone"
+            )
+    prefixes = [one.trained[PREFIX_PATH] for one in loaded]  # each [L, 2, P, G, K]
+    slots = sum(prefix.shape[2] for prefix in prefixes)
+    moved = [
+        move_prefix(prefix, slots - prefix.shape[2], first.config)
+        for prefix in prefixes
+    ]
+    joined = Configurable("KeyValuePrefix")(length=slots)
+    model = Model.open(first.settings, [joined])
+    return model.with_parameters({PREFIX_PATH: jnp.concatenate(moved, axis=2)})
 
 
 def _prefix(text: str, slots: int, start: Start) -> Configured:
@@ -148,76 +203,14 @@ def _prefix(text: str, slots: int, start: Start) -> Configured:
     )
 
 
-def _finish(
-    tuned: TunedModel, text: str, read: StudiedText, slots: int, *, progress: bool
-) -> None:
+def _finish(tuned: TunedModel, *, progress: bool) -> None:
     """Measures a memory, and writes the results and the PEFT folder."""
     folder = Path(tuned.run.directory)
-    measured = _measure(tuned, text, read, slots)
+    assert tuned.run.evaluation is not None
+    loaded = tuned.prompted, tuned.parameters
+    measured = measure_memory(tuned.run, tuned.run.evaluation, loaded=loaded)
     content = json.dumps(measured, indent=2) + "\n"
     write_file(folder / RESULTS, content.encode(), force=True)
     tuned.to_peft(folder / PEFT_FOLDER, force=True)
     if progress:
-        _show(measured)
-
-
-def _measure(
-    tuned: TunedModel, text: str, read: StudiedText, slots: int
-) -> dict[str, dict[str, float]]:
-    """Compares a memory with the text itself, on the run's held-out rows.
-
-    Returns:
-      for each of what the rows follow: its positions, the `divergence` from the model
-        that reads the text and the `cross_entropy`, in nats per token, and the share
-        of the divergence behind nothing that is `closed`.
-    """
-    assert tuned.run.evaluation is not None
-    first = tuned.prompted.needed_tokenizer().decode(
-        read.ids[: max(slots - len(read.begin), 1)]
-    )
-    systems = open_comparison(
-        tuned.run,
-        tuned.run.evaluation,
-        baseline=True,
-        text_prompts=[first, text] if first != text else [text],
-        loaded=(tuned.prompted, tuned.parameters),
-    )
-    names = ["memory", "nothing", "first tokens", "whole text"]
-    sizes = [slots, 0, min(slots, len(read.ids)), len(read.ids)]
-    if first == text:
-        names, sizes = [*names[:2], names[3]], [*sizes[:2], sizes[3]]
-    results = {
-        name: _values(result.metrics) | {"positions": float(size)}
-        for name, size, (_, _, result) in zip(
-            names, sizes, measure_each(systems), strict=True
-        )
-    }
-    nothing = results["nothing"]["divergence"]
-    for values in results.values():
-        left = values["divergence"] / nothing if nothing else 0.0
-        values["closed"] = 1 - left
-    return results
-
-
-def _values(metrics: Any) -> dict[str, float]:
-    sums: dict[str, MetricSums] = dict(metrics)
-    return {
-        "divergence": float(sums["loss"].value),
-        "cross_entropy": float(sums["cross_entropy"].value),
-    }
-
-
-def _show(measured: dict[str, dict[str, float]]) -> None:
-    table = Table(title="held-out rows, nats per token")
-    for heading in ("behind", "positions", "divergence", "cross-entropy", "closed"):
-        table.add_column(heading, justify="left" if heading == "behind" else "right")
-    for name in sorted(measured, key=lambda name: measured[name]["closed"]):
-        values = measured[name]
-        table.add_row(
-            name,
-            f"{values['positions']:.0f}",
-            f"{values['divergence']:.4f}",
-            f"{values['cross_entropy']:.4f}",
-            f"{values['closed']:.1%}",
-        )
-    Console().print(table)
+        Console().print(memory_table(measured))

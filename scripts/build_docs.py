@@ -26,8 +26,8 @@ NOTEBOOKS = "scripts/examples/*.ipynb"
 API = {
     "start": (
         "Start",
-        "load tune reinforce remember load_tuned Model TunedModel TrainingResult "
-        "InputError",
+        "load tune reinforce remember compose load_tuned Model TunedModel "
+        "TrainingResult InputError",
     ),
     "methods": (
         "Methods",

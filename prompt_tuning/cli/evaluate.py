@@ -67,6 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "repeated",
     )
     parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="compare the memory of a run of `remember` with its document: the answers "
+        "to held-out rows behind nothing, its first tokens, the memory and all of it",
+    )
+    parser.add_argument(
         "--predictions",
         type=Path,
         metavar="FILE",
@@ -99,7 +105,12 @@ def run(options: argparse.Namespace) -> int:
     run_on_first(lambda: _check_options(options))
     check_processes(options, run)
     console = Console(quiet=not is_first())
-    if len(options.prompts) > 1:
+    if options.memory:
+        from prompt_tuning.cli.console import print_table
+        from prompt_tuning.tuned.memory_comparison import measure_memory, memory_table
+
+        print_table(console, memory_table(measure_memory(run, run.evaluation)))
+    elif len(options.prompts) > 1:
         _vote(run, run.evaluation, options, console)
     else:
         _compare(run, run.evaluation, options, console)
@@ -170,6 +181,16 @@ def _compare(
 def _check_options(options: argparse.Namespace) -> None:
     """Refuses options that contradict each other, before anything is read."""
     several = len(options.prompts) > 1
+    if options.memory and (
+        options.prompts
+        or options.baseline
+        or options.text_prompt
+        or options.predictions is not None
+    ):
+        raise InputError(
+            "--memory compares a run's own memory with its document: leave out "
+            "--prompt, --baseline, --text_prompt and --predictions"
+        )
     if not several and options.vote is not None:
         raise InputError("--vote is among several prompts: give --prompt several times")
     compared = options.baseline or options.text_prompt

@@ -128,7 +128,7 @@ def match_attention(
             for keys_values, of_block in zip(text, _blocks(whole), strict=True)
         ]
     )  # [L, 2, P, G, K]
-    prefix = _moved(chosen, slots - text.shape[2], config)
+    prefix = move_prefix(chosen, slots - text.shape[2], config)
     fit = jax.jit(_moments, static_argnums=4)
     for block, of_text in enumerate(_blocks(whole)):
         behind = _blocks(read(parameters, prefix, rows))[block]
@@ -226,10 +226,16 @@ def _angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles | N
     return RotaryAngles(by_block(angles.cosine), by_block(angles.sine))
 
 
-def _moved(
+def move_prefix(
     prefix: Float[Array, "L 2 P G K"], distance: int, config: ModelConfig
 ) -> Float[Array, "L 2 P G K"]:
-    """Moves rotated keys, so that they keep their distance to the text behind them."""
+    """Moves rotated keys, so that they keep their distance to the text behind them.
+
+    Args:
+      prefix: keys and values.
+      distance: number of positions that the text behind it moves by.
+      config: config of the frozen model; keys are as they are without rotation.
+    """
     angles = _angles(jnp.full(prefix.shape[2], distance), config)
     if angles is None:
         return prefix
