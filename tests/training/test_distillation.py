@@ -93,6 +93,25 @@ def test_a_text_that_is_read_once_teaches_the_same_and_costs_nothing_later(place
     assert hlo.matmul_flops(once) < 0.7 * hlo.matmul_flops(each)
 
 
+def test_a_text_of_512_tokens_costs_64_rows_an_eighth_of_what_each_would_pay():
+    config = dummies.LLAMA
+    _, frozen = dummies.unprompted(config)
+    batch = make_batch(config, [([5] * 8, [6] * 8)] * 64)
+    teacher = make_teacher(config, [5] + [7] * 511, "after_bos")
+    shared = make_teacher(config, [5] + [7] * 511)
+    read = jax.eval_shape(shared.read_context, frozen)
+    costs = [
+        hlo.matmul_flops(jax.jit(function).lower(*arguments).compile())
+        for function, *arguments in (
+            (teacher.hidden, frozen, batch),
+            (shared.hidden, frozen | read, batch),
+            (shared.read_context, frozen),
+        )
+    ]
+    each, once, reading = costs
+    assert 8 * (once + reading) <= each
+
+
 def student(family="llama"):
     """Structure, trained and frozen leaves of a prompted model, and its objective."""
     config = dummies.FAMILIES[family]
