@@ -12,11 +12,16 @@ from prompt_tuning.core.parameters import Build, Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE
-from prompt_tuning.prompts.dora import MAGNITUDE, initial_magnitudes
+from prompt_tuning.prompts.dora import LORA_A, LORA_B, MAGNITUDE, initial_magnitudes
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.trained_bias import frozen_biases
-from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A, initial_starts
+from prompt_tuning.prompts.weight_starts import (
+    FROM_WEIGHTS,
+    START_A,
+    START_B,
+    initial_starts,
+)
 from prompt_tuning.sharding.array_placement import Placement
 
 
@@ -42,23 +47,17 @@ def initialize(
     return jax.jit(compute, out_shardings=shardings)(key)
 
 
-def check_on_device(paths: Iterable[str], weights: str, on_mesh: bool) -> None:
+def check_on_device(paths: Iterable[str], weights: str) -> None:
     """Checks that the frozen weights are where adapters that read them need them.
 
     Args:
       paths: paths of all parameters.
       weights: `Pretrained.weights`.
-      on_mesh: whether a mesh shards them.
 
     Raises:
       InputError: if they are not on the device.
     """
     paths = list(paths)
-    if on_mesh and any(path.endswith(START_A) for path in paths):
-        raise InputError(
-            "Run.mesh divides the weights, but LoRA.initial computes its first factors "
-            "from whole ones: leave out the mesh, or set LoRA.initial to 'kaiming'"
-        )
     if weights == DEVICE:
         return
     if any(path.endswith(START_A) for path in paths):
@@ -125,15 +124,19 @@ def complete_adapters(
     parameters = complete_biases(parameters, placement)
     # Singular values of large weights take long.
     others = {path: x for path, x in loras.items() if path + START_A not in given}
-    return complete_starts(parameters, others)
+    return complete_starts(parameters, others, placement)
 
 
-def complete_starts(parameters: Parameters, loras: Mapping[str, LowRank]) -> Parameters:
+def complete_starts(
+    parameters: Parameters, loras: Mapping[str, LowRank], placement: Placement | None
+) -> Parameters:
     """Computes the first factors of the LoRAs that start from the frozen weights.
 
     Args:
       parameters: all parameters by path.
       loras: the LoRAs by the path of the projection.
+      placement: placement of the parameters on a mesh, which gathers the weights of one
+        block at a time; None on one device.
     """
     chosen = {path: x for path, x in loras.items() if x.initial in FROM_WEIGHTS}
     if not chosen:
@@ -149,7 +152,12 @@ def complete_starts(parameters: Parameters, loras: Mapping[str, LowRank]) -> Par
         scalings={path: x.scaling for path, x in chosen.items()},
         initial={path: x.initial for path, x in chosen.items()},
     )
-    return parameters | jax.jit(start)(read)
+    shardings = None
+    if placement is not None:
+        ends = (LORA_A, LORA_B, START_A, START_B)
+        paths = [path + end for path in chosen for end in ends]
+        shardings = {path: placement.shardings[path] for path in paths}
+    return parameters | jax.jit(start, out_shardings=shardings)(read)
 
 
 def complete_biases(parameters: Parameters, placement: Placement | None) -> Parameters:

@@ -364,7 +364,7 @@ def open_pretrained(
         fresh_by=lambda path: initialized_by(path, tuning),
         stores=dict(config.stores),
     )
-    check_on_device(abstract, source.weights, mesh is not None)
+    check_on_device(abstract, source.weights)
     storage = WeightStorage.create(source.weights, graph, plan)
     if placement is not None:
         placement = placement.with_pinned(storage.pinned)

@@ -27,7 +27,10 @@ from tests.support.exhaustive import sample
 
 # Rows of different length and loss weight.
 SIZES = [(4, 3), (1, 5), (6, 1), (3, 3), (2, 2), (5, 2), (1, 1), (4, 4)]
-METHODS = {method.name: method for method in methods.METHODS}
+METHODS = {
+    method.name: method
+    for method in (*methods.METHODS, methods.BIASES, methods.INVOKED)
+}
 COLLECTIVES = re.compile("all-(reduce|gather|to-all)|collective-|reduce-scatter")
 ALL, PROMPT = ".*", ".*/prompt/.*"
 
@@ -112,7 +115,7 @@ def assert_equal(case, stages=None):
     assert actual.keys() == trained.keys()
     for path, gradient in expected.items():
         largest = np.abs(gradient).max()
-        if path.endswith("attention/key/bias"):
+        if re.fullmatch(".*attention/key/(.*/)?bias", path):
             largest = 1  # it shifts all scores of a query alike: the gradient is 0
         assert largest > 1e-4, path
         np.testing.assert_allclose(
@@ -211,6 +214,8 @@ def assert_own_work(case, stage, programs, parameters):
             Case("t5_original", ALL, (1, 2, 1), dropout=0.3),
             Case("t5_gated", PROMPT, (2, 2), "zb-h1", dropout=0.3),
             Case("llama", ".*/adapters/.*", (1, 1), method="LoRA and a soft prompt"),
+            Case("gpt2", ".*/adapters/.*", (1, 2), method="LoRA and biases"),
+            Case("llama", ".*/adapters/.*", (1, 1), method="aLoRA"),
             Case("gpt2", PROMPT, (1, 1), method="deep prompt, added"),
             Case("t5_gated", PROMPT, (2, 2), method="key/value prefix"),
             Case("t5_gated", PROMPT, (3, 1), method="prompts in encoder and decoder"),

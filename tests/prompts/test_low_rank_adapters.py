@@ -259,7 +259,8 @@ def test_the_effect_of_dropout_has_the_mean_and_variance_of_its_theory():
     assert abs(effects.var() / variance - 1) < 3 * (2 / draws) ** 0.5
 
 
-def test_masks_and_norms_are_the_same_on_a_mesh():
+@pytest.mark.parametrize("choice", ["LoRA.dora = True", "LoRA.initial = 'pissa'"])
+def test_masks_norms_and_starts_are_the_same_on_a_mesh(choice):
     config = dataclasses.replace(T5_GATED, head_width=4)
     method = Method(
         name="LoRA",
@@ -267,7 +268,7 @@ def test_masks_and_norms_are_the_same_on_a_mesh():
         choices=(
             "LoRA.regexes = ['.*/mlp/down', '.*/cross_attention/(key|out)']",
             "LoRA.dropout = 0.5",
-            "LoRA.dora = True",
+            choice,
         ),
     )
     model, batch = meshes.tuned(config, method), meshes.batch_of(config)

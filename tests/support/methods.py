@@ -215,6 +215,18 @@ METHODS = (
 )
 
 
+BIASES = Method(
+    name="LoRA and biases",
+    files=("adapters/lora.gin",),
+    choices=("LoRA.at = 'all-linear'", "LoRA.bias = 'all'"),
+)
+INVOKED = Method(
+    name="aLoRA",
+    files=("adapters/lora.gin",),
+    choices=("LoRA.at = 'all-linear'", "LoRA.invocation = [4]"),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Proof:
     """Result of the tests of one method on one model.
