@@ -146,3 +146,21 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints a message and exits with code 2."""
         super().error(shortened(message, MAXIMUM_MESSAGE))
+
+
+def duration(text: str) -> float:
+    """Parses a time such as `90s`, `5m` or `1.5h`; returns seconds.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
+    units = {"s": 1, "m": 60, "h": 3600}
+    try:
+        seconds = float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"found {shown(text)}, expected a time such as 90s, 5m or 1.5h"
+        )
+    return seconds

@@ -2,9 +2,9 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
 from prompt_tuning.cli.option_types import numeric
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from prompt_tuning.cli.selected_run import NextCommand
     from prompt_tuning.config.run import Run
     from prompt_tuning.sweep.sweep_run import Sweep
+    from prompt_tuning.sweep.sweep_summary import SweepSummary
+    from prompt_tuning.training.progress import Callback
+    from prompt_tuning.training.training_result import TrainingResult
 
 HELP = "train many prompts at once over one copy of the frozen model"
 USES_JAX = True
@@ -81,9 +84,8 @@ def run(options: argparse.Namespace) -> int:
 
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import report_idle_devices
-    from prompt_tuning.training.run_directory import hold_run
 
-    options = _with_steps(options)
+    options = with_steps(options)
     if options.print_config:
         return _print_configs(options)
     console = Console()
@@ -92,39 +94,73 @@ def run(options: argparse.Namespace) -> int:
         print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
         print_lines(console, "dry run: no step was taken and nothing was written")
         return 0
+    outcome = train_members(options, console)
+    _show_results(console, outcome)
+    if not (options.no_report or outcome.result.interrupted):
+        members = [Path(member.directory) for member in outcome.sweep.members]
+        write_finished_page(console, outcome.sweep.directory, members)
+    diverged = outcome.diverged
+    if len(diverged) == len(outcome.sweep.members):
+        name, why = list(diverged.items())[-1]
+        raise NotFiniteError(f"all {len(diverged)} members diverged; {name}: {why}")
+    return INTERRUPTED if outcome.result.interrupted else 0
+
+
+class Outcome(NamedTuple):
+    """What a sweep has trained.
+
+    Attributes:
+      sweep: the sweep.
+      result: result of the first member.
+      diverged: reason for each dropped member, by name.
+      summary: the comparison, which is written too.
+      next_command: the command that uses a member.
+    """
+
+    sweep: "Sweep"
+    result: "TrainingResult"
+    diverged: Mapping[str, str]
+    summary: "SweepSummary"
+    next_command: "NextCommand"
+
+
+def train_members(
+    options: argparse.Namespace,
+    console: "Console",
+    callbacks: Sequence["Callback"] = (),
+) -> Outcome:
+    """Trains all members, and writes their comparison.
+
+    Args:
+      options: options of the command.
+      console: console for the report and the progress.
+      callbacks: functions called with a step and its logged metrics; where one returns
+        true, all members save and stop.
+    """
+    from prompt_tuning.cli.console import print_lines
+    from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
+    from prompt_tuning.sweep.sweep_run import train_sweep
+    from prompt_tuning.sweep.sweep_summary import summarize, write_summary
+    from prompt_tuning.training.progress import make_reporter
+    from prompt_tuning.training.run_directory import hold_run
+
     variations = _variations(options)
     name = _read_member(options, variations[0]).directory
     members = [Path(name, variation.name) for variation in variations if name]
     # Held from here on, so that a second command is refused before it reads the model.
     with hold_run(name, *members):
-        return _train(options, console)
-
-
-def _train(options: argparse.Namespace, console: "Console") -> int:
-    """Trains all members while their directories are held."""
-    from prompt_tuning.cli.console import print_lines
-    from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
-    from prompt_tuning.sweep.sweep_run import train_sweep
-    from prompt_tuning.training.progress import make_reporter
-
-    sweep = prepare(options)
-    next_command = NextCommand.of(sweep.run)
-    print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
-    result, diverged = train_sweep(
-        sweep,
-        record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
-        make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
-    )
-    _report_results(console, sweep, next_command)
-    if not (options.no_report or result.interrupted):
-        members = [Path(member.directory) for member in sweep.members]
-        write_finished_page(console, sweep.directory, members)
-    if len(diverged) == len(sweep.members):
-        name, why = list(diverged.items())[-1]
-        raise NotFiniteError(
-            f"all {len(sweep.members)} members diverged; {name}: {why}"
+        sweep = prepare(options)
+        next_command = NextCommand.of(sweep.run)
+        print_lines(console, sweep.report(), *report_idle_devices(sweep.run))
+        result, diverged = train_sweep(
+            sweep,
+            record={"xla_flags": os.environ.get("XLA_FLAGS", "")},
+            make_reporter=lambda done: make_reporter(console, sweep.run.steps, done),
+            callbacks=callbacks,
         )
-    return INTERRUPTED if result.interrupted else 0
+        summary = summarize(sweep)
+        write_summary(sweep.directory, summary)
+    return Outcome(sweep, result, diverged, summary, next_command)
 
 
 def prepare(options: argparse.Namespace) -> "Sweep":
@@ -166,7 +202,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     return Sweep(directory, tuple(members))
 
 
-def _with_steps(options: argparse.Namespace) -> argparse.Namespace:
+def with_steps(options: argparse.Namespace) -> argparse.Namespace:
     """Replaces `--epochs` by the number of steps, which all members share."""
     from prompt_tuning.training.epochs import count_steps
     from prompt_tuning.training.run_plan import plan_run
@@ -211,23 +247,16 @@ def _print_configs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report_results(
-    console: "Console", sweep: "Sweep", next_command: "NextCommand"
-) -> None:
-    """Writes the summary and the curves, and prints the table."""
+def _show_results(console: "Console", outcome: Outcome) -> None:
+    """Writes the curves, and prints the table."""
     import importlib.util
 
     from prompt_tuning.cli.console import print_lines, print_table
-    from prompt_tuning.sweep.sweep_summary import (
-        summarize,
-        summary_table,
-        write_summary,
-    )
+    from prompt_tuning.sweep.sweep_summary import summary_table
     from prompt_tuning.tuned.trained_files import where_trained
 
+    sweep, summary = outcome.sweep, outcome.summary
     directory = sweep.directory
-    summary = summarize(sweep)
-    write_summary(directory, summary)
     print_table(console, summary_table(summary))
     if importlib.util.find_spec("matplotlib") is None:
         print_lines(
@@ -246,5 +275,5 @@ def _report_results(
             console,
             f"best: {best}",
             where_trained(member.run, member.start.trained),
-            next_command.line(best),
+            outcome.next_command.line(best),
         )

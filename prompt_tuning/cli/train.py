@@ -5,13 +5,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prompt_tuning.cli import automatic_method
 from prompt_tuning.cli.finished_page import add_page_option, write_finished_page
+from prompt_tuning.cli.option_types import duration
 from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import (
     add_config_option,
     add_dry_run_option,
     add_print_config_option,
 )
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -47,6 +50,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "TensorBoard and Perfetto show it",
     )
     add_page_option(parser)
+    parser.add_argument(
+        "--budget",
+        type=duration,
+        metavar="TIME",
+        help="time that --method auto tries methods for, such as 90s, 5m or 1h "
+        "(default: 5m)",
+    )
     add_print_config_option(parser)
     add_dry_run_option(parser)
     add_run_options(parser)
@@ -54,13 +64,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=True)
+    if options.method == automatic_method.AUTO:
+        automatic_method.check(options)
+    elif options.budget is not None:
+        raise InputError("--budget has no effect: it is the time of --method auto")
+    else:
+        check_options(options, trains=True)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains until the run is finished or a signal stops it."""
     from rich.console import Console
 
+    from prompt_tuning.processes.group import is_first
+
+    console = Console(quiet=not is_first())
+    if options.method == automatic_method.AUTO:
+        if options.dry_run:
+            automatic_method.print_plan(options, console)
+            return 0
+        try:
+            options = automatic_method.choose(options, console)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    return _run_method(options, console)
+
+
+def _run_method(options: argparse.Namespace, console: "Console") -> int:
+    """Trains the method that the options name."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import (
         NextCommand,
@@ -70,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         report_idle_devices,
     )
     from prompt_tuning.config import operative_config
-    from prompt_tuning.processes.group import is_first, run_on_first
+    from prompt_tuning.processes.group import run_on_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.progress import make_reporter
@@ -82,7 +113,6 @@ def run(options: argparse.Namespace) -> int:
         print_config()
         return 0
     check_processes(options, run)
-    console = Console(quiet=not is_first())
     if options.dry_run:
         _print_plan(console, run)
         return 0

@@ -23,7 +23,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.training.continuation import Member, resumed_message, state_at
 from prompt_tuning.training.loop import loop
-from prompt_tuning.training.progress import Reporter
+from prompt_tuning.training.progress import Callback, Reporter
 from prompt_tuning.training.run_directory import (
     check_steps,
     claim,
@@ -93,6 +93,7 @@ def train_sweep(
     *,
     record: dict[str, Any] | None = None,
     make_reporter: Callable[[int], Reporter],
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[TrainingResult, dict[str, str]]:
     """Starts or resumes a sweep, and runs it to the end or until SIGTERM or SIGINT.
 
@@ -103,6 +104,8 @@ def train_sweep(
       record: JSON that is stored with each config, such as compiler flags.
       make_reporter: returns a progress reporter, given the number of steps already
         done.
+      callbacks: functions called with a step and its logged metrics; where one returns
+        true, all members save and stop.
 
     Returns:
       the first member's result, and the reason for each dropped member, by name.
@@ -150,6 +153,7 @@ def train_sweep(
         done,
         make_reporter=make_reporter,
         messages=messages,
+        callbacks=callbacks,
         drop=drop,
     )
     return results[0], diverged

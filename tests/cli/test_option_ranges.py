@@ -35,6 +35,11 @@ TEXTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "--chat_date": ("show", ("train.jsonl", *RUN, "--chat"), ("2026-13-40", "soon")),
     "--method": ("train", (*RUN, "--train", "train.jsonl"), ("nothing", "")),
+    "--budget": (
+        "train",
+        (*RUN, "--train", "train.jsonl", "--method=auto"),
+        ("5", "0s", "-1m", "nanh", "infs", "x"),
+    ),
     "--vary": ("sweep", (*RUN, "--train", "train.jsonl"), ("steps=0", "Run.steps=-1")),
 }
 """Options whose text has a meaning: a command that has it, its other arguments, and

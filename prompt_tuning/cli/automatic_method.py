@@ -1,0 +1,273 @@
+"""`train --method auto`: short sweeps of some methods, whose winner is trained."""
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prompt_tuning.cli import launch, sweep
+from prompt_tuning.cli.run_options import check_options, given_choices
+from prompt_tuning.config.config_table import DEFAULT_METHOD, choices_of
+from prompt_tuning.config.flat_option import METHOD
+from prompt_tuning.config.flat_options import BESIDE
+from prompt_tuning.config.option_checks import default_directory
+from prompt_tuning.config.options import OPTIONS
+from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
+from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.typed_json import read_object
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from prompt_tuning.sweep.sweep_summary import SweepSummary
+
+AUTO = "auto"
+METHODS = (DEFAULT_METHOD, "prefix", "lora")
+FACTORS = (0.3, 1, 3)
+"""Learning rates of the candidates, in units of the method's own."""
+
+SCHEDULE = "linear"
+"""Schedule of the candidates and of the run, unless another is given."""
+
+SHARE, FEWEST = 10, 20
+"""Steps of the run for each step of a candidate, and fewest steps of a candidate."""
+
+EVALUATIONS = 5
+"""Evaluations of a candidate."""
+
+BUDGET = 300.0
+"""Seconds of all sweeps together."""
+
+FOLDER, CHOICE_FILE = "candidates", "choice.json"
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuses options that leave nothing to choose, or nothing to compare.
+
+    Raises:
+      InputError: with what to change.
+    """
+    if options.gin_file or options.run is not None:
+        raise InputError(
+            "--method auto is for runs without a config: give --model, --train and "
+            "--eval, or leave it out"
+        )
+    if options.print_config:
+        raise InputError(
+            "--print_config prints the config of one method, and --method auto has not "
+            "chosen yet: name the method"
+        )
+    if launch.is_one_of_several(options):
+        raise InputError(
+            "--method auto compares methods in one process: choose there, then give "
+            "the method to all processes"
+        )
+    given = given_choices(options)
+    if given.get("eval") is None:
+        raise InputError(
+            "--method auto compares methods by held-out data: give --eval FILE"
+        )
+    for name in given:
+        chosen = OPTIONS[name].group == METHOD and name not in ("method", *BESIDE)
+        if chosen or name in ("learning_rate", "optimizer"):
+            raise InputError(
+                f"{OPTIONS[name].flag} contradicts --method auto, which chooses it: "
+                "name the method too, or leave both out"
+            )
+    for candidate in _candidates(options):
+        check_options(candidate, trains=True, varied=[])
+
+
+def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespace:
+    """Sweeps the candidates, unless that is done, and returns the winner's options.
+
+    Each method gets an equal share of what is left of the budget. A sweep that its
+    share cuts is compared by what it has reached. If the command is killed, the same
+    command continues.
+
+    Raises:
+      InputError: if the directory has the choice of other options.
+      NotFiniteError: if all candidates diverge.
+      KeyboardInterrupt: if a signal stops a sweep, which has saved its state.
+    """
+    directory = Path(_directory(options))
+    file = directory / FOLDER / CHOICE_FILE
+    given = {k: repr(x) for k, x in sorted(given_choices(options).items())}
+    given["bindings"] = repr(options.bindings)
+    if file.exists():
+        return _chosen_before(options, file, given)
+    deadline = time.monotonic() + (options.budget or BUDGET)
+    summaries: dict[str, SweepSummary] = {}
+    for number, candidate in enumerate(_candidates(options)):
+        left = (deadline - time.monotonic()) / (len(METHODS) - number)
+        if number and left <= 0:
+            break
+        with _leaving_out(candidate, console):
+            measured = _with_evaluations(candidate)
+            summaries[candidate.method] = _sweep(measured, console, left)
+    method, rate = _winner(summaries)
+    _print_candidates(console, summaries, (method, rate))
+    choice = {"method": method, "learning_rate": rate, "given": given}
+    with reporting_disk_errors(file.parent):
+        replace_file(file, json.dumps(choice, indent=1) + "\n")
+    return _with_choice(options, method, rate)
+
+
+def print_plan(options: argparse.Namespace, console: "Console") -> None:
+    """Opens and checks every candidate without training or writing."""
+    from prompt_tuning.cli.console import print_lines
+
+    for candidate in _candidates(options):
+        with _leaving_out(candidate, console):
+            report = sweep.prepare(_with_evaluations(candidate)).report()
+            print_lines(console, f"candidate {candidate.method}", report)
+    print_lines(console, "dry run: no step was taken and nothing was written")
+
+
+@contextlib.contextmanager
+def _leaving_out(candidate: argparse.Namespace, console: "Console") -> Iterator[None]:
+    """Says why a model cannot have a method; every model can have the first one."""
+    from prompt_tuning.cli.console import print_lines
+
+    try:
+        yield
+    except InputError as problem:
+        if candidate.method == METHODS[0]:
+            raise
+        print_lines(console, f"candidate {candidate.method} is left out: {problem}")
+
+
+def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """Yields the options of the sweep of each method."""
+    length = {}
+    if options.epochs is not None:
+        length["epochs"] = options.epochs / SHARE
+    else:
+        steps = options.steps or OPTIONS["steps"].default
+        length["steps"] = min(steps, max(FEWEST, steps // SHARE))
+    for method in METHODS:
+        _, rate = choices_of("method")[method].optimizer
+        rates = ",".join(f"{factor * rate:g}" for factor in FACTORS)
+        own = {
+            "method": method,
+            "out": str(Path(_directory(options), FOLDER, method)),
+            "vary": [f"learning_rate={rates}"],
+            "at_once": None,
+            "schedule": options.schedule or SCHEDULE,
+            **length,
+        }
+        yield argparse.Namespace(**{**vars(options), **own})
+
+
+def _with_evaluations(options: argparse.Namespace) -> argparse.Namespace:
+    """Lets candidates be measured so often that a budget can cut their sweep."""
+    options = sweep.with_steps(options)
+    every = max(1, options.steps // EVALUATIONS)
+    options.eval_every = min(options.eval_every or every, every)
+    return options
+
+
+def _directory(options: argparse.Namespace) -> str:
+    return options.out or default_directory(given_choices(options))
+
+
+def _sweep(
+    options: argparse.Namespace, console: "Console", seconds: float
+) -> "SweepSummary":
+    """Trains the candidates of a method for some time."""
+    from prompt_tuning.cli.console import print_lines
+
+    deadline = time.monotonic() + seconds
+    print_lines(
+        console, f"candidate {options.method}, for at most {seconds:.0f} seconds"
+    )
+
+    def over(step: int, _: Any) -> bool:
+        return step >= options.eval_every and time.monotonic() > deadline
+
+    outcome = sweep.train_members(options, console, callbacks=[over])
+    if outcome.result.interrupted:
+        raise KeyboardInterrupt
+    return outcome.summary
+
+
+def _winner(summaries: dict[str, "SweepSummary"]) -> tuple[str, float]:
+    """Returns the method and the learning rate of the best member of all sweeps."""
+    best = [
+        (result.best_value, method, result.varies["learning_rate"])
+        for method, summary in summaries.items()
+        for result in summary.results
+        if result.name == summary.best and result.best_value is not None
+    ]
+    if not best:
+        raise NotFiniteError(
+            "all candidates of --method auto diverged: name a method and a lower "
+            "--learning_rate"
+        )
+    directions = {summary.by[1] for summary in summaries.values()}
+    choice = min if directions == {"min"} else max
+    _, method, rate = choice(best, key=lambda candidate: candidate[0])
+    return method, float(rate)
+
+
+def _with_choice(
+    options: argparse.Namespace, method: str, rate: float
+) -> argparse.Namespace:
+    chosen = {
+        "method": method,
+        "learning_rate": rate,
+        "schedule": options.schedule or SCHEDULE,
+        "out": _directory(options),
+    }
+    return argparse.Namespace(**{**vars(options), **chosen})
+
+
+def _chosen_before(
+    options: argparse.Namespace, file: Path, given: dict[str, str]
+) -> argparse.Namespace:
+    """Returns the options of a choice that is made.
+
+    Raises:
+      InputError: if it was made for other options.
+    """
+    record = read_object(file)
+    before = record.value("given")
+    differing = [k for k in {**before, **given} if before.get(k) != given.get(k)]
+    if differing:
+        raise InputError(
+            f"{file} has a choice that --method auto made with other options: "
+            f"{', '.join(sorted(differing))} differs; choose another --out DIRECTORY"
+        )
+    return _with_choice(options, record.text("method"), record.value("learning_rate"))
+
+
+def _print_candidates(
+    console: "Console",
+    summaries: dict[str, "SweepSummary"],
+    chosen: tuple[str, float],
+) -> None:
+    """Prints a table of all candidates, the best one marked."""
+    from rich.table import Table
+
+    from prompt_tuning.cli.console import print_table
+
+    metric = next(iter(summaries.values())).by[0]
+    table = Table(title="candidates of --method auto", caption="* chosen")
+    for name in ("", "method", "learning rate", "steps", metric):
+        table.add_column(name)
+    for name, summary in summaries.items():
+        for result in summary.results:
+            own = result.varies["learning_rate"]
+            steps = max((int(line["step"]) for line in result.log), default=0)
+            value = result.best_value
+            table.add_row(
+                "*" if (name, float(own)) == chosen else "",
+                name,
+                own,
+                str(steps),
+                "-" if value is None else f"{value:.4f}",
+            )
+    print_table(console, table)
