@@ -218,7 +218,9 @@ def BlockRange(
     """
 
 def ClassHead(
-    *, labels: Sequence[str] | None = None, pooling: Literal["last", "mean"] = "last"
+    *,
+    labels: Sequence[str] | None = None,
+    pooling: Literal["last", "first", "mean"] | None = None,
 ) -> Configured[_ClassHead]:
     """A head `[C, D]` for the classes of a task, trained beside a frozen model.
 
@@ -227,7 +229,10 @@ def ClassHead(
     reads each example once. The completion of each example is the name of its class.
     The model reads the prompt alone, and the head scores the classes by its last state
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. A model with such a head generates no text.
+    does by the last one. A model with such a head generates no text. An encoder (BERT)
+    has the head that transformers gives it: a dense layer of the first state, and a
+    bias of each class. The dense layer is trained where PEFT trains it (RoBERTa), or
+    the checkpoint has none; else it is frozen (the pooler of BERT).
 
     It starts from the head of a checkpoint that has one for as many classes, with the
     rows of the same names, or in its order if the names differ. Otherwise it starts
@@ -235,7 +240,10 @@ def ClassHead(
 
     Attributes:
       labels: names of the `C` classes; those of the checkpoint if None.
-      pooling: the states of the prompt that it reads: "last", or the "mean" of them.
+      pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
+        of vectors before the text if there are some) or the "mean" of all tokens'
+        states; as the model's own head if None, which is "last" in decoders, and
+        "first" in most encoders.
 
     Raises:
       InputError: if there are fewer than two labels, or two are equal.

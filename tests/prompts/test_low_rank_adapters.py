@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.adapters.peft.peft_settings import scaling_of
 from prompt_tuning.core.branch_dropout import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
@@ -317,6 +318,25 @@ def test_dora_excludes_other_adapters_and_weights_in_host_memory():
 def test_biases_of_a_fused_module_are_trained_together():
     with pytest.raises(InputError, match="key is not adapted, and its module in tr"):
         build_model(KEY, GPT2, adapters=[LoRA(bias="lora_only")])
+
+
+def test_files_have_what_the_script_of_llama_cpp_reads():
+    """`convert_lora_to_gguf.py` takes pairs of factors, and divides `lora_alpha`, which
+    is all that it reads of the scalings, by the rank of each pair.
+    """
+    spec = LoRA(at="all-linear", rank=4, alpha=6, rank_pattern={"down_proj": 2})
+    (adapter,) = export_adapters(build_model(KEY, LLAMA, adapters=[spec]))
+    folder = to_peft(adapter, LLAMA, base_model="org/model")
+    assert folder.settings["base_model_name_or_path"] == "org/model"
+    modules = {name.rpartition(".lora_")[0] for name in folder.tensors}
+    pairs = {f"{module}.lora_{x}.weight" for module in modules for x in "AB"}
+    assert folder.tensors.keys() == pairs
+    alpha = float(folder.settings["lora_alpha"])
+    for module in modules:
+        a, b = (folder.tensors[f"{module}.lora_{x}.weight"] for x in "AB")
+        assert a.shape[0] == b.shape[1] and a.dtype == b.dtype == np.float32
+        own = scaling_of(folder.settings, module.removeprefix("base_model.model."))
+        assert alpha / len(a) == pytest.approx(own)
 
 
 def test_part_of_a_fused_module_with_dora_is_not_exported():

@@ -8,7 +8,12 @@ from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
 from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
-from prompt_tuning.adapters.peft.lora import lora_settings, read_lora, write_lora
+from prompt_tuning.adapters.peft.lora import (
+    lora_settings,
+    read_lora,
+    read_single_experts,
+    write_lora,
+)
 from prompt_tuning.adapters.peft.lora_biases import (
     BIAS,
     biases_of,
@@ -19,9 +24,11 @@ from prompt_tuning.adapters.peft.modules import (
     Projection,
     by_module,
     expert_projections,
+    find_name,
     full_name,
     projections,
     shortest_names,
+    single_experts,
     unread_modules,
 )
 from prompt_tuning.adapters.peft.moved_base import as_plain_lora, moves_base
@@ -70,13 +77,17 @@ def read_projections(
     modules = set(by_module(known))
     family = hf_folder.find_family(config)
     given = sorted({module_name(name) for name in folder.tensors})
+    places = single_experts(config) if folder.kind == LORA else {}
+    found = {x: find_name(x, places, family.prefix_aliases) for x in given}
+    singles = {name: module for module, name in found.items() if name is not None}
+    given = [module for module in given if found[module] is None]
     unread = [name for name in given if _starts_with(name, family.unread_parts)]
     names = {
         full_name(module, modules, source, family.prefix_aliases): module
         for module in given
         if module not in unread
     }
-    if not names:
+    if not names and not singles:
         raise InputError(
             f"{source} adapts only modules that texts do not pass, such as "
             f"{shortened(given[0])}"
@@ -89,8 +100,12 @@ def read_projections(
         parameters, scalings = read_lora(
             folder.tensors, names, folder.settings, known, source
         )
+        own = (folder.tensors, singles, places, folder.settings, experts, source)
+        of_singles, scalings_of_singles = read_single_experts(*own)
+        parameters |= of_singles
+        scalings |= scalings_of_singles
     plain = {name: given for name, given in names.items() if not is_of_experts(name)}
-    if plain or not names:
+    if plain:
         known = {path: x for path, x in known.items() if path not in experts}
         check_selection(folder.settings, plain, known, source)
     if unread:
@@ -141,7 +156,8 @@ def write_projections(
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
     names = {x for x in holders if not is_of_experts(x)} | unread_modules(config)
     inputs = {module for module in modules if holders[module][0].scales_input}
-    if not selects(settings, modules, inputs, names):
+    # Names of single experts among the targets would select their parameters again.
+    if parameters or not selects(settings, modules, inputs, names):
         derived |= target_settings(adapter.kind, modules, inputs, names)
     return tensors | named_in_peft(biases, modules), derived
 

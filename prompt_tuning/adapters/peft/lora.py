@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.adapters.adapter import Arrays
-from prompt_tuning.adapters.peft.modules import Projection, by_module
+from prompt_tuning.adapters.peft.modules import ExpertPlace, Projection, by_module
 from prompt_tuning.adapters.peft.peft_settings import (
     Settings,
     divisor,
@@ -30,6 +30,7 @@ from prompt_tuning.adapters.peft.shape_checks import (
     MODEL_PREFIX,
     require_tensor,
 )
+from prompt_tuning.checkpoints.stored_tensors import FusedPart
 from prompt_tuning.core.errors import InputError
 
 A, B, M = "adapters/lora/a", "adapters/lora/b", "adapters/lora/magnitude"
@@ -101,6 +102,55 @@ def read_lora(
         parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
         if setting(settings, "use_dora"):
             parameters[f"{path}/{M}"] = _stack_magnitudes(layers, projection.size_out)
+    return parameters, scalings
+
+
+def read_single_experts(
+    tensors: Arrays,
+    names: Mapping[str, str],
+    places: Mapping[str, ExpertPlace],
+    settings: Settings,
+    known: Mapping[str, Projection],
+    source: str,
+) -> tuple[Arrays, dict[str, float]]:
+    """Returns the same of experts that have modules of their own.
+
+    Args:
+      tensors: PEFT's tensors.
+      names: name in `tensors` of each adapted module, by the module's full name.
+      places: kernel of each such module.
+      settings: settings of the adapter.
+      known: projections of all experts, by path.
+      source: origin of the adapter, for messages.
+
+    Raises:
+      InputError: for a shape that does not fit the kernel, or DoRA.
+    """
+    if names and setting(settings, "use_dora"):
+        raise InputError(
+            f"{source} has use_dora and adapts experts ({next(iter(names))}), which is "
+            "not supported together: merge it with PEFT (merge_and_unload)"
+        )
+    found: dict[str, dict[tuple[int, int], Factors]] = {}
+    for module, given in names.items():
+        path, *place = places[module]
+        one = dataclasses.replace(known[path], experts=0, part=FusedPart())
+        factors = _read_module(tensors, given, one, settings, source)
+        found.setdefault(path, {})[place[0], place[1]] = factors
+    parameters: Arrays = {}
+    scalings = {}
+    for path, by_place in found.items():
+        projection = known[path]
+        scalings[path] = scaling = _common_scaling(list(by_place.values()))
+        rank = max(factors.a.shape[2] for factors in by_place.values())
+        stack = len(projection.modules), projection.experts
+        a = np.zeros((*stack, projection.size_in, rank), np.float32)
+        b = np.zeros((*stack, rank, projection.size_out), np.float32)
+        for place, factors in by_place.items():
+            own = factors.a.shape[2]
+            a[(*place, slice(None), slice(own))] = factors.a[0]
+            b[(*place, slice(own))] = _rescale(factors, scaling)[0]
+        parameters |= {f"{path}/{A}": a, f"{path}/{B}": b}
     return parameters, scalings
 
 

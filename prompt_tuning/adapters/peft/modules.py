@@ -6,7 +6,7 @@ families fuse projections, e.g. query, key and value into one module of GPT-2.
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.joined_parts import share_of
@@ -164,6 +164,27 @@ def expert_projections(config: ModelConfig) -> dict[str, Projection]:
     return found
 
 
+class ExpertPlace(NamedTuple):
+    """Which of a projection's kernels an expert's own module has."""
+
+    path: str
+    layer: int
+    expert: int
+
+
+def single_experts(config: ModelConfig) -> dict[str, ExpertPlace]:
+    """Returns the modules of single experts, which transformers 4 had."""
+    places = {}
+    for path, recipe in hf_folder.find_recipes(config).items():
+        block, _, kind = path.partition("/expert_")
+        if kind in _PARAMETERS and recipe.experts is not None:
+            for number, source in enumerate(recipe.sources):
+                place = divmod(number, recipe.experts)
+                module = source.removesuffix(".weight")
+                places[module] = ExpertPlace(f"{block}/experts/{kind}", *place)
+    return places
+
+
 def _experts_of(source: str, renamed: str | None) -> str:
     """Returns the module of all experts, from the name of a stored tensor of them.
 
@@ -227,12 +248,6 @@ def full_name(
     name = find_name(module, known, aliases)
     if name is not None:
         return name
-    if "experts" in module.split("."):
-        raise InputError(
-            f"{source} adapts single experts ({shortened(module)}), which are read as "
-            "PEFT stores them since transformers 5: load it with PEFT and a model of "
-            "transformers 5, and save it again"
-        )
     raise InputError(
         f"{source} adapts the module {shortened(module)}, which is not a projection "
         f"of this model; it has {', '.join(sorted(known)[:4])}, ..."

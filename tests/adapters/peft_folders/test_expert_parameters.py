@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import save_file
 
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import read_folder, write_folder
@@ -101,6 +102,48 @@ def test_experts_that_peft_trained_are_read_written_and_merged(theirs, tmp_path)
     for job, logits in peft_logits(tmp_path, jobs).items():
         family = job.partition(" ")[0]
         assert_same_logits(ours[family], logits, tokens_of(family)[0])
+
+
+def of_single_experts(folder):
+    """Writes a LoRA as transformers 4 named it, with modules of each expert."""
+    config = read_config(FAMILIES / "mixtral" / "base")
+    random, tensors = np.random.default_rng(0), {}
+    width, inner = config.width, config.feed_forward_width
+    sizes = {"w1": (width, inner), "w3": (width, inner), "w2": (inner, width)}
+    for layer in range(config.layers):
+        block = f"base_model.model.model.layers.{layer}"
+        modules = {
+            f"{block}.self_attn.q_proj": (width, config.heads * config.head_width)
+        }
+        for expert in range(config.experts):
+            for name, size in sizes.items():
+                experts = f"{block}.block_sparse_moe.experts.{expert}"
+                modules[f"{experts}.{name}"] = size
+        for module, (size_in, size_out) in modules.items():
+            a, b = random.normal(size=(3, size_in)), random.normal(size=(size_out, 3))
+            tensors[f"{module}.lora_A.weight"] = a.astype("f4")
+            tensors[f"{module}.lora_B.weight"] = b.astype("f4")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 1}
+    settings["target_modules"] = ["q_proj", "w1", "w2", "w3"]
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+@pytest.mark.torch
+def test_experts_with_modules_of_their_own_are_read_as_by_peft(tmp_path):
+    of_single_experts(tmp_path / "theirs")
+    base, tokens = FAMILIES / "mixtral" / "base", tokens_of("mixtral")[0]
+    adapter = read(tmp_path / "theirs", "mixtral")
+    written = to_peft(adapter, read_config(base), base_model=str(base))
+    write_folder(tmp_path / "ours", written)
+    np.savez(tmp_path / "tokens.npz", **tokens)
+    given = {"base": base, "tokens": tmp_path / "tokens.npz"}
+    jobs = {name: given | {"adapter": tmp_path / name} for name in ("theirs", "ours")}
+    graph, parameters = restored(base, adapter)
+    ours = our_logits(parameters, batch_of(tokens), graph=graph)
+    for logits in peft_logits(tmp_path, jobs).values():
+        assert_same_logits(ours, logits, tokens)
 
 
 @pytest.mark.torch

@@ -432,7 +432,7 @@ REFUSED = {
     "other module": (lora({"score": (D, 2)}), "module score, which is not a proj"),
     "experts": (
         lora({"model.layers.0.mlp.experts.1.up_proj": (F, D)}),
-        r"adapts single experts \(model.*save it again",
+        "up_proj, which is not a projection of this model",
     ),
     "sizes": (lora({q_proj(0): (D, D + 1)}), "maps 16 to 17 numbers"),
     "side": (ia3({q_proj(0): np.ones((1, D), "f4")}), r"expected \(16, 1\)"),
