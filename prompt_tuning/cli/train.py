@@ -101,7 +101,7 @@ def _run_method(options: argparse.Namespace, console: "Console") -> int:
         report_idle_devices,
     )
     from prompt_tuning.config import operative_config
-    from prompt_tuning.processes.group import run_on_first
+    from prompt_tuning.processes.group import is_first, run_on_first
     from prompt_tuning.training.loop import train_held
     from prompt_tuning.training.opening import open_run
     from prompt_tuning.training.progress import make_reporter
