@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,9 @@ MASK_SECONDS = 0.1
 """Computing time of one mask after the first, for which all rows wait."""
 KEPT_MASKS = 8
 """Number of latest constraints whose first masks remain in memory."""
+KEPT_VOCABULARIES = 2
+"""Number of vocabularies that remain in memory, which differ by special tokens."""
+_Written = tuple[tuple[int, str], ...]
 WORD_BITS = 32
 """Number of tokens of each number of a mask; the first is in its lowest bit."""
 
@@ -152,6 +155,7 @@ class MaskReader:
         self._model = model
         self._size = model.config.vocabulary_size
         self._opened: OrderedDict[Hashable, RowMask] = OrderedDict()
+        self._vocabularies: OrderedDict[_Written, Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
@@ -166,7 +170,9 @@ class MaskReader:
             return None
         before = text_before(request, given, self._model)[-CONTEXT_TOKENS:]
         ends = row_ends(sampling, self._model)
-        mask = self._first(constraint, before, ends, sampling.forbidden)
+        mask = self._first(
+            constraint, before, ends, sampling.forbidden, request.written
+        )
         if mask.problem:
             raise InputError(f"{mask.problem}, at its beginning")
         if mask.complete:
@@ -180,16 +186,18 @@ class MaskReader:
         before: Sequence[int],
         ends: Sequence[int],
         forbidden: Sequence[int],
+        written: Mapping[int, str],
     ) -> RowMask:
         """Returns the mask of a text that begins."""
         tokenizer = self._model.needed_tokenizer()
         grammar = constraint.grammar(drops_space(tokenizer, before, self._spaced))
-        key = (grammar, tuple(ends), tuple(forbidden))
+        special = tuple(sorted(written.items()))
+        key = (grammar, tuple(ends), tuple(forbidden), special)
         with self._lock:
             if key in self._opened:
                 self._opened.move_to_end(key)
                 return self._opened[key].copy()
-        matcher = self._matcher(constraint.name, grammar)
+        matcher = self._matcher(constraint.name, grammar, special)
         mask = RowMask(matcher, constraint.name, self._size, ends, forbidden)
         with self._lock:
             self._opened[key] = mask.copy()
@@ -197,10 +205,10 @@ class MaskReader:
                 self._opened.popitem(last=False)
         return mask
 
-    def _matcher(self, name: str, grammar: str) -> Any:
+    def _matcher(self, name: str, grammar: str, special: _Written) -> Any:
         library = guidance_library()
         matcher = library.LLMatcher(
-            self._vocabulary,
+            self._vocabulary(special),
             grammar,
             log_level=0,
             limits=parser_limits(),
@@ -231,9 +239,19 @@ class MaskReader:
     def _spaced(self) -> int | None:
         return find_spaced(self._token_bytes)
 
-    @functools.cached_property
-    def _vocabulary(self) -> Any:
+    def _vocabulary(self, special: _Written) -> Any:
+        """Returns the vocabulary, in which some special tokens have a text."""
+        with self._lock:
+            if special not in self._vocabularies:
+                self._vocabularies[special] = self._read_vocabulary(special)
+                if len(self._vocabularies) > KEPT_VOCABULARIES:
+                    self._vocabularies.popitem(last=False)
+            return self._vocabularies[special]
+
+    def _read_vocabulary(self, special: _Written) -> Any:
         empty = [b""] * max(self._size - len(self._token_bytes), 0)
         tokens = [*self._token_bytes[: self._size], *empty]
+        for token, text in special:
+            tokens[token] = text.encode()
         with reporting_errors(lambda: "the vocabulary cannot follow a constraint"):
             return guidance_library().LLTokenizer(_Vocabulary(tokens))

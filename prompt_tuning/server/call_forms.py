@@ -115,7 +115,7 @@ def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> Ca
 
 def _typed(text: str, schema: Any) -> Any:
     """Reads an argument: a text if its schema says so, else JSON if it is that."""
-    types = _types(schema)
+    types = types_of(schema)
     if "string" in types and not (text == "null" and "null" in types):
         return text
     try:
@@ -125,7 +125,7 @@ def _typed(text: str, schema: Any) -> Any:
         return text
 
 
-def _types(schema: Any) -> set[Any]:
+def types_of(schema: Any) -> set[Any]:
     """Returns the types that a schema names, in its alternatives too."""
     if not isinstance(schema, dict):
         return set()

@@ -15,6 +15,15 @@ from prompt_tuning.server.call_forms import (
     parameter_calls,
     python_calls,
 )
+from prompt_tuning.server.call_grammars import (
+    CallForm,
+    HarmonyForm,
+    JsonForm,
+    NamedForm,
+    OneJsonForm,
+    ParameterForm,
+)
+from prompt_tuning.server.call_literals import BracedForm, PythonForm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +36,8 @@ class CallSyntax:
       closing: text after calls; None if they end with the answer.
       bare: whether an answer that begins with JSON is calls.
       read: reads the text between; see `call_forms`.
-      is_json: whether a call is an object of JSON.
+      form: grammar of a call that is enforced.
       written: further special tokens that are part of calls.
-      arguments: name of the arguments in a call as JSON.
       id_length: number of characters of the ids of calls.
     """
 
@@ -38,9 +46,8 @@ class CallSyntax:
     closing: str | None = None
     bare: bool = False
     read: Callable[[str, Schemas], list[Call] | None] = json_calls
-    is_json: bool = True
+    form: CallForm = JsonForm(space="\n")  # noqa: RUF009
     written: tuple[str, ...] = ()
-    arguments: str = "arguments"
     id_length: int = 24
 
     @property
@@ -56,21 +63,39 @@ MISTRAL = CallSyntax(
     "Mistral",
     "[TOOL_CALLS]",
     read=named_calls,
-    is_json=False,
+    form=NamedForm(),
     written=("[ARGS]", "[CALL_ID]"),
     id_length=9,
 )
-LLAMA = CallSyntax("Llama 3", "<|python_tag|>", bare=True, arguments="parameters")
-HARMONY_CALLS = CallSyntax("gpt-oss")
+LLAMA = CallSyntax(
+    "Llama 3", "<|python_tag|>", bare=True, form=OneJsonForm("parameters")
+)
+HARMONY_CALLS = CallSyntax("gpt-oss", form=HarmonyForm())
 QWEN_CODER = CallSyntax(
-    "Qwen3-Coder", "<tool_call>", "</tool_call>", read=parameter_calls, is_json=False
+    "Qwen3-Coder",
+    "<tool_call>",
+    "</tool_call>",
+    read=parameter_calls,
+    form=ParameterForm(
+        "\n<function={}>\n",
+        "</function>\n",
+        "<parameter={}>\n",
+        "\n</parameter>\n",
+        ("</parameter>", "</function>", "tool_call>"),
+    ),
 )
 GLM = CallSyntax(
     "GLM",
     "<tool_call>",
     "</tool_call>",
     read=keyed_calls,
-    is_json=False,
+    form=ParameterForm(
+        "{}\n",
+        "",
+        "<arg_key>{}</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+        ("</arg_value>", "tool_call>"),
+    ),
     written=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 LFM = CallSyntax(
@@ -78,17 +103,17 @@ LFM = CallSyntax(
     "<|tool_call_start|>",
     "<|tool_call_end|>",
     read=python_calls,
-    is_json=False,
+    form=PythonForm(),
 )
 GEMMA = CallSyntax(
     "Gemma 4",
     "<|tool_call>",
     "<tool_call|>",
     read=braced_calls,
-    is_json=False,
+    form=BracedForm(),
     written=(QUOTE,),
 )
-PLAIN = CallSyntax("plain JSON", bare=True)
+PLAIN = CallSyntax("plain JSON", bare=True, form=OneJsonForm())
 KNOWN = (
     *(HERMES, QWEN_CODER, GLM, GEMMA, LFM),
     *(MISTRAL, LLAMA, HARMONY_CALLS, PLAIN),

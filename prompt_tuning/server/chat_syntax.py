@@ -1,5 +1,6 @@
 """How the answers to a conversation are written, by its chat template."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from prompt_tuning.server.answer_parts import (
     TaggedReader,
 )
 from prompt_tuning.server.call_forms import Schemas
+from prompt_tuning.server.call_grammars import UnwritableError
 from prompt_tuning.server.call_syntax import (
     HARMONY_CALLS,
     KNOWN,
@@ -37,6 +39,7 @@ class ChatSyntax:
       calls: syntax of its calls; None if it may call nothing.
       schemas: schemas of the arguments of the functions that it may call.
       harmony: whether it consists of gpt-oss's messages.
+      grammar: grammar that it must match, because it must call something; or None.
     """
 
     thinking: tuple[str, str] | None = None
@@ -44,6 +47,7 @@ class ChatSyntax:
     calls: CallSyntax | None = None
     schemas: Schemas = dataclasses.field(default_factory=dict)
     harmony: bool = False
+    grammar: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -96,23 +100,37 @@ def find_syntax(
     """
     calls = None if choice is None else syntax_of(template)
     harmony = "<|channel|>" in template and "<|message|>" in template
-    if choice is not None and choice.required:
-        # Calls that a grammar enforces need no special token.
-        if calls is None or not calls.is_json or (not calls.tags and not calls.bare):
-            calls = PLAIN
-        harmony = False
-    elif choice is not None and calls is None:
+    thinking = next((x for x in THINKING if x[0] in template), None)
+    if harmony or calls is HARMONY_CALLS:
+        thinking = None
+    opened = thinking is not None and _opens(tokenizer, ids, thinking[0])
+    if choice is None:
+        return ChatSyntax(thinking, opened, harmony=harmony)
+    syntax = ChatSyntax(thinking, opened, calls, choice.functions, harmony)
+    if choice.required:
+        return _with_required_call(syntax, choice)
+    if calls is None:
         names = ", ".join(each.name for each in KNOWN)
         raise InputError(
             "tools need a chat template that asks for calls in a known syntax "
             f"({names}), and this one does not: require a call by tool_choice, which "
             "is then written as JSON, or leave out tools"
         )
-    schemas = {} if choice is None else choice.functions
-    thinking = next((x for x in THINKING if x[0] in template), None)
-    if thinking is None or harmony or calls is HARMONY_CALLS:
-        return ChatSyntax(calls=calls, schemas=schemas, harmony=harmony)
-    return ChatSyntax(thinking, _opens(tokenizer, ids, thinking[0]), calls, schemas)
+    return syntax
+
+
+def _with_required_call(syntax: ChatSyntax, choice: ToolChoice) -> ChatSyntax:
+    """Returns the syntax of an answer that must call a tool.
+
+    It is JSON if the template's own syntax is not known, or cannot have the arguments.
+    """
+    thinking, opened = syntax.thinking, syntax.opened
+    if syntax.calls is not None:
+        with contextlib.suppress(UnwritableError):
+            grammar = calls_grammar(choice, syntax.calls, thinking, opened=opened)
+            return dataclasses.replace(syntax, grammar=grammar)
+    grammar = calls_grammar(choice, PLAIN, thinking, opened=opened)
+    return dataclasses.replace(syntax, calls=PLAIN, harmony=False, grammar=grammar)
 
 
 def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:
@@ -123,9 +141,3 @@ def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:
         return True
     last = [id for id in tail if id in special or tokenizer.decode([id]).strip()]
     return bool(last) and last[-1] in special
-
-
-def required_calls(syntax: ChatSyntax, choice: ToolChoice) -> str:
-    """Returns the grammar of an answer that must call a tool."""
-    assert syntax.calls is not None
-    return calls_grammar(choice, syntax.calls, syntax.thinking, opened=syntax.opened)

@@ -17,7 +17,6 @@ from prompt_tuning.decoding.request import Request, RequestHandle, separate_equa
 from prompt_tuning.decoding.token_masks import RowMask
 from prompt_tuning.server import openai_requests
 from prompt_tuning.server.beam_searches import BeamSearches
-from prompt_tuning.server.chat_syntax import required_calls
 from prompt_tuning.server.engine_thread import EngineThread
 from prompt_tuning.server.event_stream import (
     BodyReader,
@@ -147,10 +146,9 @@ class GenerationRoutes:
         sampling = body.sampling
         if not sampling.ignores_end:
             sampling = dataclasses.replace(sampling, ends=(*sampling.ends, *chat.ends))
-        if body.tools is not None and body.tools.required:
-            grammar = required_calls(chat.syntax, body.tools)
+        if chat.syntax.grammar is not None:
             constrain = functools.partial(
-                dataclasses.replace, sampling, grammar=grammar
+                dataclasses.replace, sampling, grammar=chat.syntax.grammar
             )
             sampling = await self.constraints.run(client, constrain)
         body = dataclasses.replace(body, sampling=sampling)

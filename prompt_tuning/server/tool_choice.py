@@ -1,14 +1,13 @@
 """Tools of requests, and whether their answers must call one."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject, as_object
-from prompt_tuning.decoding.text_constraints import WHITESPACE
+from prompt_tuning.server.call_grammars import Rules, escaped
 from prompt_tuning.server.call_syntax import CallSyntax
 from prompt_tuning.server.server_limits import MAXIMUM_TOOLS
 
@@ -69,7 +68,25 @@ def _function(value: Any, number: int) -> tuple[str, Any]:
     if not re.fullmatch(r"[\w.-]{1,64}", name):
         function.refuse("name", "1 to 64 letters, digits, _, - and .")
     schema = function.nested("parameters", {}).values
-    return name, {"type": "object", **schema}
+    return name, {"type": "object", **_resolved(schema)}
+
+
+def _resolved(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a schema whose properties are no references to its definitions.
+
+    The types of properties say how they are read.
+    """
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return dict(schema)
+    resolved = {}
+    for name, value in properties.items():
+        reference = value.get("$ref") if isinstance(value, dict) else None
+        _, kind, key = [*str(reference).split("/"), "", ""][:3]
+        definitions = schema.get(kind) if reference else None
+        found = definitions.get(key) if isinstance(definitions, dict) else None
+        resolved[name] = found if isinstance(found, dict) else value
+    return {**schema, "properties": resolved}
 
 
 def _named(choice: JsonObject, functions: Mapping[str, Any]) -> str:
@@ -95,42 +112,32 @@ def calls_grammar(
 
     Args:
       choice: the tools.
-      syntax: syntax of calls; without tags around them the answer is one call.
+      syntax: syntax of calls.
       thinking: tags around reasoning that may come before; None for none.
       opened: whether the reasoning was opened before the answer.
+
+    Raises:
+      UnwritableError: if the syntax cannot have calls of one of the functions.
     """
-    calls, definitions = [], {}
+    definitions: dict[str, Any] = {}
+    rules, calls = Rules(definitions), []
     for number, (name, parameters) in enumerate(choice.functions.items()):
         own, rest = _apart(parameters, number)
-        calls.append(_call_schema(name, syntax.arguments, rest))
         definitions |= own
-    schema = {
-        "x-guidance": {"whitespace_pattern": WHITESPACE},
-        "$defs": definitions,
-        "anyOf": calls,
-    }
-    rules = [f"object: %json {json.dumps(schema)}", r"space: /\s{0,8}/"]
-    call, first = "object", ""
-    if syntax.tags is not None:
-        opening, closing = map(json.dumps, syntax.tags)
-        rules.append(f'tagged: {opening} "\\n" object "\\n" {closing}')
-        call = 'tagged ("\\n" tagged)*' if choice.parallel else "tagged"
+        calls.append(syntax.form.call(name, rest, rules))
+    answer = syntax.form.answer(
+        f"({' | '.join(calls)})",
+        syntax.opening or "",
+        syntax.closing or "",
+        choice.parallel,
+    )
+    first, lines = "", rules.lines()
     if thinking is not None:
-        before, after = map(re.escape, thinking)
-        end = after.replace("/", r"\/")
+        before, after = map(escaped, thinking)
         first = "thought space " if opened else "(thought space)? "
-        rules.append(f"thought[lazy]: /{'' if opened else before}(?s:.)*{end}/")
-    return "\n".join([f"start: {first}{call}", *rules])
-
-
-def _call_schema(name: str, key: str, parameters: Any) -> dict[str, Any]:
-    """Returns the schema of a call, an object of JSON."""
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, key: parameters},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
+        lines.append(f"thought[lazy]: /{'' if opened else before}(?s:.)*{after}/")
+        lines.append(r"space: /\s{0,8}/")
+    return "\n".join([f"start: {first}{answer}", *lines])
 
 
 def _apart(parameters: Mapping[str, Any], number: int) -> tuple[dict[str, Any], Any]:

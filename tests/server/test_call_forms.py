@@ -7,6 +7,7 @@ import pytest
 
 from prompt_tuning.server.answer_parts import TaggedReader
 from prompt_tuning.server.call_syntax import GEMMA, GLM, LFM, QWEN_CODER, syntax_of
+from tests.server.test_call_grammars import matches
 
 TEMPLATES = {
     "qwen3_5_think": QWEN_CODER,
@@ -41,7 +42,7 @@ WEATHER = {
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_call_that_a_template_writes_is_read_back(name):
+def test_a_call_that_a_template_writes_can_be_enforced_and_is_read_back(name):
     import trl  # pyright: ignore[reportMissingImports]
     from transformers.utils import (  # pyright: ignore[reportMissingImports]
         chat_template_utils,
@@ -71,7 +72,9 @@ def test_a_call_that_a_template_writes_is_read_back(name):
     assert tags is not None
     opening, closing = tags
     answer = text[text.rindex(opening) : text.rindex(closing) + len(closing)]
-    reader = TaggedReader(syntax=syntax, schemas={"get_weather": WEATHER["parameters"]})
+    schemas = {"get_weather": WEATHER["parameters"]}
+    assert matches(answer, syntax, schemas)
+    reader = TaggedReader(syntax=syntax, schemas=schemas)
     (part,) = [*reader.feed(answer), *reader.finish()]
     assert (part.kind, part.name) == ("call", "get_weather")
     assert json.loads(part.text) == ARGUMENTS

@@ -19,6 +19,7 @@ TEMPLATES = {
     "{% endif %}{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<think>\n{% endif %}",
     "llama": TOOLS + MESSAGES + '{# ipython "parameters" #}',
+    "gemma": TOOLS + MESSAGES + "{# <|tool_call>call: #}",
     "unknown": TOOLS + MESSAGES + "{# <function_call>f #}",
 }
 LEAF = {"type": "object", "properties": {"leaf": {"enum": ["x", "y"]}}}
@@ -37,6 +38,7 @@ NESTED = {
     "$defs": {"Leaf": LEAF},
 }
 TAG = "<|python_tag|>"
+GEMMA = ("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 def function(name, parameters):
@@ -51,7 +53,7 @@ SAMPLED = {"temperature": 1.0, "max_tokens": 300}
 @pytest.fixture(scope="module", params=TEMPLATES)
 def server(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools") / "model"
-    texts = open_chat_model(folder, TEMPLATES[request.param], [TAG])
+    texts = open_chat_model(folder, TEMPLATES[request.param], [TAG, *GEMMA])
     texts.open_engine(slots=4, length=1024)
     running = RunningServer(texts, ServerSettings())
     yield running
@@ -78,6 +80,18 @@ def test_a_call_that_is_required_is_made(server):
         assert choice["message"]["content"] is None
         assert call["type"] == "function" and call["id"].startswith("call_")
         assert arguments_fit(call), call
+
+
+@pytest.mark.parametrize("server", ["gemma"], indirect=True)
+def test_a_call_that_is_required_has_the_special_tokens_of_its_syntax(server):
+    find = server.texts.tokenizer.tokenizer.token_to_id
+    fields = {"tools": BOTH, "tool_choice": NAMED, "logprobs": True}
+    biases = {str(find(each)): 100 for each in GEMMA}
+    _, answer = server.chat(**fields, **SAMPLED, logit_bias=biases)
+    (choice,) = answer["choices"]
+    assert arguments_fit(choice["message"]["tool_calls"][0])
+    tokens = [each["token"] for each in choice["logprobs"]["content"]]
+    assert tokens[0] == GEMMA[0] and tokens[-1] == GEMMA[1], tokens
 
 
 @pytest.mark.parametrize("server", ["llama"], indirect=True)

@@ -1,0 +1,273 @@
+"""Grammars of calls of tools, in the forms that `call_forms` reads.
+
+They are in llguidance's form of Lark. What is written as JSON matches its schema. Of
+the schemas of texts without JSON's quotes, only `enum` and `const` hold.
+"""
+
+import abc
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.decoding.text_constraints import WHITESPACE
+from prompt_tuning.server.call_forms import types_of
+
+PLAIN_KEYS = {
+    *("type", "properties", "required", "additionalProperties", "title"),
+    *("description", "$schema", "$defs", "definitions", "$id", "$comment"),
+}
+"""Keys of a schema that says of an object only which properties it has."""
+
+
+class UnwritableError(Exception):
+    """A schema or a name that a form of calls cannot have."""
+
+
+class Rules:
+    """The rules of a grammar.
+
+    Args:
+      definitions: schemas that others refer to, by name.
+    """
+
+    def __init__(self, definitions: Mapping[str, Any]):
+        self._definitions = definitions
+        self._bodies: dict[str, str] = {}
+
+    def lines(self) -> list[str]:
+        """Returns the rules, one a line."""
+        return [f"{name}: {body}" for name, body in self._bodies.items()]
+
+    def add(self, body: str, prefix: str = "r", attributes: str = "") -> str:
+        """Returns the name of a rule, which is new unless there is an equal one.
+
+        Args:
+          body: the rule.
+          prefix: beginning of its name, with a capital letter for an expression.
+          attributes: attributes of the rule, in brackets.
+        """
+        for name, other in self._bodies.items():
+            if other == body:
+                return name.partition("[")[0]
+        name = f"{prefix}{len(self._bodies)}"
+        self._bodies[name + attributes] = body
+        return name
+
+    def recursive(self, name: str, body: Callable[[], str]) -> str:
+        """Returns the name of a rule whose body may refer to it."""
+        if name not in self._bodies:
+            self._bodies[name] = ""
+            self._bodies[name] = body()
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Returns the name of the rule of JSON of a schema."""
+        whole = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+        if "$ref" in json.dumps(schema):
+            whole["$defs"] = self._definitions
+        return self.add(f"%json {json.dumps(whole)}")
+
+    def text(self, end: str, forbidden: Sequence[str]) -> str:
+        """Returns the name of the rule of a text without some others, and its end."""
+        body = f"(/(?s:.)*/ & {without(forbidden)}) /{escaped(end)}/"
+        return self.add(self.add(body, "R"), attributes="[lazy]")
+
+
+def without(texts: Sequence[str]) -> str:
+    """Returns the expression of everything that has none of some texts in it."""
+    return f"~/(?s:.)*({'|'.join(map(escaped, texts))})(?s:.)*/"
+
+
+def escaped(text: str) -> str:
+    """Returns the expression of a text, in a grammar."""
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
+
+
+def arguments_of(parameters: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+    """Returns the name, the schema and the necessity of each argument.
+
+    Raises:
+      UnwritableError: if the schema has more than properties.
+    """
+    if not parameters.keys() <= PLAIN_KEYS or parameters.get("additionalProperties"):
+        raise UnwritableError
+    properties = parameters.get("properties", {})
+    required = list_of(parameters.get("required", []))
+    if not isinstance(properties, dict):
+        raise UnwritableError
+    names = [*properties, *(name for name in required if name not in properties)]
+    return [(name, properties.get(name, {}), name in required) for name in names]
+
+
+class CallForm(abc.ABC):
+    """How a call is written.
+
+    Args:
+      between: text between calls.
+    """
+
+    def __init__(self, between: str = "\n"):
+        self._between = between
+
+    @abc.abstractmethod
+    def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
+        """Returns the grammar of a call.
+
+        Raises:
+          UnwritableError: if the form cannot have it.
+        """
+
+    def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
+        """Returns the grammar of an answer of one call or several.
+
+        Args:
+          call: grammar of a call.
+          opening: text before a call, or "".
+          closing: text after it, or "".
+          parallel: whether there may be several.
+        """
+        tagged = f"{quoted(opening)} {call} {quoted(closing)}"
+        return repeated(tagged, self._between) if parallel else tagged
+
+
+def repeated(item: str, between: str) -> str:
+    """Returns the grammar of one item or several."""
+    return f"({item}) ({quoted(between)} {item})*"
+
+
+def quoted(text: str) -> str:
+    """Returns a text as a grammar writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def check_name(name: str, pattern: str) -> None:
+    """Checks that a syntax can have a name.
+
+    Raises:
+      UnwritableError: if it cannot.
+    """
+    if re.fullmatch(pattern, name) is None:
+        raise UnwritableError
+
+
+class JsonForm(CallForm):
+    """An object with the name and the arguments.
+
+    Args:
+      arguments: name of the arguments.
+      space: text before and after the object.
+    """
+
+    def __init__(self, arguments: str = "arguments", space: str = ""):
+        super().__init__()
+        self._arguments, self._space = arguments, quoted(space)
+
+    def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
+        """Returns the grammar of a call."""
+        schema = {
+            "type": "object",
+            "properties": {"name": {"const": name}, self._arguments: parameters},
+            "required": ["name", self._arguments],
+            "additionalProperties": False,
+        }
+        return f"{self._space} {rules.json(schema)} {self._space}"
+
+
+class OneJsonForm(JsonForm):
+    """The same without tags, so that there can be only one."""
+
+    def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
+        """Returns the grammar of an answer."""
+        return call
+
+
+class NamedForm(JsonForm):
+    """Mistral's: the name and the arguments as JSON, or a list of a `JsonForm`."""
+
+    def __init__(self):
+        super().__init__()
+        self._between = ""
+
+    def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
+        """Returns the grammar of a call."""
+        named = f'{quoted(name)} "[ARGS]"? {rules.json(parameters)}'
+        return rules.add(f'{named} | "[" {super().call(name, parameters, rules)} "]"')
+
+
+class HarmonyForm(CallForm):
+    """gpt-oss's: a message to the function, whose header may have two orders."""
+
+    def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
+        """Returns the grammar of a call."""
+        to, channel = f" to=functions.{name}", "<|channel|>commentary"
+        headers = f"{to}{channel} json", f"{channel}{to} json"
+        either = " | ".join(map(quoted, headers))
+        return rules.add(f'({either}) "<|message|>" {rules.json(parameters)}')
+
+    def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
+        """Returns the grammar of an answer: a token that ends it ends the call."""
+        return call
+
+
+class ParameterForm(CallForm):
+    """Arguments between tags: texts without quotes, everything else as JSON.
+
+    Args:
+      opening: text before the arguments, with a place for the name.
+      closing: text after them.
+      before: text before an argument, with a place for its name.
+      after: text after it.
+      forbidden: texts that no text has.
+    """
+
+    def __init__(
+        self,
+        opening: str,
+        closing: str,
+        before: str,
+        after: str,
+        forbidden: Sequence[str],
+    ):
+        super().__init__()
+        self._opening, self._closing = opening, closing
+        self._before, self._after, self._forbidden = before, after, forbidden
+
+    def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
+        """Returns the grammar of a call."""
+        parts = [quoted(self._opening.format(name))]
+        for key, schema, required in arguments_of(parameters):
+            check_name(key, r"[^<>\n]+")
+            before = quoted(self._before.format(key))
+            part = f"{before} {self._value(schema, rules)}"
+            parts.append(part if required else f"({part})?")
+        return rules.add(" ".join([*parts, quoted(self._closing)]))
+
+    def _value(self, schema: Any, rules: Rules) -> str:
+        after = quoted(self._after)
+        if types_of(schema) == {"boolean"}:
+            # Some templates write them as Python does.
+            return f'("true" | "false" | "True" | "False") {after}'
+        if "string" not in types_of(schema):
+            json_schema = schema if isinstance(schema, dict) else {}
+            return f"{rules.json(json_schema)} {after}"
+        if not (chosen := choices_of(schema)):
+            return rules.text(self._after, self._forbidden)
+        texts = [x if isinstance(x, str) else json.dumps(x) for x in chosen]
+        return f"({' | '.join(map(quoted, texts))}) {after}"
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Returns the values that a schema names, if it names all."""
+    return [schema["const"]] if "const" in schema else list_of(schema.get("enum", []))
+
+
+def list_of(value: Any) -> list[Any]:
+    """Returns a list of a schema, which may be anything.
+
+    Raises:
+      UnwritableError: if it is no list.
+    """
+    if not isinstance(value, list):
+        raise UnwritableError
+    return value
