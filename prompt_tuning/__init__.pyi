@@ -79,6 +79,7 @@ from prompt_tuning.prompts.reparameterized import MLPPrompt as _MLPPrompt
 from prompt_tuning.prompts.reparameterized import ResidualPrompt as _ResidualPrompt
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyPrompt
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
+from prompt_tuning.prompts.state_prefix import StatePrefix as _StatePrefix
 from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
 from prompt_tuning.reinforcement import reinforce as reinforce
@@ -1671,6 +1672,40 @@ def SoftPrompt(
       >>> tuned = pt.tune(model, prompt, pairs, steps=2, progress=False)
       >>> tuned.prompt_vectors()["decoder/prompt"].shape
       (5, 128)
+    """
+
+def StatePrefix(
+    *,
+    length: int,
+    initializer: PrefixInitializer | Configured[PrefixInitializer] | None = None,
+) -> Configured[_StatePrefix]:
+    """A prefix for models with recurrent layers, which get a trained initial state.
+
+    Layers with attention read `P` trained keys and values, as with `KeyValuePrefix`.
+    Recurrent layers (Mamba-2, gated delta rule, short convolution) begin every text
+    with a trained state, as if they had read those positions: the window of their
+    convolution, and the memory of each head. It costs no time in these layers. Use it
+    for hybrid models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and
+    `KeyValuePrefix` for all others. PEFT has no such prompt.
+
+    Args:
+      length: number of positions `P`, at least 1.
+      initializer: where keys and values start; `normal()` if None. States start at 0,
+        as in the model without a prompt.
+
+    Attributes:
+      prompt: keys and values of the layers with attention, `[L, 2, P, G, K]`.
+      state: initial state of each of the `M` recurrent layers, `[M, S]`, float32: the
+        window `[W, C]`, and then the memory `[H, K, V]` if there is one.
+
+    Raises:
+      InputError: if no layer is recurrent, or as of `KeyValuePrefix`.
+
+    Examples:
+      >>> model.attach(pt.StatePrefix(length=5))
+      Traceback (most recent call last):
+      ...
+      prompt_tuning.core.errors.InputError: StatePrefix trains the initial state of ...
     """
 
 def TokenObjective(

@@ -32,9 +32,9 @@ API = {
     "methods": (
         "Methods",
         "SoftPrompt DeepPrompt AddedDeepPrompt KeyValuePrefix ProjectedKeyValuePrefix "
-        "LoRA IA3 TrainedTokens ClassHead Prompting MLPPrompt ResidualPrompt "
-        "DroppedPrompt WaywardPrompt InstancePrompt PromptPool AddMultiTaskPrompt "
-        "ConcatTimeMultiTaskPrompt ConcatFeaturesMultiTaskPrompt "
+        "StatePrefix LoRA IA3 TrainedTokens ClassHead Prompting MLPPrompt "
+        "ResidualPrompt DroppedPrompt WaywardPrompt InstancePrompt PromptPool "
+        "AddMultiTaskPrompt ConcatTimeMultiTaskPrompt ConcatFeaturesMultiTaskPrompt "
         "ProjectMultiTaskPrompt FactorizedMultiTaskPrompt InferenceOnlyPrompt",
     ),
     "initial_values": (

@@ -100,6 +100,11 @@ def model_data(request, tmp_path_factory) -> ModelData:
         checkpoint = str(methods.write_gpt2(folder / "gpt2"))
     else:
         checkpoint = f"bundled:skills-{request.param}"
+    return data_of(request.param, checkpoint, folder)
+
+
+def data_of(model: str, checkpoint: str, folder: Path) -> ModelData:
+    """Writes the data of a model."""
     lines = [
         {"prompt": f"{word}=", "completion": word.upper(), "prompt_ids": task}
         for word, task in LINES
@@ -108,7 +113,7 @@ def model_data(request, tmp_path_factory) -> ModelData:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     plan = open_pretrained(Pretrained(checkpoint=checkpoint), key=key()).plan
     frozen = {path: np.array(x) for path, x in plan.read()}
-    return ModelData(request.param, checkpoint, file, frozen)
+    return ModelData(model, checkpoint, file, frozen)
 
 
 def key() -> jax.Array:
@@ -373,6 +378,21 @@ COMMON = ("soft prompt", "key/value prefix", "LoRA and a soft prompt")
 )
 def test_a_common_method_on_a_model(method, model_data, decode, tmp_path):
     check_method(method, model_data, decode, tmp_path)
+
+
+STATE = Method(
+    name="state prefix",
+    files=("prompts/state_prefix.gin",),
+    arrays={
+        "granite4": Reason("", "only as a key/value prefix, which needs attention")
+    },
+)
+
+
+def test_a_state_prefix_on_a_hybrid_model(decode, tmp_path):
+    checkpoint = str(methods.write_granite4(tmp_path / "granite4"))
+    model_data = data_of("granite4", checkpoint, tmp_path)
+    assert check_method(STATE, model_data, decode, tmp_path).marks == 4
 
 
 @pytest.mark.exhaustive

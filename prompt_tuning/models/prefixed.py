@@ -6,6 +6,7 @@ and every query sees it.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
@@ -16,10 +17,12 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.encoder_decoder import Encoder
+from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.state_prefix import StatePrefix
 from prompt_tuning.sharding import collectives
 
 
@@ -45,11 +48,12 @@ class _Prefixed:
                 "a key/value prefix always precedes the text and sees none of it, so "
                 f"it does not support {prompting}; leave Prompting at its defaults"
             )
-        check_all_attention(
-            self.config,
-            "the prompt is a key/value prefix",
-            "use a soft prompt, LoRA or IA3",
-        )
+        if not isinstance(prompt, StatePrefix):
+            check_all_attention(
+                self.config,
+                "the prompt is a key/value prefix",
+                "use StatePrefix, a soft prompt, LoRA or IA3",
+            )
         prompting.check_windows(self.windowed_layers)
         self.prompt, self.beyond_window = prompt, prompting.beyond_window
 
@@ -69,7 +73,15 @@ class _Prefixed:
         positions = None
         if not self.beyond_window:
             positions = jnp.arange(self.prompt.length)[None]
-        return (Context(KeyValues(*by_group), None, None, positions),)
+        state = None
+        if isinstance(self.prompt, StatePrefix):
+            window, memory = self.prompt.initial_state()
+            window = window.astype(self.config.dtype)
+            # One row, which all rows continue.
+            state = RecurrentState(
+                *jax.tree.map(lambda x: x[:, None], (window, memory))
+            )
+        return (Context(KeyValues(*by_group), None, None, positions, state),)
 
 
 class PrefixEncoder(_Prefixed, Encoder):

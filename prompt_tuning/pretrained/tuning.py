@@ -18,13 +18,13 @@ from prompt_tuning.prompts.adapter_kinds import (
 )
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows
 from prompt_tuning.prompts.initializers import (
-    StackShape,
     Vocabulary,
 )
 from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.stack_shape import StackShape, StateShape
 from prompt_tuning.prompts.token_rows import TokenRows
 from prompt_tuning.prompts.trained_tokens import TrainedTokens
 
@@ -109,10 +109,10 @@ class Tuning:
             do not go together.
         """
         vocabulary = dataclasses.replace(vocabulary, prefix_starts=[])
-        decoder = _stack_shape(config, config.layers)
+        decoder = stack_shape(config, config.layers)
         first = decoder
         if config.architecture == "encoder_decoder":
-            first = _stack_shape(config, config.encoder_layers)
+            first = stack_shape(config, config.encoder_layers)
         pair = PromptPair(
             _start(self.prompt, "prompt", key, vocabulary, first),
             _start(self.decoder_prompt, "decoder_prompt", key, vocabulary, decoder),
@@ -222,8 +222,16 @@ def _start(
     return factory(named_key(key, name), dataclasses.replace(vocabulary, stack=stack))
 
 
-def _stack_shape(config: ModelConfig, layers: int) -> StackShape:
-    return StackShape(layers, config.key_value_heads, config.head_width)
+def stack_shape(config: ModelConfig, layers: int) -> StackShape:
+    """Returns the shape of a stack with a number of layers."""
+    states, recurrent = None, len(config.recurrent_layers)
+    if recurrent:
+        window = config.convolution_width - 1, config.convolution_channels
+        widths = config.recurrent_key_width, config.recurrent_width
+        memory = (config.recurrent_heads, *widths) if config.recurrent_heads else None
+        others = recurrent + len(config.feed_forward_layers)
+        states = StateShape(recurrent, others, window, memory)
+    return StackShape(layers, config.key_value_heads, config.head_width, states)
 
 
 def rebuild_tuning(

@@ -9,7 +9,6 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,23 +23,10 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.templates import check_length, parse_template, soft_counts
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.prompts.prefix_start import PrefixStart
+from prompt_tuning.prompts.stack_shape import StackShape
 
 PREFIX_DIMENSIONS = 5
 """Dimensions of the array of a `KeyValuePrefix`, `[L, 2, P, G, K]`."""
-
-
-class StackShape(NamedTuple):
-    """Shape of the stack of blocks that a prompt attaches to.
-
-    Attributes:
-      layers: number of blocks `L`.
-      key_value_heads: key/value heads `G` of each block's self-attention.
-      head_width: width `K` of each head.
-    """
-
-    layers: int
-    key_value_heads: int
-    head_width: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prompt_module import (
     Attachment,
     ExportedPrompt,
@@ -30,6 +30,7 @@ from prompt_tuning.prompts.prompt_module import (
     StoredForm,
 )
 from prompt_tuning.prompts.reparameterized import Linear
+from prompt_tuning.prompts.stack_shape import StackShape
 
 PREFIX_AXES = ("prompt_layers", "key_value", "prompt", "prompt_heads", "prompt_head")
 

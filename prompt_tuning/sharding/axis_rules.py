@@ -40,6 +40,7 @@ TRAINED_NAMES = (
     "key_value",
     "prompt_heads",
     "prompt_head",
+    "prompt_state",
     "tasks",
     "task_projection",
     "adapter",

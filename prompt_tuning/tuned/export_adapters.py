@@ -244,7 +244,9 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
       InputError: if the model's prompt does not run so.
     """
     check_all_attention(
-        model.config, "PEFT has a deep prompt as a key/value prefix", "export it as npz"
+        model.config,
+        "PEFT has this prompt only as a key/value prefix",
+        "export it as npz",
     )
     context = model.prefix() if isinstance(model, DecoderOnly) else None
     if context is None:

@@ -17,10 +17,11 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.host_memory import PINNED
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts.bench.gpu_shapes import GpuCase, Shape

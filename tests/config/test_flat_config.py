@@ -172,8 +172,8 @@ def test_python_trains_a_method_as_its_config_does():
 def test_the_learning_rates_in_help_are_those_of_the_methods():
     assert list_rates() == (
         "0.3 with adafactor; 0.02 with adamw for decoder_prefix, memory, "
-        "prefix, projected_prefix; 0.005 with adamw for text_prefix; 0.001 with adamw "
-        "for class_head, lora; 0.01 with adamw for ia3, tokens"
+        "prefix, projected_prefix, state_prefix; 0.005 with adamw for text_prefix; "
+        "0.001 with adamw for class_head, lora; 0.01 with adamw for ia3, tokens"
     )
 
 

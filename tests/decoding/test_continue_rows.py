@@ -17,12 +17,13 @@ from prompt_tuning.evaluation.ranking import label_nats
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_module import InputPrompt
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.stack_shape import StackShape
 from tests.support.dummies import (
     FAMILIES,
     GPT2,

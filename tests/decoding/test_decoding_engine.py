@@ -82,7 +82,7 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 HYBRID = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4}
-RECURRENT = ("none", "soft", "suffix", "tasks", "lora")
+RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
 
 

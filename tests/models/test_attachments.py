@@ -17,7 +17,6 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.initializers import (
-    StackShape,
     Vocabulary,
     from_array,
     uniform,
@@ -28,6 +27,7 @@ from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.stack_shape import StackShape
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step
 from tests.support.exhaustive import sample

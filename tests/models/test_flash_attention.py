@@ -17,8 +17,9 @@ from prompt_tuning.models.attention import AttentionSource, KeyValues, attend
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.flash_attention import attend_fused
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.training.gradients import gradients
 from scripts.bench import plain_kernel
 from tests.support import dummies

@@ -14,8 +14,9 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.recurrent_state import StateView
 from prompt_tuning.models.short_convolution import convolve
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
+from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 

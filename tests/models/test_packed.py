@@ -11,12 +11,14 @@ from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.models.build import build_model
+from prompt_tuning.pretrained.tuning import stack_shape
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.input_dependent import InstancePrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
+from prompt_tuning.prompts.state_prefix import StatePrefix
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.exhaustive import sample
@@ -32,7 +34,7 @@ compute = jax.jit(gradients, static_argnums=0)
 
 
 def vocabulary(config):
-    stack = StackShape(config.layers, config.key_value_heads, config.head_width)
+    stack = stack_shape(config, config.layers)
     return Vocabulary(np.zeros((dummies.V, config.width), "f4"), None, stack)
 
 
@@ -56,6 +58,10 @@ def prefix(config):
     return KeyValuePrefix(jax.random.key(0), vocabulary(config), length=P)
 
 
+def state_prefix(config):
+    return StatePrefix(jax.random.key(0), vocabulary(config), length=P)
+
+
 LLAMA, T5 = dummies.LLAMA, dummies.T5_GATED
 ISOLATED = Prompting(visibility=("prompt->prompt",))
 WAYS = {
@@ -64,6 +70,7 @@ WAYS = {
     "qwen3.5 suffix": (dummies.QWEN3_5, several_prompts, Prompting("suffix"), {}),
     "qwen3.5": (dummies.QWEN3_5, several_prompts, None, {}),
     "granite4": (dummies.GRANITE4, several_prompts, None, {}),
+    "granite4 state": (dummies.GRANITE4, state_prefix, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),
     "lfm2 deep": (dummies.LFM2, deep, None, {}),

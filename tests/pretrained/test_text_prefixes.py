@@ -16,9 +16,10 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prefix_start import PrefixStart
+from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.prompts.text_starts import spread_windows
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support.dummies import GPT2, LLAMA, with_numbers

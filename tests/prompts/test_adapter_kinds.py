@@ -17,9 +17,11 @@ from prompt_tuning.prompts.adapter_kinds import (
     prompt_classes,
     prompt_shapes,
 )
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.prompts.stack_shape import StackShape, StateShape
 
-VOCABULARY = Vocabulary(np.ones((7, 4), np.float32), stack=StackShape(3, 2, 5))
+STATES = StateShape(layers=2, others=0, window=(1, 2), memory=None)
+VOCABULARY = Vocabulary(np.ones((7, 4), np.float32), stack=StackShape(3, 2, 5, STATES))
 SIZES = {"P": 6, "L": 3, "D": 4, "K": 5}
 
 

@@ -11,15 +11,16 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, split
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.pretrained.tuning import PromptPair
+from prompt_tuning.pretrained.tuning import PromptPair, stack_shape
 from prompt_tuning.prompts.deep import DeepPrompt
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.prompts.state_prefix import StatePrefix
 from tests.support.dummies import with_numbers
 
 KINDS = ("none", "soft", "suffix", "deep", "prefix", "tasks", "lora", "dora", "ia3")
@@ -31,7 +32,7 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
     The frozen parameters are the same for all kinds.
     """
     layers = config.encoder_layers or config.layers
-    shape = StackShape(layers, config.key_value_heads, config.head_width)
+    shape = stack_shape(config, layers)
     table = np.zeros((config.vocabulary_size, config.width), np.float32)
     vocabulary, key = Vocabulary(table, stack=shape), jax.random.key(len(kind))
     random = jax.random.normal
@@ -47,6 +48,7 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
         "prefix": lambda: KeyValuePrefix(
             key, vocabulary, length=6, initializer=vectors
         ),
+        "state": lambda: StatePrefix(key, vocabulary, length=6, initializer=vectors),
         "tasks": lambda: AddMultiTaskPrompt(
             key, vocabulary, length=2, tasks=3, initializer=vectors
         ),

@@ -8,6 +8,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -285,25 +286,83 @@ def write_gpt2(folder: Path) -> Path:
     shapes = {f"h.{layer}.{n}": x for layer in range(2) for n, x in shapes.items()}
     shapes |= {"ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,)}
     shapes |= {"wte.weight": (len(skills.VOCABULARY), WIDTH), "wpe.weight": (64, WIDTH)}
-    random = np.random.default_rng(0)
-    tensors = {}
-    for name, shape in shapes.items():
-        start = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
-        drawn = start + 0.1 * random.standard_normal(shape)
-        tensors[f"transformer.{name}"] = drawn.astype(np.float32)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shapes = {f"transformer.{name}": shape for name, shape in shapes.items()}
     settings = {
         "model_type": "gpt2",
-        "vocab_size": len(skills.VOCABULARY),
         "n_embd": WIDTH,
         "n_inner": 2 * WIDTH,
         "n_layer": 2,
         "n_head": 4,
         "n_positions": 64,
+    }
+    return _write_model(folder, shapes, settings)
+
+
+def write_granite4(folder: Path) -> Path:
+    """Writes a tiny Granite 4 with random weights: Mamba-2 around attention."""
+    width, inner, heads, states = 32, 64, 4, 8
+    channels = inner + 2 * states
+    mamba = {
+        "A_log": (heads,),
+        "D": (heads,),
+        "dt_bias": (heads,),
+        "conv1d.weight": (channels, 1, 3),
+        "conv1d.bias": (channels,),
+        "in_proj.weight": (inner + channels + heads, width),
+        "norm.weight": (inner,),
+        "out_proj.weight": (width, inner),
+    }
+    attention = {f"{name}_proj.weight": (width, width) for name in "qkvo"}
+    others = {
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
+        "shared_mlp.input_linear.weight": (2 * inner, width),
+        "shared_mlp.output_linear.weight": (width, inner),
+    }
+    shapes = {"model.norm.weight": (width,)}
+    shapes |= {
+        f"{name}.weight": (len(skills.VOCABULARY), width)
+        for name in ("model.embed_tokens", "lm_head")
+    }
+    mixers = [("mamba", mamba), ("self_attn", attention), ("mamba", mamba)]
+    for layer, (mixer, parts) in enumerate(mixers):
+        named = {f"{mixer}.{name}": shape for name, shape in parts.items()}
+        shapes |= {f"model.layers.{layer}.{n}": x for n, x in (named | others).items()}
+    settings = {
+        "model_type": "granitemoehybrid",
+        "hidden_size": width,
+        "layer_types": ["mamba", "attention", "mamba"],
+        **{"num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 1},
+        **{"num_local_experts": 0, "shared_intermediate_size": inner},
+        **{"mamba_n_heads": heads, "mamba_d_state": states, "mamba_d_conv": 3},
+        "max_position_embeddings": 64,
+    }
+    return _write_model(folder, shapes, settings, deviation=0.4)
+
+
+def _write_model(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    settings: Mapping[str, Any],
+    *,
+    deviation: float = 0.1,
+) -> Path:
+    """Writes random weights of some shapes, settings and the tokenizer of skills."""
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in shapes.items():
+        norm = "ln_" in name or "norm" in name
+        start = 1.0 if norm and name.endswith("weight") else 0.0
+        drawn = start + deviation * random.standard_normal(shape)
+        tensors[name] = drawn.astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tokens = {
+        "vocab_size": len(skills.VOCABULARY),
         "bos_token_id": skills.BOS_ID,
         "eos_token_id": skills.EOS_ID,
         "pad_token_id": skills.PAD_ID,
     }
-    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({**settings, **tokens}))
     skills.save_tokenizer(folder, add_bos=True)
     return folder

@@ -16,7 +16,7 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt
 from prompt_tuning.prompts.factorized import FactorizedMultiTaskPrompt
-from prompt_tuning.prompts.initializers import StackShape, Vocabulary
+from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
@@ -24,6 +24,7 @@ from prompt_tuning.prompts.projection_adapters import IA3
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
+from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import dummies
 from tests.support.dummies import LLAMA, T5_GATED, P, V

@@ -1,0 +1,41 @@
+"""The sizes of a stack of blocks that prompts at every block need."""
+
+import math
+from typing import NamedTuple
+
+
+class StateShape(NamedTuple):
+    """Shape of the states of recurrent layers.
+
+    Attributes:
+      layers: number of recurrent layers `M`.
+      others: number of layers without attention, these included.
+      window: inputs and channels of a convolution's window, `(W, C)`.
+      memory: `(H, K, V)`, or None.
+    """
+
+    layers: int
+    others: int
+    window: tuple[int, int]
+    memory: tuple[int, int, int] | None
+
+    @property
+    def size(self) -> int:
+        """Number of elements `S` of one layer's state."""
+        return math.prod(self.window) + math.prod(self.memory or (0,))
+
+
+class StackShape(NamedTuple):
+    """Shape of the stack of blocks that a prompt attaches to.
+
+    Attributes:
+      layers: number of blocks `L`.
+      key_value_heads: key/value heads `G` of each block's self-attention.
+      head_width: width `K` of each head.
+      states: shape of the states of recurrent layers; None without such layers.
+    """
+
+    layers: int
+    key_value_heads: int
+    head_width: int
+    states: StateShape | None = None
