@@ -18,7 +18,10 @@ DEAD_GRADIENT = 1e-7
 GROWN, UNMOVED = 30.0, 0.02
 """Ratios of the prompt's last norm to its first, minus 1 for the second."""
 STILL_FALLING = 0.02
-"""Relative fall of the loss over the last tenths of a run that more steps continue."""
+"""Fall of the loss over the last quarter of a run that more steps continue, as a share
+of the first loss."""
+FEWEST_POINTS = 6
+"""Number of losses that a line is fitted to at least."""
 OVERFITTED = 0.1
 POOR_FIT = 0.5
 SAME_ANSWER = 0.9
@@ -101,30 +104,27 @@ def _gradient_at_start(recorded: RecordedRun) -> Finding:
 
 
 def _end_of_training(recorded: RecordedRun) -> Finding:
-    """Compares the loss of the last tenth with the tenth before."""
+    """Fits a line to the loss in the last quarter of the log."""
     title = "Still falling at the end"
     _, losses = recorded.curve("loss")
-    part = max(len(losses) // 10, 2)
-    if len(losses) < 2 * part:
+    part = max(len(losses) // 4, FEWEST_POINTS)
+    if len(losses) < part:
         return Finding(title, None, "the log is too short to tell")
-    before, last = _tenths(losses, part)
-    fall = before.mean() - last.mean()
-    noise = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / part)
-    text = (
-        f"mean loss of the last tenth {last.mean():.4g}, before it {before.mean():.4g}"
+    values, places = np.array(losses[-part:]), np.arange(part) - (part - 1) / 2
+    slope = (places @ values) / (places @ places)
+    fitted = values.mean() + slope * places
+    error = np.sqrt(((values - fitted) ** 2).sum() / (part - 2) / (places @ places))
+    text = f"a line through its last quarter goes from {fitted[0]:.4g} to "
+    text += f"{fitted[-1]:.4g}"
+    # What is left of the first loss counts: the log of a small loss may fall forever.
+    falling = (
+        fitted[0] - fitted[-1] > STILL_FALLING * abs(losses[0]) and slope < -3 * error
     )
-    advice = "train for more steps: the loss was still falling"
-    falling = fall > STILL_FALLING * before.mean() and fall > 2 * noise
     done, planned = recorded.steps
     if done < planned:
         text += f"; stopped after {done:,} of {planned:,} steps"
+    advice = "train for more steps: the loss was still falling"
     return Finding(title, bool(falling), text, advice if falling else "")
-
-
-def _tenths(
-    losses: Sequence[float], part: int
-) -> tuple[Float[np.ndarray, "part"], Float[np.ndarray, "part"]]:
-    return np.array(losses[-2 * part : -part]), np.array(losses[-part:])
 
 
 def _mean_at_end(values: Sequence[float]) -> float:

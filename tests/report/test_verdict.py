@@ -139,11 +139,12 @@ def test_calibration_compares_probability_with_accuracy():
     assert calibration_error(exact) == 0
     sure = calibration_points(np.full(40, 1.0), right)
     assert round(calibration_error(sure), 6) == 0.25
-    measured = measurement(result(right, answers=np.zeros(40, int)), result(right))
+    labelled = result(right, answers=np.zeros(40, int))
+    measured = measurement(labelled, labelled)
     points = calibration_of(measured.tuned)
     # The answer costs one nat less than the other label.
     assert round(points[0].probability, 6) == round(1 / (1 + np.exp(-1)), 6)
-    assert calibration_of(measured.results["no prompt"]) == []
+    assert calibration_of(result(right)) == []
     assert "<h3>Calibration</h3>" in render_page([reported(recorded(), measured)])
 
 
