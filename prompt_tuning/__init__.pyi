@@ -418,6 +418,7 @@ def DPO(
     loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid",
     label_smoothing: float = 0.0,
     length_normalize: bool = False,
+    reference: Literal["in_step", "precomputed", "none"] = "in_step",
 ) -> Configured[_DPO]:
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
@@ -445,6 +446,10 @@ def DPO(
         "sigmoid" and "robust".
       length_normalize: whether log-ratios are means over the tokens of each answer
         instead of sums; always so for "ipo".
+      reference: "in_step" runs the frozen model in each step; "precomputed" runs it
+        once for every record, before the first step, and stores its log-probabilities
+        in the run directory (`reference.npz`), which takes less time from the second
+        epoch on; "none" compares the probabilities themselves.
 
     Raises:
       InputError: if a number is out of range, or smoothing does not apply to the loss.
@@ -879,7 +884,10 @@ def InstancePrompt(
     """
 
 def KTO(
-    beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+    reference: Literal["in_step", "precomputed", "none"] = "in_step",
 ) -> Configured[_KTO]:
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7).
 
@@ -896,6 +904,7 @@ def KTO(
 
     Attributes:
       beta: strength of the pull towards the frozen model.
+      reference: "in_step", "precomputed" or "none", as for `DPO`.
       desirable_weight: weight of good answers, e.g. above 1 if there are fewer of them.
       undesirable_weight: weight of bad answers.
 

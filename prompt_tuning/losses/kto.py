@@ -16,7 +16,13 @@ from prompt_tuning.losses.objective import (
     TeacherModel,
 )
 from prompt_tuning.losses.output_head import AnyHead
-from prompt_tuning.losses.preference import AnswerObjective, log_ratios
+from prompt_tuning.losses.preference import (
+    AnswerObjective,
+    Reference,
+    StoredReference,
+    log_ratios,
+    open_reference,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,7 @@ class KTO(ObjectiveConfig):
 
     Attributes:
       beta: strength of the pull towards the frozen model.
+      reference: "in_step", "precomputed" or "none", as for `DPO`.
       desirable_weight: weight of good answers, e.g. above 1 if there are fewer of them.
       undesirable_weight: weight of bad answers.
 
@@ -54,6 +61,7 @@ class KTO(ObjectiveConfig):
     beta: PositiveNumber = 0.1
     desirable_weight: PositiveNumber = 1.0
     undesirable_weight: PositiveNumber = 1.0
+    reference: Reference = "in_step"
 
     def __post_init__(self):
         check_fields(self)
@@ -65,7 +73,7 @@ class KTO(ObjectiveConfig):
 
     def prepare(self, open_teacher: OpenTeacher) -> "ReferencedKTO":
         """Opens the frozen model as the reference; see `ObjectiveConfig`."""
-        return ReferencedKTO(self, open_teacher(None))
+        return ReferencedKTO(self, open_reference(self.reference, open_teacher))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +84,11 @@ class ReferencedKTO(AnswerObjective):
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained.
+      reference: the frozen model without what is trained; None without a reference.
     """
 
     settings: KTO
-    reference: TeacherModel
+    reference: TeacherModel | StoredReference | None
 
     def outcomes(
         self,

@@ -5,7 +5,7 @@ its loss compares the probabilities that the model gives to both.
 """
 
 import abc
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,26 @@ from prompt_tuning.losses.class_scores import mean_scores, total_scores
 from prompt_tuning.losses.objective import (
     LossSums,
     Objective,
+    OpenTeacher,
     TeacherModel,
     sum_losses,
     target_losses,
 )
 from prompt_tuning.losses.output_head import AnyHead
+
+REFERENCE_LOGPROBS = "reference_logprobs"
+"""The column of each token's log-probability under a reference, in nats."""
+Reference = Literal["in_step", "precomputed", "none"]
+
+
+class StoredReference(NamedTuple):
+    """A reference whose log-probabilities are computed before the first step.
+
+    Attributes:
+      model: the frozen model without what is trained.
+    """
+
+    model: TeacherModel
 
 
 class AnswerScores(NamedTuple):
@@ -44,7 +59,11 @@ def score_answers(
     hidden: Float[Array, "R m D"], head: AnyHead, batch: Batch
 ) -> AnswerScores:
     """Scores both answers of each example, in the `R = 2 * E` rows of a batch."""
-    nll, weights = target_losses(hidden, head, batch).nll, batch.loss_weights
+    return _scores_of(target_losses(hidden, head, batch).nll, batch)
+
+
+def _scores_of(nll: Float[Array, "R m"], batch: Batch) -> AnswerScores:
+    weights = batch.loss_weights
     return AnswerScores(
         total_scores(nll, weights).reshape(-1, 2),
         mean_scores(nll, weights).reshape(-1, 2),
@@ -133,8 +152,18 @@ class PreferenceObjective(AnswerObjective):
         return self.pair_losses(self.scores(hidden, head, batch, parameters))
 
 
+def open_reference(
+    kind: Reference, open_teacher: OpenTeacher
+) -> "TeacherModel | StoredReference | None":
+    """Opens the frozen model alone as a reference; None for no reference."""
+    if kind == "none":
+        return None
+    model = open_teacher(None)
+    return StoredReference(model) if kind == "precomputed" else model
+
+
 def log_ratios(
-    reference: TeacherModel,
+    reference: TeacherModel | StoredReference | None,
     hidden: Float[Array, "R m D"],
     head: AnyHead,
     batch: Batch,
@@ -142,11 +171,20 @@ def log_ratios(
 ) -> AnswerScores:
     """Scores answers by the ratio of their probabilities to those of a reference.
 
+    Without a reference the ratio is the probability. A stored one is read from the
+    batch.
+
     Raises:
       ValueError: if the parameters are not given.
     """
+    scores = score_answers(hidden, head, batch)
+    if reference is None:
+        return scores
+    if isinstance(reference, StoredReference):
+        stored = -jnp.asarray(batch.columns[REFERENCE_LOGPROBS])
+        return scores - _scores_of(stored, batch)
     if parameters is None:
         raise ValueError("a reference runs on the model's parameters: pass them")
     with jax.named_scope("reference"):
         frozen = score_answers(reference.hidden(parameters, batch), head, batch)
-    return score_answers(hidden, head, batch) - jax.lax.stop_gradient(frozen)
+    return scores - jax.lax.stop_gradient(frozen)

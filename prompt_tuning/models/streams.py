@@ -291,8 +291,7 @@ def key_count(streams: Sequence[Stream], past: Sequence[Context]) -> int:
     earlier += [(x.context_rows, x.hidden.shape[1]) for x in before]
     count = own.hidden.shape[1]
     for rows, length in earlier:
-        several = rows is not None and rows.ndim == 2
-        count += length * (rows.shape[1] if several else 1)
+        count += length if rows is None or rows.ndim == 1 else length * rows.shape[1]
     return count
 
 

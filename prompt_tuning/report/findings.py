@@ -23,6 +23,9 @@ of the first loss."""
 FEWEST_POINTS = 6
 """Number of losses that a line is fitted to at least."""
 OVERFITTED = 0.1
+UNSHARED = 4
+"""Ratio of the best held-out loss to that of training, beyond one nat, that says that
+what was learned is of no use there."""
 POOR_FIT = 0.5
 SAME_ANSWER = 0.9
 IGNORED = 0.01
@@ -163,6 +166,12 @@ def _training_against_held_out(recorded: RecordedRun) -> Finding:
         advice = (
             "it overfits: use more data, fewer steps or vectors, or a lower rate; the "
             "best checkpoint is kept all the same"
+        )
+        return Finding(title, True, text, advice)
+    if held_out[best] > UNSHARED * mean + 1:
+        advice = (
+            "what it learns does not help on held-out data: are both of the same task, "
+            "and is there enough training data?"
         )
         return Finding(title, True, text, advice)
     return Finding(title, False, text)

@@ -1,6 +1,7 @@
 """What a page measures of a run's model: comparison, samples, the prompt itself."""
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ from prompt_tuning.report.prompt_effects import PromptEffects, measure_effects
 from prompt_tuning.report.token_marks import TokenMarks
 from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
 from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
+from prompt_tuning.tuned.load_tuned import load_tuned
 
 NEAREST = 5
 """Number of nearest tokens of each prompt vector."""
@@ -94,6 +96,8 @@ class Measurement:
       card: what was trained.
       restored: which parameters were restored, fresh and ignored.
       marks: reads the tokens of each example; None without a tokenizer.
+      not_compared: why nothing is compared with no prompt; empty if it is, or if the
+        run trained nothing to compare.
     """
 
     results: Mapping[str, EvaluationResult]
@@ -108,6 +112,7 @@ class Measurement:
     card: PromptCard
     restored: str
     marks: TokenMarks | None = None
+    not_compared: str = ""
 
     @property
     def tuned(self) -> EvaluationResult:
@@ -145,10 +150,20 @@ def measure_run(
     if evaluation is None:
         return None
     # The frozen model has no class head to compare with.
-    compares = run.tuning.class_head is None
-    systems = open_comparison(
-        run, evaluation, baseline=compares, text_prompts=text_prompts, loaded=loaded
+    compares, not_compared = run.tuning.class_head is None, ""
+    if loaded is None:
+        loaded = load_tuned(run)
+    open_systems = functools.partial(
+        open_comparison, run, evaluation, text_prompts=text_prompts, loaded=loaded
     )
+    try:
+        systems = open_systems(baseline=compares)
+    except InputError as problem:
+        if not compares:
+            raise
+        # For example rows that are cut at other tokens. A problem of the run itself
+        # is raised again.
+        systems, not_compared = open_systems(baseline=False), str(problem)
     model, first = systems[0].model, systems[0].evaluator
     effects = measure_effects(model, systems[0].read(), first.examples, evaluation.data)
     card = _describe_prompt(run, model, systems[0].read(), effects)
@@ -178,6 +193,7 @@ def measure_run(
         card,
         model.plan.report(),
         _token_marks(model, first.examples, results),
+        not_compared,
     )
 
 

@@ -107,13 +107,13 @@ def measure_effects(
     batches = _read_batches(model, examples, data, count)
     share = functools.partial(attention_shares, stack)
     texts = [score_batch(share, model, parameters, batch) for batch in batches]
-    sums = sum(np.asarray(x.sums).sum(0) for x in texts)
+    sums = np.sum([np.asarray(x.sums).sum(0) for x in texts], axis=0)
     shares = sums / sum(float(x.tokens.sum()) for x in texts)
     if not _can_lose_vectors(prompt):
         return PromptEffects(stack, count, shares, None)
     run = functools.partial(nats_without, stack)
     without = [score_batch(run, model, parameters, batch) for batch in batches]
-    rises = sum(np.asarray(x).sum(0) for x in without)
+    rises = np.sum([np.asarray(x).sum(0) for x in without], axis=0)
     rises = rises - sum(float(x.nats.sum()) for x in texts)
     costs = rises / sum(float(batch.loss_weights.sum()) for batch in batches)
     return PromptEffects(stack, count, shares, costs)

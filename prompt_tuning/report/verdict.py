@@ -32,6 +32,8 @@ PREFERRED = (
 )
 """Metrics that decide, the first that was measured, unless the run names one."""
 UNBOUNDED = ("loss", "cross_entropy", "perplexity", "preference_loss")
+NEGLIGIBLE = 0.001
+"""Difference of a loss or margin, in nats, below which two systems are equally good."""
 PER_HUNDRED = ("bleu",)
 """Metrics that are between 0 and 100 already."""
 
@@ -64,7 +66,12 @@ class Difference:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the interval excludes that both are equally good."""
+        """Whether the interval excludes that both are equally good.
+
+        A difference in nats that no one could notice counts as none.
+        """
+        if not is_share(self.metric) and abs(self.gain) < NEGLIGIBLE:
+            return "same"
         if self.low > 0:
             return "better"
         return "worse" if self.high < 0 else "same"
@@ -175,6 +182,10 @@ def _not_compared(recorded: RecordedRun, measured: Measurement | None) -> str:
         return (
             "Not known: this run has no held-out data. Add it with prompt-tuning "
             f"report {folder} --eval FILE."
+        )
+    if measured is not None and measured.not_compared:
+        return (
+            f"Not known, because no prompt cannot be compared: {measured.not_compared}."
         )
     if measured is not None:
         return (

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,11 +14,14 @@ from prompt_tuning import processes
 from prompt_tuning.checkpoints.run_store.checkpoint_names import holds_checkpoints
 from prompt_tuning.config.run import Run
 from prompt_tuning.core import parameter_groups
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.batch_plan import BatchPlan
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.objective import Objective
+from prompt_tuning.losses.preference import StoredReference
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
@@ -32,6 +36,7 @@ from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gr
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 from prompt_tuning.training.staged_sweep import check_stages, staged_sweep_step
 from prompt_tuning.training.step import Step, compile_step, join_step
+from prompt_tuning.training.stored_reference import with_stored_reference
 from prompt_tuning.training.streamed_step import streamed_step
 from prompt_tuning.training.sweep_step import compile_sweep_step, prompt_counts
 from prompt_tuning.training.trainer import AnyStep, Trainer
@@ -131,7 +136,36 @@ def open_members(
                 context=context,
             )
         )
-    return tuple(trainers)
+    return tuple(_with_reference(trainers, objective, parameters))
+
+
+def _with_reference(
+    trainers: Sequence[Trainer], objective: Objective, parameters: Parameters
+) -> Sequence[Trainer]:
+    """Adds a precomputed reference to the examples, if the objective reads one.
+
+    Raises:
+      InputError: if several runs step together, or rows are packed.
+    """
+    reference, trainer = getattr(objective, "reference", None), trainers[0]
+    if not isinstance(reference, StoredReference):
+        return trainers
+    if len(trainers) > 1:
+        raise InputError(
+            "the members of a sweep share no run directory to store a precomputed "
+            "reference in: set reference to 'in_step'"
+        )
+    assert isinstance(trainer.examples, ExampleGroups)  # its objectives judge answers
+    examples = with_stored_reference(
+        reference.model,
+        trainer.examples,
+        trainer.model,
+        parameters,
+        trainer.run.source,
+        Path(trainer.run.directory),
+        lambda: trainer.fingerprint,
+    )
+    return [dataclasses.replace(trainer, examples=examples)]
 
 
 def _context(

@@ -20,6 +20,7 @@ from prompt_tuning.losses.dpo import DPO, ReferencedDPO
 from prompt_tuning.losses.orpo import ORPO
 from prompt_tuning.losses.preference import AnswerScores
 from prompt_tuning.losses.simpo import SimPO
+from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.sharding.axis_rules import AxisRules
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.distillation import make_reference
@@ -140,6 +141,22 @@ def test_orpo_and_simpo_are_the_losses_of_trl():
         np.testing.assert_allclose(
             gradient, np.asarray(policy.grad) / LENGTHS, rtol=1e-4, atol=1e-6
         )
+
+
+def test_dpo_without_a_reference_is_simpo_without_a_margin():
+    config = dummies.FAMILIES["llama"]
+    graph, parameters = dummies.prompted(config)
+    batch = jax.tree.map(jnp.asarray, pairs_of(config))
+    model = merge_model(graph, parameters)
+    settings = DPO(beta=0.3, length_normalize=True, reference="none")
+
+    def refuse(context):
+        raise AssertionError("no reference is opened")
+
+    states = model.hidden(batch), model.output_head(), batch
+    found = settings.prepare(refuse).sums(*states)
+    expected = SimPO(beta=0.3, gamma=0.0).sums(*states)
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-6)
 
 
 def test_label_smoothing_averages_both_labels():

@@ -18,7 +18,7 @@ from scripts import skills
 
 WORDS = skills.splits(0, train=160, dev=60, test=1)
 Pairs = Sequence[tuple[str, str]]
-LABELS = ["a", "z"]
+LABELS = ["e", "t"]
 
 
 def skill(name: str, before: str = "") -> tuple[Pairs, Pairs]:
@@ -30,12 +30,25 @@ def skill(name: str, before: str = "") -> tuple[Pairs, Pairs]:
     return train, dev
 
 
-def labelled(
-    right: Callable[[str], bool], swapped: bool = False
-) -> tuple[Pairs, Pairs]:
-    """Words with one of two labels, which are swapped in the held-out ones if asked."""
-    train = [(f"{word}=", LABELS[right(word)]) for word in WORDS.train]
-    dev = [(f"{word}=", LABELS[right(word) != swapped]) for word in WORDS.dev]
+def first_letters() -> tuple[Pairs, Pairs]:
+    """Words with their first letter, `e` or `t`, and held-out ones with the other."""
+    words = skills.splits(1, train=1600, dev=500, test=1)
+    train, dev = (
+        [word for word in part if word[0] in "et"] for part in (words.train, words.dev)
+    )
+    other = {"e": "t", "t": "e"}
+    return (
+        [(f"{word}=", word[0]) for word in train],
+        [(f"{word}=", other[word[0]]) for word in dev[:60]],
+    )
+
+
+def rare_label() -> tuple[Pairs, Pairs]:
+    """Words with a label that nothing tells, one of ten with another."""
+    train, dev = (
+        [(f"{word}=", "te"[hash_of(word) % 10 == 0]) for word in words]
+        for words in (WORDS.train, WORDS.dev)
+    )
     return train, dev
 
 
@@ -69,7 +82,7 @@ class Staged:
       text: text to compare with.
     """
 
-    data: Callable[[], tuple[Pairs, Pairs]]
+    data: Callable[[], Sequence[Pairs]]
     outcome: tuple[str, ...]
     reasons: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -95,14 +108,13 @@ CASES = {
         {"steps": 12},
     ),
     "labels swapped": Staged(
-        lambda: labelled(lambda word: word[0] < "m", True), ("worse", "same", "better"),
-        ("Labels",), {"steps": 80}, labels=LABELS,
+        first_letters, ("worse",), ("Labels",), {"steps": 120}, labels=LABELS,
     ),
     "all targets truncated": Staged(
         lambda: tuple(
             [(given, 30 * wanted) for given, wanted in part] for part in skill("upper")
         ),
-        ("better",), ("Truncated or skipped",),
+        ("unknown",), ("Truncated or skipped",),
         source={"on_too_long": "truncate_right"},
     ),
     "data that leaks nothing": Staged(
@@ -119,17 +131,20 @@ CASES = {
         pt.SoftPrompt(length=2, initializer=pt.uniform(1e-4)),
     ),
     "class prior learned only": Staged(
-        lambda: labelled(lambda word: hash_of(word) % 10 == 0), ("better", "same"),
+        rare_label, ("better", "same"),
         ("Labels",), labels=LABELS,
     ),
     "a prompt that equals its text": Staged(
         lambda: skill("upper"), ("better",), (RATE,),
-        {"learning_rate": 1e-6, "optimizer": pt.adamw()},
+        {
+            "learning_rate": 1e-6, "optimizer": pt.adamw(),
+            "prompting": pt.Prompting(placement="after_bos"),
+        },
         pt.SoftPrompt(length=7, initializer=pt.from_text("upper: ")), text="upper: ",
     ),
     "worse than none": Staged(
         lambda: (skill("rot1", "upper: ")[0], skill("upper", "upper: ")[1]), ("worse",),
-        ("Training against held-out", "Still falling at the end"), {"steps": 80},
+        ("Training against held-out",), {"steps": 80},
     ),
 }  # fmt: skip
 
@@ -156,10 +171,16 @@ def test_the_page_says_what_happened(model, tmp_path, name):
     case = CASES[name]
     train, dev = case.data()
     data, held_out = (
-        pt.DataSource(write(tmp_path / file, pairs), batch_size=size, **case.source)
+        pt.DataSource(
+            files=write(tmp_path / file, pairs), batch_size=size, **case.source
+        )
         for file, pairs, size in (("train.jsonl", train, 8), ("dev.jsonl", dev, 30))
     )
-    settings = {"steps": 40, "evaluate_every": 20, "log_every": 1} | case.settings
+    settings: dict[str, Any] = {
+        "steps": 40,
+        "evaluate_every": 20,
+        "log_every": 1,
+    } | case.settings
     tuned = pt.tune(
         model,
         case.prompt or pt.SoftPrompt(length=8),

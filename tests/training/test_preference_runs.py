@@ -11,8 +11,12 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
-from tests.support.small_runs import logged
+from prompt_tuning.training import stored_reference
+from prompt_tuning.training.stored_reference import REFERENCE_FILE, read_stored
+from tests.support.small_runs import UPPER, files, logged
 from tests.support.small_tokenizer import write_tokenizer
+
+__all__ = ["files"]
 
 RECORDS = [
     {"prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -126,13 +130,45 @@ def test_fifty_steps_of_dpo_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of TRL and transformers
 def test_fifty_steps_of_kto_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.8}
+    weights: Any = {"desirable_weight": 1.3, "undesirable_weight": 0.8}
     expected = trl_losses(
         tmp_path, "KTO", RATED, **weights, train_sampling_strategy="sequential"
     )
     losses = our_losses(tmp_path, pt.KTO(beta=0.5, **weights), RATED)
     assert (len(losses), losses[0] > 0.5, losses[-1] < 0.01) == (50, True, True)
     np.testing.assert_allclose(losses, expected, atol=1e-5)
+
+
+def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatch):
+    records = [
+        {"prompt": p, "chosen": c, "rejected": c[::-1].lower()} for p, c in UPPER[:12]
+    ]
+
+    def losses(name, objective, steps):
+        pt.tune(
+            str(files.decoder),
+            pt.SoftPrompt(length=2),
+            records,
+            objective=objective,
+            steps=steps,
+            batch_size=4,
+            directory=str(tmp_path / name),
+            log_every=1,
+            progress=False,
+        )
+        return [line["loss"] for line in logged(tmp_path / name)]
+
+    expected = losses("in_step", pt.DPO(beta=0.5), 6)
+    objective = pt.DPO(beta=0.5, reference="precomputed")
+    losses("stored", objective, 2)
+    stored = (tmp_path / "stored" / REFERENCE_FILE).read_bytes()
+    # A run that goes on computes nothing again.
+    monkeypatch.delattr(stored_reference, "reference_logprobs")
+    found = losses("stored", objective, 6)
+    assert (tmp_path / "stored" / REFERENCE_FILE).read_bytes() == stored
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    known = read_stored(tmp_path / "stored" / REFERENCE_FILE, "another model")
+    assert known == {}
 
 
 def test_a_prompt_learns_which_of_two_answers_is_preferred():

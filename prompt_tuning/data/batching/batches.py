@@ -35,7 +35,9 @@ def build_batch(
       columns: names of the columns that the objective reads.
     """
     if isinstance(examples, ExampleGroups):
-        return _build_group_batch(examples, planned, pad_id, prompt_ids=prompt_ids)
+        return _build_group_batch(
+            examples, planned, pad_id, prompt_ids=prompt_ids, columns=columns
+        )
     count, packed = len(planned.rows), planned.rows.ndim == 2
     tokens = np.full((count, planned.input_length), pad_id, np.int32)  # [B, T]
     targets = np.full((count, planned.target_length), pad_id, np.int32)  # [B, U]
@@ -65,7 +67,12 @@ def build_batch(
 
 
 def _build_group_batch(
-    examples: ExampleGroups, planned: PlannedBatch, pad_id: int, *, prompt_ids: bool
+    examples: ExampleGroups,
+    planned: PlannedBatch,
+    pad_id: int,
+    *,
+    prompt_ids: bool,
+    columns: Collection[str],
 ) -> Batch:
     """Reads the rows of each planned example, and the number of the best one."""
     real = planned.rows != FILLING
@@ -79,7 +86,7 @@ def _build_group_batch(
     gold[real] = examples.gold[numbers]
     weights = np.zeros(len(real), np.float32)
     weights[real] = examples.weights[numbers]
-    batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids)
+    batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids, columns=columns)
     return dataclasses.replace(batch, gold=gold, example_weights=weights)
 
 

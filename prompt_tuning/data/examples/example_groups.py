@@ -27,7 +27,7 @@ class ExampleGroups(abc.ABC):
       without_completion: number of records left out because they have no completion.
       repetition: see `RowSource`.
       has_prompt_ids: whether the data selects the prompt of each example.
-      columns: names of the columns for an objective; always empty.
+      columns: names of the columns for an objective.
       has_groups: whether an example consists of several rows; always True.
     """
 
