@@ -3,6 +3,7 @@
 # transformers and trl are only in the `bench` extra.
 # pyright: reportMissingImports=false
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -71,22 +72,41 @@ TEXT_ONLY = (
     *("phi3_5", "qwen2_5", "qwen3", "qwen3_instruct_2507"),
 )
 """Templates that do not read parts: transformers writes them in Python's form."""
-NO_CALLS = ("llama3", "qwen2_5_vl", "gemma", "gemma3")
+NO_CALLS = ("llama3", "qwen2_5_vl", "gemma", "gemma3", "qwen2_audio of transformers")
 """Templates that write nothing of a call, so that nothing could be learned."""
 TESTS_FOR_NONE = ("deepseek_r1_distill", "deepseekv3")
 """Templates that want a content of None, which transformers drops, beside calls."""
 
 
+def folder_of(package):
+    """Returns the folder of a package that may be missing, without importing it."""
+    found = importlib.util.find_spec(package)
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
 def templates():
-    found = importlib.util.find_spec("trl")
-    if found is None or found.origin is None:
-        return []
-    files = sorted((Path(found.origin).parent / "chat_templates").glob("*.jinja"))
-    # TRL changes these for its own trainer.
-    return [x for x in files if not x.stem.endswith("_training")]
+    """Returns the sources of the templates that packages have, by name."""
+    sources = {}
+    if (folder := folder_of("trl")) is not None:
+        files = sorted((folder / "chat_templates").glob("*.jinja"))
+        # TRL changes these for its own trainer.
+        files = [file for file in files if not file.stem.endswith("_training")]
+        sources = {file.stem: file.read_text() for file in files}
+    if (folder := folder_of("transformers")) is not None:
+        # In transformers, templates are texts in modules.
+        for file in sorted((folder / "models").glob("*/processing_*.py")):
+            if "{%" in (module := file.read_text()):
+                texts = [
+                    node.value
+                    for node in ast.walk(ast.parse(module))
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                ]
+                (source,) = [x for x in texts if "{%" in x and "messages" in x]
+                sources[f"{file.parent.name} of transformers"] = source
+    return sources
 
 
-FILES = templates()
+SOURCES = templates()
 
 
 def eos_of(name, source):
@@ -114,11 +134,11 @@ def as_read(name, messages):
 class Opened:
     """A template, as both read it."""
 
-    def __init__(self, file, folder):
+    def __init__(self, name, folder):
         from transformers import AutoTokenizer
 
-        self.name, source = file.stem, file.read_text()
-        write_chat_tokenizer(folder, source, eos_of(file.stem, source))
+        self.name, source = name, SOURCES[name]
+        write_chat_tokenizer(folder, source, eos_of(name, source))
         self.theirs = AutoTokenizer.from_pretrained(folder)
         self.ours = load_tokenizer(folder)
         self.template = chat_template_of(self.ours)
@@ -144,7 +164,7 @@ class Opened:
         return self.theirs.decode(ids)
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda file: file.stem)
+@pytest.fixture(scope="module", params=SOURCES)
 def opened(request, tmp_path_factory):
     return Opened(request.param, tmp_path_factory.mktemp("official") / "folder")
 
@@ -156,9 +176,9 @@ def answers(kind):
 
 
 def test_the_templates_are_installed():
-    if importlib.util.find_spec("trl") is None:
+    if folder_of("trl") is None:
         pytest.skip("trl, which has official templates, is not installed")
-    assert len(FILES) >= 41
+    assert len(SOURCES) >= 44
 
 
 @pytest.mark.parametrize("kind", KINDS)
