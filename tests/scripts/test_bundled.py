@@ -8,7 +8,7 @@ from rich.console import Console
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
-from scripts import skill_tuning, skills
+from scripts import recall, skill_tuning, skills
 
 WORDS = skills.splits(7, train=1, dev=1, test=60).test
 
@@ -28,9 +28,23 @@ def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     assert tail <= 0.02 and rot2 <= 0.02
 
 
-@pytest.mark.parametrize("name", ["decoder", "t5"])
+def test_recall_answers_from_a_table_that_it_reads_and_only_then():
+    model = open_pretrained(
+        Pretrained(checkpoint="bundled:recall"), key=jax.random.key(0)
+    )
+    parameters = model.read_parameters()
+    tables = [recall.document(seed, 48) for seed in range(100, 104)]
+    asked = [(text, *pair) for text, pairs in tables for pair in pairs[::4]]
+    given = [text + question for text, question, _ in asked]
+    answers = skill_tuning.answers(model, parameters, given + [q for _, q, _ in asked])
+    right = np.array(answers) == np.array([answer for *_, answer in asked] * 2)
+    with_table, without = right.reshape(2, -1).mean(axis=1)
+    assert with_table >= 0.95 and without <= 0.05
+
+
+@pytest.mark.parametrize("name", ["skills-decoder", "skills-t5", "recall"])
 def test_a_bundled_model_has_at_most_4_mb(name):
-    folder = BUNDLED / f"skills-{name}"
+    folder = BUNDLED / name
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 4_000_000
 
 
