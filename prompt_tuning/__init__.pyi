@@ -222,6 +222,7 @@ def ClassHead(
     *,
     labels: Sequence[str] | None = None,
     pooling: Literal["last", "first", "mean"] | None = None,
+    dense: bool = False,
 ) -> Configured[_ClassHead]:
     """A head `[C, D]` for the classes of a task, trained beside a frozen model.
 
@@ -245,6 +246,8 @@ def ClassHead(
         of vectors before the text if there are some) or the "mean" of all tokens'
         states; as the model's own head if None, which is "last" in decoders, and
         "first" in most encoders.
+      dense: whether the dense layer before the rows is trained even where PEFT and the
+        default leave it frozen (the pooler of BERT).
 
     Raises:
       InputError: if there are fewer than two labels, or two are equal.

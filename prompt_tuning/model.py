@@ -38,7 +38,9 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.tools.inspection import input_vectors
+from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
 from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.training.distillation import open_evaluator
 from prompt_tuning.tuned.prediction import predict_inputs
@@ -266,6 +268,48 @@ class Model(TextModel):
             self.run, self.prompted, self.parameters, several, **choices
         )
         return predictions[0] if single else predictions
+
+    @python_hints()
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        prompt_id: int | None = None,
+    ) -> Float[np.ndarray, "n D"]:
+        """Computes a vector of each text, as `/v1/embeddings` of the server does.
+
+        It is made of the states after the last layer and its norm, with the prompt or
+        adapter that the model has. Each text runs alone.
+
+        Args:
+          texts: one text, or a list of them; a template of the run is applied.
+          pooling: the mean of the states of the text's tokens, the last of them, or the
+            first (of encoders that were trained so).
+          normalize: whether each vector has length 1.
+          prompt_id: prompt of all texts, for a model with several.
+
+        Raises:
+          InputError: if the model is an encoder-decoder or has a head of classes, or a
+            text does not fit.
+
+        Examples:
+          >>> vectors = model.embed(["abc", "abd"])
+          >>> vectors.shape, bool(vectors[0] @ vectors[1] < 1)
+          ((2, 128), True)
+        """
+        encoding = TextEncoding(self.prompted, self.run.source)
+        vectors = [
+            embed_ids(self.prompted, self.parameters, ids, pooling, prompt_id)
+            for ids in map(
+                encoding.encode, [texts] if isinstance(texts, str) else texts
+            )
+        ]
+        stacked = np.stack(vectors)
+        if not normalize:
+            return stacked
+        return stacked / np.maximum(np.linalg.norm(stacked, axis=1)[:, None], 1e-12)
 
     @python_hints()
     def evaluate(

@@ -35,7 +35,7 @@ NORMS = {
 INERT = frozenset(
     {
         *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
-        *("use_cache", "classifier_dropout", "type_vocab_size"),
+        *("use_cache", "classifier_dropout"),
     }
 )
 

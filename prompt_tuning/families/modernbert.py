@@ -38,6 +38,10 @@ def read_modernbert(settings: HuggingFaceSettings) -> dict[str, Any]:
     for name, value in (("norm_bias", False), ("decoder_bias", True)):
         settings.require(name, value, reason)
     settings.require("classifier_bias", False, reason)
+    for name in ("rope_theta", "rope_scaling"):
+        settings.require(
+            name, None, "this family has one base for windows, and another"
+        )
     settings.require("classifier_activation", "gelu", reason)
     settings.choose("classifier_pooling", ("cls", "mean"))
     width, heads = (

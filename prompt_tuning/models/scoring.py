@@ -44,9 +44,12 @@ def pooled_states(
 ) -> Float[Array, "B D"]:
     """Computes the mean of the states at a batch's loss positions, by loss weights.
 
-    These are the normalized states that the output head reads.
+    These are the states after the final norm, before an encoder's transform of them.
     """
-    hidden = merge_model(graph, parameters).hidden(batch).astype(jnp.float32)
+    model = merge_model(graph, parameters)
+    if model.head is not None:
+        model.head.transform = None
+    hidden = model.hidden(batch).astype(jnp.float32)
     weights = batch.loss_weights[..., None]  # [B, m, 1]
     return jnp.sum(hidden * weights, 1) / jnp.sum(weights, 1)
 

@@ -55,6 +55,11 @@ def open_classes(
             "no other token: set it to 'last' or 'mean' (--head)"
         )
     layers = find_family(config).class_layers
+    if spec.dense and not layers.dense:
+        raise InputError(
+            "ClassHead.dense is True, but only heads of encoders have a dense layer: "
+            "leave it out"
+        )
     head = layers.recipes(stored)
 
     def read(path: str, *shape: int) -> np.ndarray:
@@ -72,7 +77,7 @@ def open_classes(
         bias = jnp.zeros(count) if layers.dense else None
     dense = dense_bias = None
     has_dense = layers.dense and head[DENSE].sources[0] in stored
-    if layers.dense and (layers.saved or not has_dense):
+    if layers.dense and (spec.dense or layers.saved or not has_dense):
         dense = initial_rows(named_key(key, "class_dense"), width, width)
         dense_bias = jnp.zeros(width) if layers.bias else None
         if has_dense:

@@ -38,13 +38,14 @@ def check_start(
       mesh: mesh that shards the model; None for one device.
 
     Raises:
-      InputError: if it is an encoder-decoder, its weights are not on the device, or the
-        start needs another model.
+      InputError: if it has an encoder or is one, its weights are not on the device, or
+        the start needs another model.
     """
-    if config.architecture != "decoder_only":
+    if config.architecture != "decoder_only" or config.bidirectional:
+        kind = "encoder" if config.bidirectional else "encoder-decoder"
         raise InputError(
             "a key/value prefix starts from a text in decoder-only models, and this "
-            "is an encoder-decoder: use another initializer, such as normal()"
+            f"is an {kind}: use another initializer, such as normal()"
         )
     if weights != DEVICE:
         raise InputError(

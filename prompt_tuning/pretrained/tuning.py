@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Key
 
-from prompt_tuning.adapters.adapter import CLASSES, CLASSES_PATH, TOKENS, Adapter
+from prompt_tuning.adapters.adapter import (
+    CLASSES,
+    CLASSES_FOLDER,
+    CLASSES_PATH,
+    TOKENS,
+    Adapter,
+)
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import Pooling
@@ -273,6 +279,8 @@ def _rebuild_classes(
     if CLASSES_PATH not in adapter.parameters:
         return []
     count = len(adapter.parameters[CLASSES_PATH])
-    if len(config.labels) == count:
-        return [ClassHead(labels=config.labels)]
-    return [ClassHead(labels=[f"LABEL_{number}" for number in range(count)])]
+    labels = config.labels
+    if len(labels) != count:
+        labels = [f"LABEL_{number}" for number in range(count)]
+    dense = f"{CLASSES_FOLDER}dense" in adapter.parameters
+    return [ClassHead(labels=labels, dense=dense)]

@@ -51,6 +51,8 @@ class ClassHead:
         of vectors before the text if there are some) or the "mean" of all tokens'
         states; as the model's own head if None, which is "last" in decoders, and
         "first" in most encoders.
+      dense: whether the dense layer before the rows is trained even where PEFT and the
+        default leave it frozen (the pooler of BERT).
 
     Raises:
       InputError: if there are fewer than two labels, or two are equal.
@@ -70,6 +72,7 @@ class ClassHead:
 
     labels: Sequence[str] | None = None
     pooling: Pooling | None = None
+    dense: bool = False
 
     def __post_init__(self):
         check_fields(self)

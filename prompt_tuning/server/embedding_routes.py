@@ -3,7 +3,7 @@
 import base64
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -27,7 +27,7 @@ FIELDS = (
     *("pooling", "normalize", "prompt_id"),
 )
 FORMATS = ("float", "base64")
-POOLINGS = ("mean", "last")
+POOLINGS = get_args(Pooling)
 Vector = Float[np.ndarray, "D"]
 
 
@@ -110,7 +110,12 @@ class EmbeddingRoutes:
         data = []
         for index, ids in enumerate(rows):
             embed = functools.partial(
-                embed_ids, adapter, ids, body.pooling, body.prompt_id
+                embed_ids,
+                adapter.model,
+                adapter.parameters,
+                ids,
+                body.pooling,
+                body.prompt_id,
             )
             vector = await self._workers.run(client, embed)
             if body.normalize:

@@ -7,19 +7,21 @@ import numpy as np
 from jaxtyping import Float
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.request_checks import slot_length
 from prompt_tuning.decoding.row_checks import check_prompt_ids, check_rows
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.models.scoring import pooled_states
-from prompt_tuning.texts.loaded_adapter import LoadedAdapter
+from prompt_tuning.pretrained.prompted_model import PromptedModel
 
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "first"]
 
 
 def embed_ids(
-    adapter: LoadedAdapter,
+    model: PromptedModel,
+    parameters: Parameters,
     ids: Sequence[int],
     pooling: Pooling = "mean",
     prompt_id: int | None = None,
@@ -30,20 +32,28 @@ def embed_ids(
     other texts.
 
     Args:
-      adapter: the adapter that reads the text.
+      model: the model, with the adapter that reads the text.
+      parameters: all its parameters by path.
       ids: its tokens.
-      pooling: the mean of the states after each token, or the last of them, which
-        predicts the next token.
+      pooling: the mean of the states after each token, the last of them, which
+        predicts the next token, or the first, which encoders train for this.
       prompt_id: number of the prompt, for an adapter with several.
 
     Raises:
-      InputError: if the model is an encoder-decoder, or the text does not fit.
+      InputError: if the model is an encoder-decoder or has a head of classes, or the
+        text does not fit.
     """
-    model = adapter.model
     if model.config.architecture != "decoder_only":
         raise InputError(
             "embeddings need a decoder-only model: this one has an encoder"
         )
+    if model.config.labels:
+        raise InputError(
+            f"the model's head scores the classes {shown(list(model.config.labels))}: "
+            "embed texts by a model without such a head"
+        )
+    if model.config.bidirectional:
+        ids = model.interface.scored_row(ids)  # with EOS
     if not ids:
         raise InputError("a text without a token has no embedding: leave it out")
     check_rows(model, [ids], 1)
@@ -53,7 +63,8 @@ def embed_ids(
     length = slot_length(count + 1)
     tokens, lengths = pad_rows([ids], model.config.pad_id, length)
     positions = np.arange(1, length + 1, dtype=np.int32)[None]
-    weights = positions == count if pooling == "last" else positions <= count
+    last = {"mean": count, "last": count, "first": 1}[pooling]
+    weights = positions <= count if pooling == "mean" else positions == last
     batch = Batch(
         tokens=tokens,
         lengths=lengths,
@@ -63,5 +74,5 @@ def embed_ids(
         prefix_lengths=lengths,
         prompt_ids=None if prompt_id is None else np.array([prompt_id], np.int32),
     )
-    states = score_batch(pooled_states, model, adapter.parameters, batch)
+    states = score_batch(pooled_states, model, parameters, batch)
     return np.asarray(states, np.float32)[0]

@@ -95,10 +95,11 @@ def read_text(
     Raises:
       InputError: if the text is shorter than the prefix, or too long for the model.
     """
-    if model.config.architecture != "decoder_only":
+    if model.config.architecture != "decoder_only" or model.config.bidirectional:
+        kind = "encoder" if model.config.bidirectional else "encoder-decoder"
         raise InputError(
             "a memory is a key/value prefix of a decoder-only model, and this is an "
-            "encoder-decoder: choose another model"
+            f"{kind}: choose another model"
         )
     tokenizer = model.needed_tokenizer()
     ids, begin = tuple(tokenizer.encode(text)), tuple(model.interface.begin_ids)

@@ -17,6 +17,10 @@ from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.texts.text_embeddings import embed_ids
+
+# torch and transformers are only in the `bench` extra.
+# pyright: reportMissingImports=false
 
 PAD, LABELS = 3, ("bad", "fair", "good")
 # Padding within a text is read; at its end, the token before it is scored.
@@ -46,6 +50,28 @@ FAMILIES = {
     "gpt2": GPT2,
     "gpt_neox": {**USUAL, "num_attention_heads": 2},
     "phi": USUAL,
+}
+ENCODERS = {
+    "bert": USUAL,
+    "roberta": {**USUAL, "max_position_embeddings": 40},
+    "xlm-roberta": {**USUAL, "max_position_embeddings": 40, "hidden_act": "relu"},
+    "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4},
+    "electra": {**USUAL, "embedding_size": 16},
+    "modernbert": {**USUAL, "local_attention": 4, "classifier_pooling": "mean"},
+}
+ENCODED = [[4, 9, 11, 5, 8, 20, 2], [7, 12, 2], [6, 10, 5, 9, 2]]
+# Rows of encoders end with EOS.
+OF_ENCODERS = {
+    "PROMPT_TUNING": {"num_virtual_tokens": 3},
+    "PREFIX_TUNING": {"num_virtual_tokens": 3},
+    "LORA": {"r": 2, "target_modules": ["query", "value"]},
+    "IA3": {"target_modules": ["key", "value"], "feedforward_modules": []},
+}
+WITH_ADAPTERS = {
+    # The head of RoBERTa has a dense layer; that of BERT is its pooler.
+    **{f"roberta {kind}": ("roberta", kind, None) for kind in OF_ENCODERS},
+    "bert PROMPT_TUNING": ("bert", "PROMPT_TUNING", None),
+    "bert pooler": ("bert", "LORA", ["classifier", "pooler"]),
 }
 OF_PEFT = {
     "PROMPT_TUNING": {"num_virtual_tokens": 3},
@@ -77,12 +103,26 @@ def theirs(tmp_path_factory):
             "model_type": name,
         }
         for name, settings in FAMILIES.items()
+    } | {
+        name: {
+            "folder": folder / name,
+            "rows": ENCODED,
+            "settings": COMMON | {"eos_token_id": 2} | settings,
+            "model_type": name,
+        }
+        for name, settings in ENCODERS.items()
     }
     for kind, settings in OF_PEFT.items():
         adapter = {"peft_type": kind, "task_type": "SEQ_CLS", **settings}
         save = folder / f"{kind} saved"
         base = {"folder": folder / "llama", "rows": ROWS}
         jobs[kind] = {**base, "adapter": adapter, "save": save}
+    for name, (base, kind, saved) in WITH_ADAPTERS.items():
+        adapter = {"peft_type": kind, "task_type": "SEQ_CLS", **OF_ENCODERS[kind]}
+        adapter |= {"modules_to_save": saved} if saved else {}
+        save = folder / f"{name} saved"
+        of_base = {"folder": folder / base, "rows": ENCODED}
+        jobs[name] = {**of_base, "adapter": adapter, "save": save}
     return folder, run_transformers(folder, jobs)
 
 
@@ -142,3 +182,51 @@ def test_our_adapters_score_in_peft_as_here(theirs, tmp_path):
     logits = run_transformers(tmp_path, jobs)
     for kind, each in ours.items():
         assert_same_where_padding_counts_alike(kind, each, logits[kind])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_score_as_in_transformers(family, theirs):
+    folder, logits = theirs
+    # Padded rows of ModernBERT that are shorter than its windows are not numbers there.
+    expected = softmax(logits[family])
+    assert np.ptp(expected, axis=0).max() > 0.02
+    ours = probabilities(folder / family, ENCODED)
+    np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", WITH_ADAPTERS)
+def test_adapters_of_encoders_score_as_in_peft_both_ways(name, theirs, tmp_path):
+    folder, logits = theirs
+    base = folder / WITH_ADAPTERS[name][0]
+    config = read_config(base)
+    adapter = from_peft(read_folder(folder / f"{name} saved"), config, name)
+    ours = probabilities(base, ENCODED, adapter)
+    np.testing.assert_allclose(ours, softmax(logits[name]), atol=1e-5)
+    random = np.random.default_rng(0)
+    for path, array in adapter.parameters.items():
+        noise = random.normal(0, 0.1, array.shape).astype("f4")
+        adapter.parameters[path] = array + noise
+    write_folder(tmp_path / "ours", to_peft(adapter, config))
+    job = {"folder": base, "rows": ENCODED, "adapter": tmp_path / "ours"}
+    back = softmax(run_transformers(tmp_path, {name: job})[name])
+    assert np.abs(back - ours).max() > 1e-3
+    np.testing.assert_allclose(probabilities(base, ENCODED, adapter), back, atol=1e-5)
+
+
+@pytest.mark.torch
+def test_texts_are_embedded_by_the_states_of_transformers(theirs):
+    import torch
+    from transformers import AutoModel, AutoModelForMaskedLM
+
+    base, ids = theirs[0] / "masked", ENCODED[0]
+    config = AutoModel.from_pretrained(theirs[0] / "bert").config
+    AutoModelForMaskedLM.from_config(config).save_pretrained(base)
+    model = open_pretrained(Pretrained(checkpoint=str(base)), key=jax.random.key(0))
+    parameters = model.read_parameters()
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(base).eval()(torch.tensor([ids]))[0][0]
+    for pooling, expected in (("mean", states.mean(0)), ("first", states[0])):
+        ours = embed_ids(model, parameters, ids, pooling)
+        np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)

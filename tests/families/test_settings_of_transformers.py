@@ -37,7 +37,7 @@ OPTIONS = {
     "qwen3_next": {"decoder_sparse_step": 2},
 }
 """Settings with which further settings are read."""
-NEEDED = {"glm4_moe": {"head_dim": 128}}
+NEEDED = {"glm4_moe": {"head_dim": 128}, "electra": {"embedding_size": 256}}
 """Settings without which transformers' defaults are no model."""
 PARTS = {
     "gemma3": ("text_config",),
@@ -192,6 +192,9 @@ OLD_SCALING = {
         ("gpt_neo", {"attention_types": [[["global"], 1]]}),
         ("falcon", {"alibi": True}),
         ("bart", {"decoder_ffn_dim": 12}),
+        ("bert", {"is_decoder": True}),
+        ("electra", {"embedding_size": 128}),
+        ("modernbert", {"norm_bias": True}),
         ("bart", {"tie_word_embeddings": False}),
         ("gpt_oss", {"swiglu_alpha": 1.5}),
         ("t5gemma", {"is_encoder_decoder": False}),

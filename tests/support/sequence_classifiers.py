@@ -76,11 +76,12 @@ def with_old_name(forward):
     """
 
     def renamed(past_key_values=None, **inputs):
-        return forward(cache=past_key_values, **inputs)
+        cache = {} if past_key_values is None else {"cache": past_key_values}
+        return forward(**cache, **inputs)
 
-    if "cache" not in inspect.signature(forward).parameters:
-        return forward
-    return renamed
+    names = inspect.signature(forward).parameters
+    # Encoders pass what they do not name on to the base model.
+    return renamed if {"cache", "kwargs"} & names.keys() else forward
 
 
 if __name__ == "__main__":
