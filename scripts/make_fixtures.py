@@ -492,6 +492,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"use_qk_norm": True, "attention_bias": True},
         "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
     },
+    "bamba": {name: x for name, x in STATES.items() if name != "layer_types"}
+    | {
+        "num_hidden_layers": 3,
+        "attn_layer_indices": [1],
+        "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
+    },
     "nemotron_h": PARTS
     | {
         "layers_block_type": [

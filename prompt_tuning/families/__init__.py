@@ -6,6 +6,7 @@ all families.
 """
 
 from prompt_tuning.families.arcee import ARCEE
+from prompt_tuning.families.bamba import BAMBA
 from prompt_tuning.families.bart import BART
 from prompt_tuning.families.bert import BERT
 from prompt_tuning.families.bloom import BLOOM
@@ -131,6 +132,7 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         GRANITEMOEHYBRID,
         NEMOTRON_H,
+        BAMBA,
         GLM4_MOE,
         GPT_OSS,
         GPTJ,

@@ -48,6 +48,7 @@ SIZES = [(4, 3), (2, 9), (7, 1), (1, 2), (5, 4)]
 PACKED = np.array([[0, 1, -1], [2, 3, 4]])
 # Models whose layers are not all alike, which cannot be read layer by layer.
 MIXED = (
+    "bamba",
     "glm4_moe",
     "granitemoehybrid",
     "granitemoehybrid_dense",

@@ -1,0 +1,77 @@
+"""Bamba: Mamba-2, and attention in a few layers."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import ATTENTION
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import layout_recipes, read_biases, read_layout
+from prompt_tuning.families.mamba2_layout import (
+    mamba2_parts,
+    mamba2_tensors,
+    read_expansion,
+    read_mamba2,
+    read_step_limit,
+)
+from prompt_tuning.families.rotary_settings import read_rotary
+
+DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
+NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
+
+
+def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    attention = settings.sequence("attn_layer_indices", [])
+    linear = [i for i in range(fields["layers"]) if i not in attention]
+    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
+    width = read_expansion(settings, fields["width"], heads)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], partial=0.5)
+        | {
+            "biases": read_biases(settings),
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "key_value_heads": settings.size("num_key_value_heads", 8),
+        }
+        | read_mamba2(settings, linear, width, sizes=DEFAULTS)
+        | read_step_limit(settings)
+    )
+
+
+def bamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    some = bool(config.recurrent_layers)
+    feed_forward = {
+        f"mlp/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")
+    }
+    output = {"mamba2/output": "mamba.out_proj"} if some else {}
+    return layout_recipes(
+        config,
+        names,
+        modules=ATTENTION | feed_forward | output,
+        norms=NORMS,
+        final_norm="final_layernorm",
+        fused=mamba2_parts(config) if some else None,
+        others=mamba2_tensors() if some else None,
+    )
+
+
+BAMBA = dataclasses.replace(
+    LLAMA,
+    model_type="bamba",
+    title="Bamba",
+    read_fields=read_bamba,
+    recipes=bamba_recipes,
+    write_settings=None,
+    inert=LLAMA.inert
+    | {"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"},
+)
