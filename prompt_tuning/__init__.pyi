@@ -752,6 +752,7 @@ def GRPO(
     clip: float = 0.2,
     clip_above: float | None = None,
     beta: float = 0.0,
+    divergence: Literal["k3", "k1"] = "k3",
     ratio: Literal["token", "sequence"] = "token",
     average: Literal["token", "sequence", "constant"] = "token",
 ) -> Configured[_GRPO]:
@@ -765,13 +766,15 @@ def GRPO(
 
     where `d` is the log-probability under the frozen model minus that of the trained
     one, so the second term estimates the divergence from the frozen model (Schulman
-    2020, "Approximating KL divergence", k3). The frozen model runs only if `beta` is
-    not 0.
+    2020, "Approximating KL divergence", k3; k1 is `-d`). The frozen model runs only if
+    `beta` is not 0.
 
     Attributes:
       clip: how far a ratio may fall below 1 where that lowers the loss.
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
+      divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
+        more noise.
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
@@ -1580,7 +1583,7 @@ def Rollouts(
     new_tokens: int = 64,
     temperature: float = 1.0,
     stop: Sequence[str] = (),
-    advantage: Literal["deviation", "mean", "leave_one_out"] = "deviation",
+    advantage: Literal["deviation", "mean", "leave_one_out", "batch"] = "deviation",
     mask_truncated: bool = False,
     updates: int = 1,
     slots: int = 64,
@@ -1596,7 +1599,8 @@ def Rollouts(
     Attributes:
       rewards: what judges an answer; the sum counts. Each is "exact_match" or
         "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
-        (1 if it matches the whole answer), "length=CHARACTERS" (1 up to that length,
+        (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
+        that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
         falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
         or the name of one, "module:function".
       weights: factor of each reward; None for 1.
@@ -1605,7 +1609,8 @@ def Rollouts(
       temperature: temperature of the distribution that tokens are drawn from.
       stop: texts that end an answer.
       advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
-        "mean" Dr. GRPO's, "leave_one_out" RLOO's; see `group_advantages`.
+        "mean" Dr. GRPO's, "leave_one_out" RLOO's, "batch" REINFORCE++'s;
+        see `group_advantages`.
       mask_truncated: whether nothing is learned from answers without an end.
       updates: steps that learn from each answer.
       slots: maximum number of answers that are sampled together.

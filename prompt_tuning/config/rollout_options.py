@@ -7,8 +7,8 @@ ROLLOUT_OPTIONS = (
         "reward",
         TRAINING,
         "what judges the model's answers: exact_match, numeric_answer, "
-        "regex=EXPRESSION, length=CHARACTERS, or a function module:function of "
-        "(prompt, completion, row); the sum of several counts",
+        "regex=EXPRESSION, json_schema=FILE, length=CHARACTERS, or a function "
+        "module:function of (prompt, completion, row); the sum of several counts",
         "Rollouts.rewards",
         kind=list,
         macro="REWARDS",

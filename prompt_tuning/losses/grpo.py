@@ -45,13 +45,15 @@ class GRPO(ObjectiveConfig):
 
     where `d` is the log-probability under the frozen model minus that of the trained
     one, so the second term estimates the divergence from the frozen model (Schulman
-    2020, "Approximating KL divergence", k3). The frozen model runs only if `beta` is
-    not 0.
+    2020, "Approximating KL divergence", k3; k1 is `-d`). The frozen model runs only if
+    `beta` is not 0.
 
     Attributes:
       clip: how far a ratio may fall below 1 where that lowers the loss.
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
+      divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
+        more noise.
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
@@ -83,6 +85,7 @@ class GRPO(ObjectiveConfig):
     clip: ShareBelowOne = 0.2
     clip_above: NonnegativeNumber | None = None
     beta: NonnegativeNumber = 0.0
+    divergence: Literal["k3", "k1"] = "k3"
     ratio: Literal["token", "sequence"] = "token"
     average: Literal["token", "sequence", "constant"] = "token"
 
@@ -214,7 +217,8 @@ class GroupPolicy(Objective):
         if reference is not None:
             # In padding the difference of unread log-probabilities may be large.
             lead = jnp.where(mask > 0, jax.lax.stop_gradient(reference) - logprobs, 0)
-            measured["kl"] = jnp.exp(lead) - lead - 1
+            k1 = settings.divergence == "k1"
+            measured["kl"] = -lead if k1 else jnp.exp(lead) - lead - 1
             losses = losses + float(settings.beta) * measured["kl"]
         return losses, measured
 

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float64
 
-Advantage = Literal["deviation", "mean", "leave_one_out"]
+Advantage = Literal["deviation", "mean", "leave_one_out", "batch"]
 
 SMALLEST_DEVIATION = 1e-4
 """Added to a group's deviation, as TRL does, so that none is divided by 0."""
@@ -22,8 +22,14 @@ def group_advantages(
         (GRPO, Shao et al. 2024, section 4.1.2; unbiased, plus 1e-4, as in TRL);
         "mean" only subtracts (Dr. GRPO, Liu et al. 2025, section 3.2); "leave_one_out"
         subtracts the mean of the other answers (RLOO, Ahmadian et al. 2024,
-        equation 8).
+        equation 8); "batch" subtracts the mean of all answers in the batch and divides
+        by their standard deviation, plus 1e-4 (REINFORCE++, Hu 2025).
     """
+    if kind == "batch":
+        if (rewards == rewards[0, 0]).all():
+            return np.zeros_like(rewards)
+        deviation = rewards.std(ddof=1) + SMALLEST_DEVIATION
+        return (rewards - rewards.mean()) / deviation
     size = rewards.shape[1]
     advantages = rewards - rewards.mean(axis=1, keepdims=True)
     # The mean of equal numbers may differ from them by rounding.

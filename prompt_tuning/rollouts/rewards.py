@@ -2,13 +2,16 @@
 
 import dataclasses
 import importlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
+from prompt_tuning.core.typed_json import read_object
 
 RewardFunction = Callable[..., Any]
 """`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
@@ -176,12 +179,55 @@ def _length(name: str, value: str | None, answer_key: str) -> Reward:
     return Reward(f"{name}={value}", judge)
 
 
+def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
+    """1 if a completion is JSON that the schema in a file allows, else 0.
+
+    A schema that refers to another file or address cannot be used.
+    """
+    del answer_key
+    if not value:
+        raise InputError(f"the reward {name} needs a file: {name}=schema.json")
+    try:
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
+    except ImportError as problem:
+        raise InputError(
+            f"the reward {name} needs the package jsonschema: pip install jsonschema"
+        ) from problem
+    schema = dict(read_object(Path(value)).values)
+    validator_class = validator_for(schema)
+    try:
+        validator_class.check_schema(schema)
+        # An empty registry: nothing is fetched from elsewhere.
+        validator = validator_class(schema, registry=Registry())
+        validator.is_valid(None)
+    except (SchemaError, Unresolvable) as problem:
+        raise InputError(
+            f"the JSON schema {value} cannot be used: {shown(str(problem))}"
+        ) from problem
+
+    def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+        del prompt, row
+        try:
+            return float(validator.is_valid(json.loads(completion)))
+        except (ValueError, RecursionError):
+            return 0.0
+
+    return Reward(f"{name}={value}", judge)
+
+
 BUILT_IN: Mapping[str, Callable[[str, str | None, str], Reward]] = {
     "exact_match": _compares(exact_match),
     "numeric_answer": _compares(numeric_answer),
     "regex": _regex,
+    "json_schema": _json_schema,
     "length": _length,
 }
 """Makes each built-in reward from its name, its value and the key of answers."""
-FORMS = ("exact_match", "numeric_answer", "regex=EXPRESSION", "length=CHARACTERS")
+FORMS = (
+    *("exact_match", "numeric_answer", "regex=EXPRESSION"),
+    *("json_schema=FILE", "length=CHARACTERS"),
+)
 """The built-in rewards as users write them."""

@@ -29,7 +29,8 @@ class Rollouts:
     Attributes:
       rewards: what judges an answer; the sum counts. Each is "exact_match" or
         "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
-        (1 if it matches the whole answer), "length=CHARACTERS" (1 up to that length,
+        (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
+        that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
         falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
         or the name of one, "module:function".
       weights: factor of each reward; None for 1.
@@ -38,7 +39,8 @@ class Rollouts:
       temperature: temperature of the distribution that tokens are drawn from.
       stop: texts that end an answer.
       advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
-        "mean" Dr. GRPO's, "leave_one_out" RLOO's; see `group_advantages`.
+        "mean" Dr. GRPO's, "leave_one_out" RLOO's, "batch" REINFORCE++'s;
+        see `group_advantages`.
       mask_truncated: whether nothing is learned from answers without an end.
       updates: steps that learn from each answer.
       slots: maximum number of answers that are sampled together.

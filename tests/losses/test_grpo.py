@@ -174,6 +174,29 @@ def test_leaving_one_out_subtracts_the_mean_of_the_others():
     np.testing.assert_allclose(found, [[1 - 4, 2 - 3.5, 6 - 1.5]])
 
 
+def test_the_batch_has_the_mean_and_the_deviation_of_reinforce_plus_plus():
+    rewards = np.array([[1.0, 1.0], [0.0, 4.0]])
+    found = group_advantages(rewards, "batch")
+    deviation = np.std(rewards, ddof=1) + 1e-4
+    np.testing.assert_allclose(found, (rewards - 1.5) / deviation)
+    assert not group_advantages(np.full((3, 2), 0.1), "batch").any()
+
+
+def test_k1_is_the_mean_log_ratio_to_the_frozen_model():
+    samples = draw_samples()
+    settings = GRPO(beta=0.5, divergence="k1", average="sequence")
+    random = np.random.default_rng(0)
+    logprobs, reference = -random.random((2, ROWS, LENGTH)).astype(np.float32)
+    # The advantage is 0, so only the pull towards the frozen model is left.
+    zeros, mask = jnp.zeros((ROWS, LENGTH)), jnp.asarray(samples.mask)
+    losses, measured = GroupPolicy(settings).policy_losses(
+        jnp.asarray(logprobs), zeros, zeros, mask, jnp.asarray(reference)
+    )
+    expected = samples.mask * (logprobs - reference)
+    np.testing.assert_allclose(measured["kl"] * mask, expected, atol=1e-6)
+    np.testing.assert_allclose(losses * mask, 0.5 * expected, atol=1e-6)
+
+
 def test_a_batch_of_masked_answers_has_a_loss_of_zero():
     samples = draw_samples(range(ROWS))
     objective = GroupPolicy(GRPO())

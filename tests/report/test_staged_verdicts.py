@@ -104,11 +104,11 @@ CASES = {
         {"learning_rate": 1e-6, "optimizer": pt.adamw()},
     ),
     "too few steps": Staged(
-        lambda: skill("tail"), ("better",), ("Still falling at the end",),
-        {"steps": 12},
+        lambda: skill("upper"), ("better",), ("Still falling at the end",),
+        {"learning_rate": 0.003, "optimizer": pt.adamw()},
     ),
     "labels swapped": Staged(
-        first_letters, ("worse",), ("Labels",), {"steps": 120}, labels=LABELS,
+        first_letters, ("worse",), ("Labels",), {"steps": 250}, labels=LABELS,
     ),
     "all targets truncated": Staged(
         lambda: tuple(

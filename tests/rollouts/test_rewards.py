@@ -36,6 +36,24 @@ def test_numbers_are_compared_as_in_gsm8k(completion, answer, expected):
     assert numeric_answer(completion, answer) == expected
 
 
+def test_json_is_checked_against_a_schema(tmp_path):
+    pytest.importorskip("jsonschema")
+    file = tmp_path / "schema.json"
+    file.write_text(
+        '{"type": "object", "required": ["a"], "properties": {"a": {"maximum": 3}}}'
+    )
+    reward = f"json_schema={file}"
+    texts = ('{"a": 3}', '{"a": 4}', "{}", "no JSON", '{"a": 3', "[" * 99_999)
+    assert [judge(reward, text) for text in texts] == [1, 0, 0, 0, 0, 0]
+    file.write_text('{"type": "nothing"}')
+    with pytest.raises(InputError, match="cannot be used"):
+        judge(reward)
+    # Nothing is fetched from elsewhere.
+    file.write_text('{"$ref": "https://example.org/schema.json"}')
+    with pytest.raises(InputError, match=r"example\.org"):
+        judge(reward, "1")
+
+
 @pytest.mark.parametrize(
     ("reward", "completion", "expected"),
     [
