@@ -15,7 +15,7 @@ from prompt_tuning.core.branch_dropout import branch_draws, branch_dropout
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge, split
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.models.build import adaptable, build_model
+from prompt_tuning.models.build import adaptable, build_model, projections
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import open_pretrained
