@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.decoding import row_queue, slot_state
+from prompt_tuning.decoding import row_queue, shared_texts, slot_state
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
@@ -13,6 +13,7 @@ from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.row_encoding import pad_rows, strip_end
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.slots import read_page
 from tests.support.dummies import (
     FAMILIES,
     GPT2,
@@ -200,6 +201,25 @@ def test_a_shared_text_is_read_as_if_each_row_began_with_it(config, kind):
     parts = engine.run([Request(ids=row, shared_ids=shared, **fields) for row in rows])
     ids = [[handle.completions[0].ids for handle in each] for each in (whole, parts)]
     assert ids[0] == ids[1]
+
+
+@pytest.mark.exhaustive
+def test_keys_and_states_of_a_text_that_all_rows_share_are_computed_once(monkeypatch):
+    read = []
+
+    def counted(parameters, tokens, lengths, *others, **fields):
+        read.extend(lengths)
+        return read_page(parameters, tokens, lengths, *others, **fields)
+
+    monkeypatch.setattr(shared_texts, "read_page", counted)
+    config = dataclasses.replace(GRANITE4, maximum_positions=1024)
+    engine = open_engine(config, [], slots=64, length=16, page=256)
+    shared = (np.arange(512) % V).tolist()
+    rows = [Request(ids=[i % V], shared_ids=shared) for i in range(64)]
+    rows = [dataclasses.replace(x, sampling=Sampling(new_tokens=2)) for x in rows]
+    handles = engine.run(rows)
+    assert len({tuple(x.completions[0].ids) for x in handles}) > 1
+    assert sum(read) == 512
 
 
 def test_a_cancelled_request_frees_its_slots():
