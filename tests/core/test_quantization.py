@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,20 @@ from flax import nnx
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.parameters import Parameters, logical_axes
+from prompt_tuning.core.parameters import Parameters, logical_axes, store_kernel
+from prompt_tuning.core.quantization import product
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack, unpack
+from prompt_tuning.core.quantization.product import (
+    StoredKernel,
+    as_float32,
+    multiply,
+)
 from prompt_tuning.core.quantization.stores import (
     INT8,
     NF4,
     STORES,
+    Store,
     codebook_path,
     is_quantized,
     scale_path,
@@ -107,6 +115,36 @@ def unpacked(packed, scale, codebook):
 def test_an_odd_number_of_inputs_is_refused():
     with pytest.raises(InputError, match=r"has 7 inputs.*store the weights in int8"):
         pack(np.ones((7, 2), np.float32))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="CPUs alone widen in parts")
+@pytest.mark.parametrize("store", ["bfloat16", INT8, "int4", NF4])
+def test_few_rows_are_multiplied_by_parts_of_a_kernel(store, monkeypatch):
+    """A product and its gradient are right, and no wide kernel is ever in memory."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((512, 96)).astype(np.float32)
+    x = jnp.asarray(random.standard_normal((2, 3, 512)), jnp.float32)
+    arrays = store_kernel(
+        jnp.asarray(weights), ("in", "out"), Store(store, STORED_GROUPS.get(store))
+    )
+    held = StoredKernel(
+        *(None if each is None else each[...] for each in arrays)  # pyright: ignore
+    )
+
+    def squares(x, held):
+        return (multiply(x, *held) ** 2).sum()
+
+    monkeypatch.setattr(product, "PART", 64 * 96)
+    compiled = jax.jit(jax.value_and_grad(squares)).lower(x, held).compile()
+    meant = as_float32(*held)
+    expected = jax.value_and_grad(lambda x: ((x @ meant) ** 2).sum())(x)
+    for actual, same in zip(compiled(x, held), expected, strict=True):
+        np.testing.assert_allclose(actual, same, rtol=1e-4, atol=0.05)
+    analysis: Any = compiled.memory_analysis()
+    assert analysis.temp_size_in_bytes < weights.nbytes
+
+
+STORED_GROUPS = {"int4": 64, NF4: 32}
 
 
 def in_store(config, store):

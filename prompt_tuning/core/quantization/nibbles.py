@@ -132,10 +132,18 @@ def unpack(
     half, size_out = packed.shape
     grouped = packed.reshape(len(scale), -1, size_out)
     codes = jnp.concatenate([grouped & LARGEST_CODE, grouped >> 4], axis=1)
+    values = values_of_codes(codes, codebook, zero)
+    return (values * scale[:, None]).reshape(2 * half, size_out)
+
+
+def values_of_codes(
+    codes: UInt8[Array, "groups _ out"],
+    codebook: Float32[Array, "16"] | None,
+    zero: Int16[Array, "groups out"] | None,
+) -> Float32[Array, "groups _ out"]:
+    """Returns what the codes of each group stand for, before they are scaled."""
     if codebook is None:
         middle = MIDDLE if zero is None else zero[:, None].astype(jnp.float32)
-        values = codes.astype(jnp.float32) - middle
-    else:
-        # A code is never past the end, so the look-up needs no check.
-        values = codebook.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")
-    return (values * scale[:, None]).reshape(2 * half, size_out)
+        return codes.astype(jnp.float32) - middle
+    # A code is never past the end, so the look-up needs no check.
+    return codebook.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")
