@@ -16,6 +16,8 @@ from prompt_tuning import processes
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.numpy_files import read_npz
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.batch_plan import FILLING
@@ -66,7 +68,7 @@ class ReferencedExamples(ExampleGroups):
         self._file, self._fingerprint = file, fingerprint
         # Rows are read by several threads.
         self._lock = threading.Lock()
-        self._known: dict[bytes, Float32[np.ndarray, m]] | None = None
+        self._known: dict[bytes, Logprobs] | None = None
         for name in (
             *("gold", "weights", "skipped", "truncated", "unlearned"),
             *("without_completion", "repetition", "has_prompt_ids"),
@@ -116,7 +118,7 @@ class ReferencedExamples(ExampleGroups):
         missing = {}
         for number in range(len(self._examples)):
             rows = self._examples[number]
-            if any(digest(row) not in known for row in rows):
+            if any(not _has(known, row) for row in rows):
                 missing[number] = rows
         if not missing:
             return known
@@ -126,6 +128,12 @@ class ReferencedExamples(ExampleGroups):
         known |= {digest(r): x for r, x in zip(rows, computed, strict=True)}
         processes.run_on_first(lambda: write_stored(self._file, model, known))
         return known
+
+
+def _has(known: dict[bytes, Logprobs], row: Example) -> bool:
+    """Returns whether the log-probabilities of a row are known."""
+    stored = known.get(digest(row))
+    return stored is not None and len(stored) == np.count_nonzero(row.weights)
 
 
 def digest(row: Example) -> bytes:
@@ -141,18 +149,21 @@ def digest(row: Example) -> bytes:
 
 def read_stored(file: Path, model: str) -> dict[bytes, Logprobs]:
     """Reads stored log-probabilities; none of another model, or of a damaged file."""
+    check_links(file.parent, file.name)
     if not file.is_file():
         return {}
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            if arrays[MODEL].tobytes() != model.encode():
-                return {}
-            stops = np.cumsum(arrays[COUNTS])
-            parts = np.split(arrays[VALUES], stops[:-1])
-            names = arrays[ROWS]
-    except (OSError, ValueError, KeyError, EOFError):
+        arrays = read_npz(file)
+        if arrays[MODEL].tobytes() != model.encode():
+            return {}
+        stops = np.cumsum(arrays[COUNTS])
+        if stops[-1] != len(arrays[VALUES]):
+            return {}
+        parts = np.split(arrays[VALUES].astype(np.float32), stops[:-1])
+        pairs = list(zip(arrays[ROWS], parts, strict=True))
+    except (InputError, ValueError, KeyError, IndexError, TypeError):
         return {}  # they are computed again
-    return {name.tobytes(): part for name, part in zip(names, parts, strict=True)}
+    return {name.tobytes(): part for name, part in pairs}
 
 
 def write_stored(file: Path, model: str, known: dict[bytes, Logprobs]) -> None:
@@ -207,7 +218,7 @@ def compute_logprobs(
     ]
     batches = (build_batch(examples, each, model.config.pad_id) for each in planned)
     run = functools.partial(reference_logprobs, reference)
-    found: dict[int, list[Float32[np.ndarray, m]]] = {}
+    found: dict[int, list[Logprobs]] = {}
     for each, (batch, logprobs) in zip(
         planned, score_batches(run, model, parameters, batches), strict=True
     ):

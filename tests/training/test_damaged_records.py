@@ -1,8 +1,10 @@
 """Malformed records of a run or sweep: one message with file and field."""
 
+import io
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
@@ -12,6 +14,7 @@ from prompt_tuning.training.continuation import read_key
 from prompt_tuning.training.early_stopping import Patience
 from prompt_tuning.training.metrics_log import MetricsLog, read_log
 from prompt_tuning.training.run_directory import recorded_model
+from prompt_tuning.training.stored_reference import read_stored, write_stored
 
 SHAPES = ("[]", "null", "7", '"a"', "{", "", "\0", "[" * 100_000)
 
@@ -122,3 +125,16 @@ def test_the_stored_key_is_checked():
     for wrong in ([1], [*words, 1], ["1", "2"], [1, 2**32], [1, -1], "12", None, 7):
         with pytest.raises(InputError, match="key"):
             read_key({"key": wrong}, key)
+
+
+def test_a_damaged_reference_is_computed_again(tmp_path):
+    file = tmp_path / "reference.npz"
+    write_stored(file, "model", {b"a" * 16: np.ones(3, np.float32)})
+    content = file.read_bytes()
+    assert list(read_stored(file, "model")) == [b"a" * 16]
+    for length in range(0, len(content), 9):
+        file.write_bytes(content[:length])
+        assert read_stored(file, "model") == {}
+    with np.load(io.BytesIO(content)) as arrays:
+        np.savez(file, **{**arrays, "counts": np.array([4])})
+    assert read_stored(file, "model") == {}
