@@ -3,6 +3,7 @@
     ./scripts/quickstart                        # upper and tail on the decoder
     ./scripts/quickstart --model t5
     ./scripts/quickstart --skills "reverse upper" rot2 --seeds 0 1 2
+    ./scripts/quickstart --memory               # prefixes that stand for a text
 
 The input `hello=` does not name a skill; only the prompt selects it. Each run gets a
 new directory under `runs/`.
@@ -23,17 +24,27 @@ def main() -> None:
     from rich.console import Console
 
     from prompt_tuning.cli.main import set_up_process
-    from scripts.skill_tuning import show, tune_and_measure
+    from scripts import memory_demo, skill_tuning
 
     set_up_process()
     console = Console()
     started = time.monotonic()
-    rows = [
-        tune_and_measure(console, arguments.model, skill, seed, arguments.runs)
-        for skill in arguments.skills
-        for seed in arguments.seeds
-    ]
-    show(console, rows)
+    if arguments.memory:
+        rows = [
+            row
+            for seed in arguments.seeds
+            for row in memory_demo.remember_and_ask(console, seed, arguments.runs)
+        ]
+        memory_demo.show(console, rows)
+    else:
+        rows = [
+            skill_tuning.tune_and_measure(
+                console, arguments.model, skill, seed, arguments.runs
+            )
+            for skill in arguments.skills
+            for seed in arguments.seeds
+        ]
+        skill_tuning.show(console, rows)
     console.print(f"{time.monotonic() - started:.0f} seconds in total")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -61,6 +72,11 @@ def parse_arguments() -> argparse.Namespace:
         default=["upper", "tail"],
         metavar="SKILL",
         help="skills to tune a prompt for (upper tail)",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="turn a table of facts into prefixes instead, and ask about it",
     )
     parser.add_argument(
         "--seeds",

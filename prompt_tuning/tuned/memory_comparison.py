@@ -46,7 +46,8 @@ def measure_memory(
 
     Args:
       run: a run that distilled a text into a key/value prefix.
-      evaluation: held-out rows. The answers of pairs are generated, too.
+      evaluation: held-out rows. If they are pairs and it measures no answers, exact
+        match and the F1 of words are measured.
       loaded: the run's model and its parameters, if they were loaded before.
 
     Returns:
@@ -67,11 +68,9 @@ def measure_memory(
             "the run did not distill a text into a key/value prefix, so it has no "
             "memory to measure: give the directory of a run of prompt-tuning remember"
         )
-    if evaluation.data.has_pairs:
+    if evaluation.data.has_pairs and not evaluation.generates:
         metrics = [*evaluation.metrics, "squad"]
-        evaluation = dataclasses.replace(
-            evaluation, exact_match=True, metrics=list(dict.fromkeys(metrics))
-        )
+        evaluation = dataclasses.replace(evaluation, exact_match=True, metrics=metrics)
     text, slots = objective.context, prefix.shape[2]
     tokenizer = model.needed_tokenizer()
     ids, begin = tokenizer.encode(text), model.interface.begin_ids
