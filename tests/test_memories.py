@@ -9,9 +9,11 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
+from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.token_weights import COMPLETION, PROMPT
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.texts import text_study
 from prompt_tuning.texts.text_study import (
     StudiedText,
@@ -20,20 +22,23 @@ from prompt_tuning.texts.text_study import (
     read_text,
     write_study,
 )
+from prompt_tuning.tuned.memory_comparison import measure_memory
+from scripts import recall
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
-MODEL = "bundled:skills-decoder"
+MODEL, RECALL = "bundled:skills-decoder", "bundled:recall"
 TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=god"
 PREFIX = "decoder/prompt/prompt"
 
 
 def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
-    document, output = tmp_path / "text.txt", tmp_path / "memory"
-    document.write_text(TEXT)
-    command = ["remember", str(document), "--model", MODEL, "--out", str(output)]
-    sizes = ["--slots", "12", "--rows", "64", "--held_out", "16", "--batch_size", "16"]
+    text, questions = recall.document(7, 12)
+    document, output = tmp_path / "facts.txt", tmp_path / "memory"
+    document.write_text(text)
+    command = ["remember", str(document), "--model", RECALL, "--out", str(output)]
+    sizes = ["--slots", "12", "--rows", "128", "--held_out", "16", "--batch_size", "32"]
     sizes += ["--passage", "6"]
-    assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 0
+    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 0
     assert "whole text" in capsys.readouterr().out
     measured = json.loads((output / "memory.json").read_text())
     # The prefix starts as its first tokens act, and is trained to act as all do.
@@ -43,17 +48,48 @@ def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     settings = json.loads((output / "peft" / "adapter_config.json").read_text())
     assert (settings["peft_type"], settings["num_frozen_tokens"]) == ("CARTRIDGE", 1)
     memory = pt.load_tuned(output)
-    start = pt.KeyValuePrefix(length=12, initializer=pt.from_text(TEXT))
-    first = pt.load(MODEL).attach(start).partition()[0][PREFIX][:, :, 0]
+    start = pt.KeyValuePrefix(length=12, initializer=pt.from_text(text))
+    first = pt.load(RECALL).attach(start).partition()[0][PREFIX][:, :, 0]
     np.testing.assert_array_equal(memory.trained[PREFIX][:, :, 0], first)
+    # What the questions follow decides the answers.
+    lines = [json.dumps({"prompt": q, "completion": a}) + "\n" for q, a in questions]
+    asked = tmp_path / "questions.jsonl"
+    asked.write_text("".join(lines))
+    data = DataSource(files=[str(asked)])
+    evaluation = Evaluation(data=data, exact_match=True)
+    exact = {
+        name: (values["exact_match"], values["positions"], values["compression"])
+        for name, values in measure_memory(memory.run, evaluation).items()
+    }
+    assert exact["whole text"] == (1, 72, 1) and exact["nothing"] == (0, 0, 0)
+    # The first tokens are two facts of twelve.
+    assert exact["first tokens"] == (pytest.approx(1 / 6), 12, 6)
+    assert exact["memory"][0] > exact["first tokens"][0]
     # The same command finds everything done; other rows or documents are refused.
     before = (output / "study" / "train.hdf5").read_bytes()
-    assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 0
+    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 0
     assert (output / "study" / "train.hdf5").read_bytes() == before
-    assert main([*command, *sizes, "--rows", "65", "--start", "first"]) == 2
-    assert "rows is 65 and was 64" in capsys.readouterr().err
-    document.write_text(TEXT + " tail: house=ouse")
-    assert main([*command, *sizes, "--steps", "12", "--start", "first"]) == 2
+    assert main([*command, *sizes, "--rows", "129", "--start", "first"]) == 2
+    assert "rows is 129 and was 128" in capsys.readouterr().err
+    document.write_text(text + "bagu=fugo\n")
+    assert main([*command, *sizes, "--steps", "100", "--start", "first"]) == 2
+
+
+def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
+    run = pt.tune(
+        MODEL,
+        pt.SoftPrompt(length=2),
+        [("a=", "b")] * 4,
+        steps=1,
+        directory=tmp_path / "run",
+        evaluation=[("a=", "b")],
+        progress=False,
+    )
+    evaluate = ["evaluate", "--run", run.run.directory, "--memory"]
+    assert main(evaluate) == 2
+    assert "so it has no memory to measure" in capsys.readouterr().err
+    assert main([*evaluate, "--baseline"]) == 2
+    assert "leave out --prompt, --baseline" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
