@@ -36,18 +36,26 @@ def _message(message: JsonObject, number: int) -> dict[str, Any]:
     if role not in ROLES:
         message.refuse("role", f"one of {', '.join(ROLES)}")
     if isinstance(content, list):
-        for value in content:
-            part = as_object(value, f"the content of message {number}")
-            if part.text("type") != "text":
-                part.refuse("type", "text; nothing else is supported")
-            part.text("text")
-    elif content is None and role == "assistant":
+        source = f"the content of message {number}"
+        parts = [_part(as_object(value, source)) for value in content]
+        return {**message.values, "content": parts}
+    if content is None and role == "assistant":
         for value in message.sequence("tool_calls", None) or []:
             call = as_object(value, f"a call of message {number}")
             call.nested("function").text("name")
     elif not isinstance(content, str):
         message.refuse("content", "a text or a list of parts")
     return dict(message.values)
+
+
+def _part(part: JsonObject) -> dict[str, Any]:
+    """Returns a part of a content, of which templates know texts alone."""
+    if part.text("type") == "refusal":
+        return {"type": "text", "text": part.text("refusal")}
+    if part.text("type") != "text":
+        part.refuse("type", "text; nothing else is supported")
+    part.text("text")
+    return dict(part.values)
 
 
 def _check_end(body: JsonObject, role: str) -> None:

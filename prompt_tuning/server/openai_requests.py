@@ -58,6 +58,7 @@ CHAT = (
 )
 ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
 """A completion's text begins as in training, with BOS if the model expects it."""
+SMALLEST_TOP_P = 1e-6
 STREAM_OPTIONS = ("include_usage",)
 STREAM_CHANGING = {
     "continuous_usage_stats": Changing((False,)),
@@ -147,7 +148,11 @@ def read_completion(body: JsonObject) -> CompletionBody:
         common = _common(JsonObject(body.source, values), COMPLETION_TOKENS, None, rows)
         return CompletionBody(beams=beams, **fields, **common)
     for name in ("best_of", "length_penalty"):
-        if body.values.get(name) not in (None, *CHANGING[name].neutral):
+        value = body.values.get(name)
+        # Of as many samples as are returned, none is left out.
+        if name == "best_of" and value == body.values.get("n"):
+            continue
+        if value not in (None, *CHANGING[name].neutral):
             raise InputError(f"{name} needs use_beam_search = true")
     logprobs = None
     if body.values.get("logprobs") is not False:
@@ -304,11 +309,16 @@ def _sampling(
             "max_tokens is 0, expected at least 1, or n = 1 with echo or "
             "prompt_logprobs, which are about the prompt"
         )
-    top_p, min_p = body.number("top_p", 1.0), body.number("min_p", 0.0)
+    # The smallest share leaves the likeliest token, which clients ask for by 0.
+    top_p = max(body.number("top_p", 1.0, minimum=0, maximum=1), SMALLEST_TOP_P)
+    min_p = body.number("min_p", 0.0)
     top_k = body.integer("top_k", 0, minimum=-1)
-    seed = body.integer("seed", None)
+    temperature = body.number("temperature", 1.0, minimum=0, maximum=100)
+    if temperature == 0:  # clients send the others beside it, where they do nothing
+        top_p, min_p, top_k = 1.0, 0.0, 0
+    seed = body.integer("seed", None, minimum=-(2**63), maximum=2**63 - 1)
     return Sampling(
-        temperature=body.number("temperature", 1.0, minimum=0, maximum=100),
+        temperature=temperature,
         top_k=top_k if top_k > 0 else None,
         top_p=None if top_p == 1 else top_p,
         min_p=min_p or None,
@@ -326,7 +336,7 @@ def _sampling(
         ignores_end=body.flag("ignore_eos", False),
         stop=_stops(body),
         n=samples,
-        seed=secrets.randbits(31) if seed is None else seed,
+        seed=secrets.randbits(31) if seed is None else seed % 2**31,
         logprobs=logprobs,
         given_logprobs=given.count(new_tokens),
         **structured_outputs.read_constraint(body),

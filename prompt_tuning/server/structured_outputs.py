@@ -56,7 +56,7 @@ def _response_format(body: JsonObject) -> dict[str, str]:
     described = form.nested("json_schema")
     _check_names(described, SCHEMA)
     described.flag("strict", True)
-    return {"json_schema": json.dumps(described.value("schema"))}
+    return {"json_schema": json.dumps(described.value("schema", ANY_OBJECT))}
 
 
 def _outputs(body: JsonObject) -> JsonObject:

@@ -46,6 +46,17 @@ def read_tool_choice(body: JsonObject) -> ToolChoice | None:
     functions = dict(_function(value, n) for n, value in enumerate(tools, 1))
     parallel = body.flag("parallel_tool_calls", True)
     choice = body.value("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = as_object(choice, "tool_choice").nested("allowed_tools")
+        functions = {
+            name: functions[name]
+            for name in (
+                _named(as_object(value, "an allowed tool"), functions)
+                for value in allowed.sequence("tools")
+            )
+        }
+        choice = allowed.text("mode")
+        tools = [x for x in tools if x["function"]["name"] in functions]
     if isinstance(choice, dict):
         name = _named(as_object(choice, "tool_choice"), functions)
         return ToolChoice(tools, {name: functions[name]}, True, False)

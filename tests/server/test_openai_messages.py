@@ -27,6 +27,22 @@ def test_no_field_of_a_message_is_dropped():
     assert list(read(*messages).messages) == messages
 
 
+def test_a_refusal_is_a_text():
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    message, _ = read(refused, USER).messages
+    assert message["content"] == [{"type": "text", "text": "no"}]
+
+
+def test_the_tools_that_are_allowed_are_given_to_the_template():
+    tools = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+    allowed = {"mode": "required", "tools": tools[1:]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    body = {"messages": [USER], "tools": tools, "tool_choice": choice}
+    read = read_chat(JsonObject("the body", body), 64).tools
+    assert read is not None and read.required and read.parallel
+    assert read.tools == tools[1:] and list(read.functions) == ["g", "h"]
+
+
 def test_variables_of_the_template_are_read():
     variables = {"enable_thinking": False}
     record = read(USER, chat_template_kwargs=variables, reasoning_effort="low")

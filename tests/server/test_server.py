@@ -195,6 +195,9 @@ def test_fields_that_change_nothing_are_accepted(server):
     fields |= {"add_special_tokens": True, "stream_options": {"include_usage": True}}
     fields |= {"user": "me", "metadata": {"a": 1}, "guided_json": None, "tools": []}
     fields |= {"structured_outputs": None, "functions": [], "modalities": ["text"]}
+    fields |= {"best_of": 1, "n": 1, "seed": -(2**63), "top_p": 0.9, "top_k": 5}
+    # The smallest share of the probability is the likeliest token, too.
+    assert server.ask({**body, "temperature": 1, "top_p": 0})[1]["choices"] == expected
     status, answer = server.ask({**body, **fields, "chat_template_kwargs": {}})
     assert (status, answer.get("choices")) == (200, expected)
 
@@ -389,7 +392,7 @@ def test_an_answer_that_cannot_match_is_an_error(server):
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "expected a token id"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, 400, "names token 999"),
         ({"prompt": "a", "stream": "yes"}, 400, "expected true or false"),
-        ({"prompt": "a", "seed": -1}, 400, "from 0 to"),
+        ({"prompt": "a", "seed": 2**63}, 400, "number from -9,223"),
         ({"prompt_embeds": "gAJ9cQAu"}, 400, "not torch.save"),
         ({"prompt_embeds": encoded([[1.0] * 3])}, 400, "expected [T, 128]"),
         ({"prompt_embeds": encoded([[np.nan] * WIDTH])}, 400, "not finite"),
