@@ -3,13 +3,17 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, layered
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    Transform,
+    identity,
+    layered,
+)
 from prompt_tuning.core.layer_kinds import layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import PATH, read_routing, separate_experts
 from prompt_tuning.families.family import (
     Family,
-    LayerNames,
     decoder_recipes,
     projection_names,
 )
@@ -95,7 +99,7 @@ def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
     if name is None:
         name = "hybrid_override_pattern"
         pattern = settings.text(name, "ME*-")
-        kinds = [LETTERS.get(letter, letter) for letter in pattern]
+        kinds = [LETTERS.get(str(x), str(x)) for x in pattern]
     else:
         kinds = [OLD_KINDS.get(str(x), str(x)) for x in settings.sequence(name)]
     some = {DENSE, EXPERTS} & {*kinds}
@@ -133,7 +137,9 @@ def nemotron_h_recipes(
         for path, stem in stems.items()
         for name in ("up", "down")
     }
-    layer: LayerNames = {"self_attention_norm/scale": ("norm.weight", identity)}
+    layer: dict[str, tuple[str, Transform]] = {
+        "self_attention_norm/scale": ("norm.weight", identity)
+    }
     if config.recurrent_layers:
         modules |= {"mamba2/output": "mixer.out_proj"}
         layer |= mamba2_tensors("mixer")
