@@ -182,14 +182,13 @@ def test_an_alpha_of_zero_is_read(tmp_path):
     assert set(adapter.scalings.values()) == {2.0}
 
 
-@pytest.mark.parametrize("prefix", ["", "base_model.model.base_model.model."])
 @pytest.mark.parametrize("kind", ["LORA", "IA3"])
-def test_tensors_with_another_prefix_are_refused(kind, prefix, tmp_path):
+def test_tensors_with_another_prefix_are_refused(kind, tmp_path):
     tensors = {
-        name.replace("base_model.model.", prefix): array
+        name.replace("base_model.model.", "base_model.other."): array
         for name, array in KINDS[kind][1].items()
     }
-    with pytest.raises(InputError, match=r"base_model\.model|not a projection"):
+    with pytest.raises(InputError, match="not a projection"):
         read(write(tmp_path / "a", kind, {}, tensors))
 
 
