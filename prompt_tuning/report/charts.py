@@ -208,7 +208,7 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
     """
     side = SQUARE - 2 * BOTTOM
 
-    def at(x: float, y: float) -> tuple[float, float]:
+    def at(x: float | int, y: float | int) -> tuple[float, float]:
         return BOTTOM + x * side, SQUARE - BOTTOM - y * side
 
     line, text = (

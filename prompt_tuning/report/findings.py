@@ -107,9 +107,14 @@ def _gradient_at_start(recorded: RecordedRun) -> Finding:
 
 
 def _end_of_training(recorded: RecordedRun) -> Finding:
-    """Fits a line to the loss in the last quarter of the log."""
+    """Fits a line to the last quarter of the held-out loss, or else of the training's.
+
+    The loss of a batch has more noise than that of all held-out examples.
+    """
     title = "Still falling at the end"
-    _, losses = recorded.curve("loss")
+    _, losses = recorded.curve("evaluation/loss")
+    if len(losses) < FEWEST_POINTS:
+        _, losses = recorded.curve("loss")
     part = max(len(losses) // 4, FEWEST_POINTS)
     if len(losses) < part:
         return Finding(title, None, "the log is too short to tell")
