@@ -105,7 +105,7 @@ def test_what_encoders_cannot_do_is_refused(name, bert, tmp_path, capsys):
     text.write_text("a text")
     given = {"BERT": str(bert), "TEXT": str(text), "OUT": str(tmp_path / "out")}
     command, message = REFUSED[name]
-    assert main([given.get(x, x) for x in command]) != 0
+    assert main([str(given.get(x, x)) for x in command]) != 0
     assert message in capsys.readouterr().err
 
 
