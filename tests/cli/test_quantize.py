@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from prompt_tuning.checkpoints.quantized.nested_scales import (
+    DYNAMIC_MAP,
+    NestedScales,
+)
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.quantization.stores import codebook_path, scale_path
 from tests.checkpoints.test_published_stores import CONFIG, DOWN, opened
@@ -18,6 +22,7 @@ from tests.support import dummies
 from tests.support.adapters import batch_of, our_logits
 from tests.support.small_runs import write_model
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
 INDEX = "model.safetensors.index.json"
 TOKENS = {"input_ids": np.array([[1, 2, 3, 4]]), "attention_mask": np.ones((1, 4), int)}
 
@@ -119,3 +124,43 @@ def test_what_cannot_be_quantized_is_refused(base, tmp_path, capsys):
     message = refused(damaged, tmp_path / "new")
     assert "up_proj.weight in" in message and "not finite" in message
     assert not (tmp_path / "new").exists()
+
+
+def test_scales_are_rounded_as_bitsandbytes_rounds_them():
+    """The fixtures hold one weight, quantized by bitsandbytes with either scales."""
+    plain, nested = (
+        load_file(FIXTURES / f"{name}.safetensors")
+        for name in ("bitsandbytes_nf4", "bitsandbytes_nf4_nested")
+    )
+    rounded = NestedScales.of(plain["m.weight.absmax"])
+    np.testing.assert_array_equal(rounded.codes, nested["m.weight.absmax"])
+    np.testing.assert_array_equal(rounded.largest, nested["m.weight.nested_absmax"])
+    # PyTorch rounds some of the evenly spaced numbers otherwise; a folder has its map.
+    np.testing.assert_allclose(DYNAMIC_MAP, nested["m.weight.nested_quant_map"], 2e-7)
+    state = json.loads(nested["m.weight.quant_state.bitsandbytes__nf4"].tobytes())
+    assert rounded.offset == state["nested_offset"]
+
+
+def test_double_quantization_writes_scales_in_a_byte_each(base, tmp_path):
+    small, large = (
+        quantized(base, tmp_path / str(len(options)), *options)
+        for options in (["--double_quantization"], [])
+    )
+    scales = {
+        name: array.dtype
+        for file in small.glob("*.safetensors")
+        for name, array in load_file(file).items()
+        if name.endswith(".absmax")
+    }
+    assert len(scales) == 14 and set(scales.values()) == {np.dtype(np.uint8)}
+    settings = json.loads((small / "config.json").read_text())["quantization_config"]
+    assert settings["bnb_4bit_use_double_quant"] is True
+    np.testing.assert_allclose(logits(small), logits(large), atol=0.05)
+
+
+def test_scales_of_another_store_stay_wide(base, tmp_path, capsys):
+    folder = tmp_path / "int4"
+    options = ["--store", "int4", "--double_quantization"]
+    assert main(["quantize", str(base), str(folder), *options]) == 2
+    assert "--double_quantization is for nf4" in capsys.readouterr().err
+    assert not folder.exists()

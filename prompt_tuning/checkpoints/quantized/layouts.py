@@ -15,6 +15,10 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from prompt_tuning.checkpoints.formats.safetensors_writer import Entry
+from prompt_tuning.checkpoints.quantized.nested_scales import (
+    DYNAMIC_MAP,
+    NestedScales,
+)
 from prompt_tuning.checkpoints.quantized.scaled_tensors import WORD_BITS
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.errors import InputError
@@ -137,7 +141,16 @@ class NormalFloatLayout(Layout):
 
     SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
-    def __init__(self, group: int | None):
+    def __init__(self, group: int | None, *, nested: bool = False):
+        """Checks the size of a block.
+
+        Args:
+          group: number of weights in a block; None for 64.
+          nested: whether scales are stored in eight bits, with scales of their own.
+
+        Raises:
+          InputError: if bitsandbytes does not read such blocks.
+        """
         super().__init__(64 if group is None else group)
         if self.group not in self.SIZES:
             listed = ", ".join(map(str, self.SIZES))
@@ -146,6 +159,7 @@ class NormalFloatLayout(Layout):
                 "blocks that bitsandbytes reads"
             )
         self._size: int = self.group
+        self._nested = nested
 
     def entries(
         self, name: str, weight: StoredTensor, rounding: Rounding
@@ -158,25 +172,51 @@ class NormalFloatLayout(Layout):
             "dtype": weight.dtype.name,
             "shape": list(weight.shape),
         }
-        text = np.frombuffer(json.dumps(state).encode(), np.uint8)
         # Parts begin at a block.
         multiple = size // math.gcd(size, weight.shape[1])
 
         def codes() -> Iterator[np.ndarray]:
             return self._chunks(name, weight, rounding, multiple)
 
+        def scales() -> list[np.ndarray]:
+            return _scales(rounding, codes)
+
+        def nested() -> NestedScales:
+            return NestedScales.of(np.concatenate(scales()))
+
         byte, wide = np.dtype(np.uint8), np.dtype(np.float32)
         kind = f"{name}.quant_state.bitsandbytes__{NF4}"
-        return [
+        blocks = -(-count // size)
+        entries = [
             Entry(name, byte, (-(-count // 2), 1), codes),
-            Entry(
-                f"{name}.absmax",
-                wide,
-                (-(-count // size),),
-                lambda: _scales(rounding, codes),
-            ),
             Entry(f"{name}.quant_map", wide, (16,), lambda: [NORMAL_FLOAT]),
-            Entry(kind, byte, text.shape, lambda: [text]),
+        ]
+        if not self._nested:
+            text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+            return [
+                *entries,
+                Entry(f"{name}.absmax", wide, (blocks,), scales),
+                Entry(kind, byte, text.shape, lambda: [text]),
+            ]
+
+        def settings(offset: float) -> np.ndarray:
+            changed = state | {
+                "nested_blocksize": NestedScales.BLOCK,
+                "nested_dtype": wide.name,
+                "nested_offset": offset,
+            }
+            # The file's places are fixed before the offset is known.
+            padded = json.dumps(changed).ljust(NestedScales.SETTINGS)
+            return np.frombuffer(padded.encode(), np.uint8)
+
+        table, outer = DYNAMIC_MAP, (-(-blocks // NestedScales.BLOCK),)
+        length = (NestedScales.SETTINGS,)
+        return [
+            *entries,
+            Entry(f"{name}.absmax", byte, (blocks,), lambda: [nested().codes]),
+            Entry(f"{name}.nested_absmax", wide, outer, lambda: [nested().largest]),
+            Entry(f"{name}.nested_quant_map", wide, table.shape, lambda: [table]),
+            Entry(kind, byte, length, lambda: [settings(nested().offset)]),
         ]
 
     def settings(self, unquantized: Sequence[str], dtype: str) -> dict[str, Any]:
@@ -186,7 +226,7 @@ class NormalFloatLayout(Layout):
             "load_in_4bit": True,
             "load_in_8bit": False,
             "bnb_4bit_quant_type": NF4,
-            "bnb_4bit_use_double_quant": False,
+            "bnb_4bit_use_double_quant": self._nested,
             "bnb_4bit_compute_dtype": dtype,
             "bnb_4bit_quant_storage": "uint8",
             "llm_int8_skip_modules": list(unquantized),
@@ -291,17 +331,28 @@ class PackedLayout(Layout):
         return np.bitwise_or.reduce(shifted, axis=-1).view(np.int32)
 
 
-def make_layout(store: str, group: int | None) -> Layout:
+def make_layout(store: str, group: int | None, *, nested: bool = False) -> Layout:
     """Returns the layout of a store, with groups of some size.
 
     Without a size NF4 has groups of 64, int4 of 128, and int8 a scale for each output.
 
+    Args:
+      store: the store.
+      group: number of weights that share a scale.
+      nested: whether the scales of NF4 are quantized too.
+
     Raises:
-      InputError: for a size that the library does not read.
+      InputError: for a size that the library does not read, or nested scales in
+        another store.
     """
+    if nested and store != NF4:
+        raise InputError(
+            f"--double_quantization is for {NF4}, whose layout stores scales in eight "
+            f"bits; {store} has none: leave the option out"
+        )
     if group is not None and group < 1:
         raise InputError(f"--group is {group}, expected a positive number of inputs")
     if store == NF4:
-        return NormalFloatLayout(group)
+        return NormalFloatLayout(group, nested=nested)
     bits = {INT4: 4, INT8: 8}[store]
     return PackedLayout(bits, 128 if group is None and store == INT4 else group)
