@@ -209,7 +209,7 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
     side = SQUARE - 2 * BOTTOM
 
     def at(x: float | int, y: float | int) -> tuple[float, float]:
-        return BOTTOM + x * side, SQUARE - BOTTOM - y * side
+        return float(BOTTOM + x * side), float(SQUARE - BOTTOM - y * side)
 
     line, text = (
         '<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>',
