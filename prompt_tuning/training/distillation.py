@@ -265,7 +265,8 @@ def held_out_preferences(
         return None
     if getattr(objective, "reference", None) == "precomputed":
         # Held-out rows are read too seldom to store what the reference makes of them.
-        objective = dataclasses.replace(cast(Any, objective), reference="in_step")
+        in_step: Any = dataclasses.replace(cast(Any, objective), reference="in_step")
+        objective = cast(ObjectiveConfig, in_step)
     data = evaluation.data
     if objective.compares_answers and has_preferences(data):
         examples = load_preferences(data, model.interface)

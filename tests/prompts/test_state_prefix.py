@@ -1,6 +1,6 @@
 """Trained initial states: what they mean, their gradients, and sweeps of them."""
 
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,8 @@ def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(config)
     tokens, model = [3, 1, 4, 1, 5], cast(LanguageModel, merge(plain, frozen))
     _, cache = model.prefill(jnp.array([tokens[:LENGTH]]), jnp.array([LENGTH]), 1)
     keys = jnp.stack(cache.past[-1].key_values, axis=1)  # [L, 2, G, 1, P, K]
-    states = [x.reshape(len(x), -1) for x in cache.state if x is not None]
+    memory: Any = cache.state
+    states = [x.reshape(len(x), -1) for x in memory if x is not None]
     given = {
         TRAINED[0]: keys[:, :, :, 0].swapaxes(2, 3),
         TRAINED[1]: jnp.concatenate(states, axis=1),
