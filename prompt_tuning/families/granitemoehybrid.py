@@ -46,8 +46,9 @@ def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
         experts |= {"shared_expert_width": shared, "shared_expert_gated": False}
     else:
         experts = {"feed_forward_width": shared}
-    settings.choose("position_embedding_type", ("rope",))
-    rotary = "position_embedding_type" in settings
+    # Published folders have "nope", those that transformers 5 writes null.
+    settings.choose("position_embedding_type", ("rope", "nope"))
+    rotary = settings.value("position_embedding_type", "nope") == "rope"
     return (
         fields
         | experts

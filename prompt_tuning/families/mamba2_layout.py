@@ -90,9 +90,11 @@ def read_step_limit(settings: HuggingFaceSettings) -> dict[str, Any]:
     if (
         len(limits) != 2
         or limits[1] not in infinite
-        or not isinstance(limits[0], (int, float))
+        or type(limits[0]) not in (int, float)
+        or not 0 <= limits[0] <= 1
     ):
-        settings.refuse("time_step_limit", "the least step and infinity")
+        expected = "the least step, from 0 to 1, and infinity"
+        settings.refuse("time_step_limit", expected)
     return {"minimum_step": float(limits[0])}
 
 

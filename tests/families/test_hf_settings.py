@@ -75,6 +75,32 @@ T5 = TOKENS | {
     "decoder_start_token_id": 0,
 }
 CONFIGS = {"llama": LLAMA, "qwen2": QWEN2, "gpt2": GPT2, "t5": T5}
+GRANITE4 = {
+    "model_type": "granitemoehybrid",
+    "attention_multiplier": 0.015625,
+    "embedding_multiplier": 12,
+    "eos_token_id": 100257,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "logits_scaling": 3,
+    "layer_types": [
+        "attention" if i in (10, 13, 17, 27) else "mamba" for i in range(32)
+    ],
+    "mamba_d_head": 32,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 48,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 12,
+    "num_experts_per_tok": 0,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "num_local_experts": 0,
+    "position_embedding_type": "nope",
+    "residual_multiplier": 0.246,
+    "shared_intermediate_size": 2048,
+    "vocab_size": 100352,
+}
+"""Settings of the published Granite 4.0 H 350M."""
 WRONG = (
     "8",
     [8],
@@ -175,6 +201,21 @@ def test_no_token_is_written_as_minus_one(tmp_path):
 def test_numbers_that_contradict_each_other_are_refused(wrong, tmp_path):
     with pytest.raises(InputError, match=r"config\.json"):
         read(tmp_path, wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "positions"), [("nope", "none"), (None, "none"), ("rope", "rotary")]
+)
+def test_granite_4_has_no_positions_unless_it_declares_them(given, positions, tmp_path):
+    config = read(tmp_path, GRANITE4 | {"position_embedding_type": given})
+    assert config.positions == positions
+
+
+@pytest.mark.parametrize("least", [10**400, True, float("nan"), -1, None])
+def test_a_least_step_out_of_range_is_refused(least, tmp_path):
+    limits = {"time_step_limit": [least, float("inf")]}
+    with pytest.raises(InputError, match=r"time_step_limit = .*, from 0 to 1, and inf"):
+        read(tmp_path, GRANITE4 | limits)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '"a"', "[" * 100_000, "", "\0"])
