@@ -774,7 +774,9 @@ def GRPO(
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
       divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
-        more noise.
+        more noise. Its gradient is that of `d^2 / 2`, whose mean is the gradient of the
+        divergence (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+        estimation for RL").
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.

@@ -53,7 +53,9 @@ class GRPO(ObjectiveConfig):
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
       divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
-        more noise.
+        more noise. Its gradient is that of `d^2 / 2`, whose mean is the gradient of the
+        divergence (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
+        estimation for RL").
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
@@ -217,8 +219,12 @@ class GroupPolicy(Objective):
         if reference is not None:
             # In padding the difference of unread log-probabilities may be large.
             lead = jnp.where(mask > 0, jax.lax.stop_gradient(reference) - logprobs, 0)
-            k1 = settings.divergence == "k1"
-            measured["kl"] = -lead if k1 else jnp.exp(lead) - lead - 1
+            if settings.divergence == "k1":
+                # Gradients of -d are 0 on average, those of d^2 / 2 the divergence's.
+                pull = lead * lead / 2
+                measured["kl"] = pull + jax.lax.stop_gradient(-lead - pull)
+            else:
+                measured["kl"] = jnp.exp(lead) - lead - 1
             losses = losses + float(settings.beta) * measured["kl"]
         return losses, measured
 

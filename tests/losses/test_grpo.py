@@ -197,6 +197,28 @@ def test_k1_is_the_mean_log_ratio_to_the_frozen_model():
     np.testing.assert_allclose(losses * mask, 0.5 * expected, atol=1e-6)
 
 
+def test_the_gradient_of_k1_is_that_of_the_divergence():
+    logits, frozen = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32)
+    policy = GroupPolicy(GRPO(beta=1.0, divergence="k1"))
+    zeros, ones = jnp.zeros((5, 1)), jnp.ones((5, 1))
+    reference = jax.nn.log_softmax(frozen)
+
+    def mean_loss(logits):
+        """The mean over all answers of one token, drawn at `logits` as they are."""
+        logprobs = jax.nn.log_softmax(logits)
+        losses, _ = policy.policy_losses(
+            logprobs[:, None], zeros, zeros, ones, reference[:, None]
+        )
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logprobs)) * losses[:, 0])
+
+    def divergence(logits):
+        logprobs = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.exp(logprobs) * (logprobs - reference))
+
+    for compute in (lambda f: f(logits), lambda f: jax.grad(f)(logits)):
+        np.testing.assert_allclose(compute(mean_loss), compute(divergence), atol=1e-6)
+
+
 def test_a_batch_of_masked_answers_has_a_loss_of_zero():
     samples = draw_samples(range(ROWS))
     objective = GroupPolicy(GRPO())
