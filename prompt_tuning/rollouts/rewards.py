@@ -190,20 +190,26 @@ def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
     try:
         from jsonschema import SchemaError
         from jsonschema.validators import validator_for
-        from referencing import Registry
+        from jsonschema_specifications import REGISTRY
+        from referencing import Registry, Resource
         from referencing.exceptions import Unresolvable
+        from referencing.jsonschema import DRAFT202012
     except ImportError as problem:
         raise InputError(
             f"the reward {name} needs the package jsonschema: pip install jsonschema"
         ) from problem
-    schema = dict(read_object(Path(value)).values)
-    validator_class = validator_for(schema)
+    schema = read_object(Path(value))
+    schema.text("$schema", None)  # what follows would fail with another type
+    contents = dict(schema.values)
+    validator_class = validator_for(contents)
     try:
-        validator_class.check_schema(schema)
+        validator_class.check_schema(contents)
         # An empty registry: nothing is fetched from elsewhere.
-        validator = validator_class(schema, registry=Registry())
+        validator = validator_class(contents, registry=Registry())
+        resource = Resource.from_contents(contents, DRAFT202012)
+        _look_up_references(resource, REGISTRY.resolver_with_root(resource))
         validator.is_valid(None)
-    except (SchemaError, Unresolvable) as problem:
+    except (SchemaError, Unresolvable, RecursionError) as problem:
         raise InputError(
             f"the JSON schema {value} cannot be used: {shown(str(problem))}"
         ) from problem
@@ -211,11 +217,28 @@ def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
     def judge(prompt: str, completion: str, row: Mapping[str, Any]) -> float:
         del prompt, row
         try:
-            return float(validator.is_valid(json.loads(completion)))
-        except (ValueError, RecursionError):
+            answer = json.loads(completion, parse_constant=_refuse_constant)
+            return float(validator.is_valid(answer))
+        except (ValueError, RecursionError, OverflowError):
             return 0.0
 
     return Reward(f"{name}={value}", judge)
+
+
+def _look_up_references(resource: Any, resolver: Any) -> None:
+    """Looks up what a schema and its parts refer to."""
+    resolver = resolver.in_subresource(resource)
+    contents = resource.contents
+    reference = contents.get("$ref") if isinstance(contents, Mapping) else None
+    if isinstance(reference, str):
+        resolver.lookup(reference)
+    for part in resource.subresources():
+        _look_up_references(part, resolver)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuses NaN and the infinities, which are no JSON."""
+    raise ValueError(name)
 
 
 BUILT_IN: Mapping[str, Callable[[str, str | None, str], Reward]] = {

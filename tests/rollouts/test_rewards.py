@@ -45,13 +45,29 @@ def test_json_is_checked_against_a_schema(tmp_path):
     reward = f"json_schema={file}"
     texts = ('{"a": 3}', '{"a": 4}', "{}", "no JSON", '{"a": 3', "[" * 99_999)
     assert [judge(reward, text) for text in texts] == [1, 0, 0, 0, 0, 0]
-    file.write_text('{"type": "nothing"}')
-    with pytest.raises(InputError, match="cannot be used"):
-        judge(reward)
-    # Nothing is fetched from elsewhere.
-    file.write_text('{"$ref": "https://example.org/schema.json"}')
-    with pytest.raises(InputError, match=r"example\.org"):
-        judge(reward, "1")
+    file.write_text('{"multipleOf": 0.5}')
+    # Python reads NaN, and cannot divide the last number by 0.5.
+    texts = "2", "NaN", "-Infinity", "1" + 400 * "0"
+    assert [judge(reward, text) for text in texts] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ('{"type": "nothing"}', "cannot be used"),
+        # Nothing is fetched from elsewhere.
+        ('{"$ref": "https://example.org/schema.json"}', r"example\.org"),
+        ('{"properties": {"a": {"$ref": "#/nowhere"}}}', "'/nowhere' does not exist"),
+        ('{"$ref": "#"}', "recursion"),
+        ('{"$schema": []}', r"\$schema = \[\], expected a text"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_at_once(schema, message, tmp_path):
+    pytest.importorskip("jsonschema")
+    file = tmp_path / "schema.json"
+    file.write_text(schema)
+    with pytest.raises(InputError, match=message):
+        open_rewards([f"json_schema={file}"], "completion")
 
 
 @pytest.mark.parametrize(
