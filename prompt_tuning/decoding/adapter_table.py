@@ -40,6 +40,7 @@ from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.low_rank import ExpertLowRank, LowRank
+from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import (
     InputScale,
@@ -91,6 +92,8 @@ class ResidentAdapter:
       joined: number of prompt vectors among a row's own keys.
       encoded: number of prompt vectors in an encoder's output.
       invocation: tokens that invoke it; empty if it is active in whole rows.
+      keeps_before: whether keys before them are those of the frozen model, since it has
+        LoRA alone.
     """
 
     name: str
@@ -101,6 +104,7 @@ class ResidentAdapter:
     joined: int
     encoded: int
     invocation: tuple[int, ...] = ()
+    keeps_before: bool = False
 
     @property
     def has_entry(self) -> bool:
@@ -162,16 +166,9 @@ def make_resident(
     joined = decoder.prompt.length if joins else 0  # type: ignore[union-attr]
     adds = model.prompts.at_input and model.prompting.placement != TEMPLATE
     encoded = 0 if decodes_alone or not adds else model.prompt_length
-    return ResidentAdapter(
-        name,
-        model,
-        parameters,
-        prompts,
-        whole,
-        joined,
-        encoded,
-        merged.invocation,
-    )
+    keeps = all(f"/{LoRA.name}/" in path for path in parameters if is_added(path))
+    own = (name, model, parameters, prompts, whole, joined, encoded)
+    return ResidentAdapter(*own, merged.invocation, keeps)
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:

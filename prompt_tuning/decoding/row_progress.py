@@ -119,7 +119,8 @@ class RowProgress:
         same = other.adapter is self.adapter and other.prompt is self.prompt
         if same and other.active_from == self.active_from:
             return most
-        if not same and (self.prompt.pages or other.prompt.pages):
+        keeps = all(x.adapter.keeps_before and not x.prompt.pages for x in rows)
+        if not same and not keeps:
             return 0
         frozen = [row.active_from if row.adapter.name else NEVER for row in rows]
         return min(most, *([row.active_from for row in rows] if same else frozen))

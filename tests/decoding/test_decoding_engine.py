@@ -130,6 +130,23 @@ def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
         assert together == expected, kind
 
 
+def test_an_invoked_lora_with_ia3_reads_no_keys_of_the_frozen_model():
+    kind = "alora_ia3"
+    engine = open_engine(LLAMA, ("none", kind), slots=1)
+    sampling = Sampling(new_tokens=1, logprobs=1)
+    row = [*range(6, 20), 5, 7]  # invoked near its end
+
+    def logprob(ids, adapter=None):
+        (handle,) = engine.run([Request(ids=ids, adapter=adapter, sampling=sampling)])
+        return handle.completions[0].logprobs[0].logprob
+
+    logprob(row)
+    after_the_same_text = logprob(row, kind)
+    logprob([1, 2])
+    after_another = logprob(row, kind)
+    assert after_the_same_text == pytest.approx(after_another, abs=1e-5)
+
+
 def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
     monkeypatch.setattr(row_queue, "SHORT", 2)
     engine = open_engine(LLAMA, FEW, kept=1)

@@ -59,6 +59,7 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
         "biases": [LoRA(at="all-linear", rank=2, bias="all", dora=True)],
         "ia3": [IA3()],
         "alora": [LoRA(at="all-linear", rank=2, invocation=[5])],
+        "alora_ia3": [LoRA(at="all-linear", rank=2, invocation=[5]), IA3()],
         "both": [LoRA(at="all-linear", rank=3, bias="lora_only"), IA3()],
     }
     prompt = prompts[kind]() if kind in prompts else None
