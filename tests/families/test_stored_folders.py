@@ -64,6 +64,28 @@ def test_stored_dtypes_are_cast_once_whatever_the_config_calls_them(
     )
 
 
+@pytest.mark.parametrize("index", [False, True], ids=["one file", "with an index"])
+def test_norms_of_the_first_berts_have_old_names(index, tmp_path):
+    folder = copied("bert", tmp_path)
+    expected, tensors = read(folder), load_file(folder / "model.safetensors")
+    for new, old in (("weight", "gamma"), ("bias", "beta")):
+        new, old = f"LayerNorm.{new}", f"LayerNorm.{old}"
+        tensors = {name.replace(new, old): x for name, x in tensors.items()}
+    assert sum("LayerNorm.gamma" in name for name in tensors) > 4
+    (folder / "model.safetensors").unlink()
+    file = "model-00001-of-00001.safetensors" if index else "model.safetensors"
+    save_file(tensors, folder / file)
+    if index:
+        names = {"weight_map": dict.fromkeys(tensors, file)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(names))
+    # Those folders name no padding, and have settings of other programs.
+    change(folder, removed=("pad_token_id",), directionality="bidi")
+    found = read(folder)
+    assert found.keys() == expected.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(found[path], array, err_msg=path)
+
+
 def test_the_correction_that_chooses_experts_is_not_rounded():
     base = FAMILIES / "glm4_moe/base"
     stored = load_file(base / "model.safetensors")

@@ -48,6 +48,9 @@ DTYPES = {
     "BOOL": np.dtype("?"),
 }
 INDEX = "model.safetensors.index.json"
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Ends of names in folders that were converted from TensorFlow (the first BERTs), and
+what transformers calls them since, which are read in their place."""
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
 MAXIMUM_ARRAYS = 100_000
@@ -63,6 +66,7 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
 
     As in Hugging Face libraries, `model.safetensors` has priority over the files that
     `model.safetensors.index.json` names; without either, all `*.safetensors` are read.
+    Scales and biases of norms with their first names have those of now (`OLD_NAMES`).
 
     Raises:
       InputError: for a folder or file that is missing, cut short or of another format,
@@ -75,7 +79,7 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
     check_links(folder, "*.safetensors", INDEX)
     index = folder / INDEX
     if (folder / "model.safetensors").exists():
-        return read_header(folder / "model.safetensors")
+        return _open_files([folder / "model.safetensors"])
     if index.exists():
         return _open_indexed(index)
     files = sorted(folder.glob("*.safetensors"))
@@ -93,7 +97,8 @@ def open_safetensors(folder: str | Path) -> dict[str, StoredTensor]:
 def _open_files(files: list[Path]) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in read_header(file).items():
+        for stored_name, tensor in read_header(file).items():
+            name = _present_name(stored_name)
             if name in stored:
                 raise InputError(
                     f"{name} is in both {stored[name].source} and {file}; keep the "
@@ -120,9 +125,15 @@ def _open_indexed(index: Path) -> dict[str, StoredTensor]:
             )
     stored = _open_files([index.parent / file for file in files])
     for name, file in weight_map.items():
-        if name not in stored:
+        if _present_name(name) not in stored:
             raise InputError(f"{index} lists {shown(name)} in {file}, which lacks it")
     return stored
+
+
+def _present_name(name: str) -> str:
+    """Returns the name that transformers gives an array now; see `OLD_NAMES`."""
+    old = next((old for old in OLD_NAMES if name.endswith(old)), None)
+    return name if old is None else name.removesuffix(old) + OLD_NAMES[old]
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
