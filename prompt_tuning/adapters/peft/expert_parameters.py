@@ -38,8 +38,9 @@ def name_parameters(settings: Settings, tensors: Arrays, source: str) -> Arrays:
     targets = settings.get("target_parameters")
     if settings["peft_type"] != LORA or not targets:
         return tensors
-    known = [x for x in targets if isinstance(x, str) and x.endswith(PARAMETERS)]
-    if not isinstance(targets, list) or len(known) < len(targets):
+    listed = targets if isinstance(targets, list) else []
+    known = [x for x in listed if isinstance(x, str) and x.endswith(PARAMETERS)]
+    if not known or len(known) < len(listed):
         raise InputError(
             f"{source} has target_parameters = {shown(targets)}, expected parameters "
             f"of experts alone, such as mlp.experts.{PARAMETERS[0]}: merge the adapter "

@@ -185,8 +185,10 @@ def _check_lora(settings: JsonObject) -> None:
     settings.flag("use_dora", None)
     if settings.values.get("alora_invocation_tokens") is not None:
         tokens = settings.sequence("alora_invocation_tokens")
-        if not all(type(x) is int and 0 <= x < MAXIMUM_SIZE for x in tokens):
-            settings.refuse("alora_invocation_tokens", "a list of token ids")
+        known = all(type(x) is int and 0 <= x < MAXIMUM_SIZE for x in tokens)
+        if not tokens or not known:
+            expected = "a list of one or more token ids, or null"
+            settings.refuse("alora_invocation_tokens", expected)
     settings.number("lora_dropout", None, minimum=0.0, maximum=1.0)
     settings.number("lora_alpha", None, **bounds)
     alphas = settings.nested("alpha_pattern", {})

@@ -123,6 +123,9 @@ def test_null_settings_have_the_default_or_are_refused(kind, tmp_path):
         ({"alpha_pattern": {"q_proj": "4"}}, "q_proj = '4'"),
         ({"bias": {"a": 1}}, "bias = "),
         ({"modules_to_save": "a" * 5000}, "modules_to_save = "),
+        ({"target_parameters": 5}, "target_parameters = 5"),
+        # PEFT would never apply such an adapter.
+        ({"alora_invocation_tokens": []}, "one or more token ids"),
     ],
 )
 def test_settings_of_a_lora_are_checked(changes, expected, tmp_path):
