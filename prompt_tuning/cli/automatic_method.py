@@ -234,14 +234,17 @@ def _chosen_before(
       InputError: if it was made for other options.
     """
     record = read_object(file)
-    before = record.value("given")
+    before = record.nested("given").values
     differing = [k for k in {**before, **given} if before.get(k) != given.get(k)]
     if differing:
         raise InputError(
             f"{file} has a choice that --method auto made with other options: "
             f"{', '.join(sorted(differing))} differs; choose another --out DIRECTORY"
         )
-    return _with_choice(options, record.text("method"), record.value("learning_rate"))
+    method, rate = record.text("method"), record.number("learning_rate")
+    if method not in METHODS:
+        record.refuse("method", f"one of {', '.join(METHODS)}")
+    return _with_choice(options, method, rate)
 
 
 def _print_candidates(

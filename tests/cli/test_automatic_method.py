@@ -48,6 +48,12 @@ def test_the_best_candidate_is_trained_and_chosen_once(
     assert (
         "candidate soft" not in printed and "all 30 steps are already done" in printed
     )
+    file = candidates / "choice.json"
+    choice = json.loads(file.read_text())
+    for name, wrong in {"given": [], "method": "x", "learning_rate": "x"}.items():
+        file.write_text(json.dumps(choice | {name: wrong}))
+        assert main(words) == 2
+        assert f"{name} = {wrong!r}, expected" in capsys.readouterr().err
 
 
 def test_the_budget_ends_the_search(words, tmp_path, capsys, monkeypatch):
