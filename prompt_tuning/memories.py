@@ -30,7 +30,11 @@ from prompt_tuning.texts.text_study import (
     read_text,
     write_study,
 )
-from prompt_tuning.tuned.memory_comparison import measure_memory, memory_table
+from prompt_tuning.tuned.memory_comparison import (
+    key_value_prefix,
+    measure_memory,
+    memory_table,
+)
 
 STARTS = {
     "matching": "from_attention_matching",
@@ -172,20 +176,22 @@ def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
     if len(memories) < 2:
         raise InputError(f"compose has {len(memories)} memories, expected at least two")
     loaded = [x if isinstance(x, TunedModel) else load_tuned(x) for x in memories]
-    first = loaded[0]
+    first, prefixes = loaded[0], []  # each [L, 2, P, G, K]
     for number, one in enumerate(loaded):
-        if set(one.trained) != {PREFIX_PATH}:
+        prefix = key_value_prefix(one.trained)
+        if prefix is None or len(one.trained) > 1:
+            found = {path: tuple(array.shape) for path, array in one.trained.items()}
             raise InputError(
                 f"memory {number} is not a key/value prefix alone, but has "
-                f"{shown(sorted(one.trained))}: give runs of remember"
+                f"{shown(found)}: give runs of remember"
             )
+        prefixes.append(prefix)
         if one.run.model != first.run.model:
             raise InputError(
                 f"memory {number} belongs to {one.run.model.checkpoint}, and memory 0 "
                 f"to {first.run.model.checkpoint}, or they read it with other "
                 "settings: a prefix acts on its own model alone"
             )
-    prefixes = [one.trained[PREFIX_PATH] for one in loaded]  # each [L, 2, P, G, K]
     slots = sum(prefix.shape[2] for prefix in prefixes)
     moved = [
         move_prefix(prefix, slots - prefix.shape[2], first.config)

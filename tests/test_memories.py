@@ -81,6 +81,7 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
         pt.SoftPrompt(length=2),
         [("a=", "b")] * 4,
         steps=1,
+        objective=pt.ContextDistillation(context=TEXT),
         directory=tmp_path / "run",
         evaluation=[("a=", "b")],
         progress=False,
@@ -90,6 +91,9 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     assert "so it has no memory to measure" in capsys.readouterr().err
     assert main([*evaluate, "--baseline"]) == 2
     assert "leave out --prompt, --baseline" in capsys.readouterr().err
+    # A soft prompt is stored under the path of a prefix.
+    with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
+        pt.compose([run, run])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Array, Float
 from rich.table import Table
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
@@ -62,7 +63,7 @@ def measure_memory(
     """
     objective = run.objective
     model, parameters = load_tuned(run) if loaded is None else loaded
-    prefix = parameters.get(PREFIX_PATH)
+    prefix = key_value_prefix(parameters)
     if not isinstance(objective, ContextDistillation) or prefix is None:
         raise InputError(
             "the run did not distill a text into a key/value prefix, so it has no "
@@ -99,6 +100,15 @@ def measure_memory(
     for values in measured.values():
         values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
     return measured
+
+
+def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None:
+    """Returns a prefix of keys and values; None without one.
+
+    Soft prompts, `[P, D]`, and deep ones, `[L, P, D]`, have the same path.
+    """
+    prefix = parameters.get(PREFIX_PATH)
+    return prefix if prefix is not None and prefix.ndim == 5 else None
 
 
 def _position_bytes(config: ModelConfig) -> int:
