@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def write_finished_page(
             for name, folder in zip(names, folders or [directory], strict=True)
         ]
         write_file(directory / REPORT_FILE, render_page(runs), force=True)
-    except InputError as problem:
+    except (InputError, StorageError) as problem:
         print_lines(console, f"no page was written: {problem}")
     else:
         print_lines(console, f"page: {directory / REPORT_FILE}")

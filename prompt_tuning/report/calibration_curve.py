@@ -50,12 +50,27 @@ def calibration_error(points: list[CalibrationPoint]) -> float:
     return sum(gaps) / total
 
 
+def answers_and_labels(
+    result: EvaluationResult,
+) -> tuple[Float[np.ndarray, "n C"], Float[np.ndarray, "n C"]] | None:
+    """Returns the answer and the label of each example, as rows with a single 1.
+
+    The answers are calibrated if the result has such ones; None if no labels were
+    ranked.
+    """
+    metrics = result.metrics
+    sums = metrics.get("calibrated_macro_f1") or metrics.get("label_macro_f1")
+    if sums is None:
+        return None
+    _, answered, labels = np.split(sums.rows, 3, axis=1)
+    return answered, labels
+
+
 def calibration_of(result: EvaluationResult) -> list[CalibrationPoint]:
     """Returns the points of a result; none if no labels were ranked."""
-    sums = result.metrics.get("calibrated_macro_f1")
-    sums = sums or result.metrics.get("label_macro_f1")
-    if sums is None or result.ranking is None:
+    classes = answers_and_labels(result)
+    if classes is None or result.ranking is None:
         return []
-    _, answered, gold = np.split(sums.rows, 3, axis=1)
-    right = (answered * gold).sum(axis=1) > 0
+    answered, labels = classes
+    right = (answered * labels).sum(axis=1) > 0
     return calibration_points(result.ranking.probabilities.max(axis=1), right)

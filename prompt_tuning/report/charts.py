@@ -204,9 +204,9 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
 
     Args:
       points: the points of one system.
-      color: number of its color.
+      color: number of its color; `COLORS` of them repeat.
     """
-    side = SQUARE - 2 * BOTTOM
+    side, style = SQUARE - 2 * BOTTOM, f"c{color % COLORS}"
 
     def at(x: float | int, y: float | int) -> tuple[float, float]:
         return float(BOTTOM + x * side), float(SQUARE - BOTTOM - y * side)
@@ -227,13 +227,13 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
         parts.append(Markup(text).format(x - 4, y + 4, "end", value))
     curve = " ".join("{:.1f},{:.1f}".format(*at(x[0], x[1])) for x in points)
     parts.append(
-        Markup('<polyline class="curve held c{}" points="{}"/>').format(color, curve)
+        Markup('<polyline class="curve held {}" points="{}"/>').format(style, curve)
     )
     for point in points:
         x, y = at(point.probability, point.accuracy)
         parts.append(
-            Markup('<circle class="c{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
-                color, x, y
+            Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3.5"/>').format(
+                style, x, y
             )
         )
     return Markup("").join(parts)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.report.calibration_curve import answers_and_labels
 from prompt_tuning.report.measurement import Measurement
 from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.report.schedule import learning_rate_curve
@@ -290,13 +291,11 @@ def confusion(measured: Measurement, system: int) -> Float[np.ndarray, "C C"] | 
       measured: the measurement.
       system: number of the system among the results.
     """
-    result = list(measured.results.values())[system]
-    calibrated = result.metrics.get("calibrated_macro_f1")
-    sums = calibrated or result.metrics.get("label_macro_f1")
-    if sums is None:
+    found = answers_and_labels(list(measured.results.values())[system])
+    if found is None:
         return None
-    _, answered, gold = np.split(sums.rows, 3, axis=1)
-    return gold.T @ answered
+    answered, labels = found
+    return labels.T @ answered
 
 
 def _number_of_examples(measured: Measurement | None) -> Finding:

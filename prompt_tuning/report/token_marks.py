@@ -1,6 +1,7 @@
 """The tokens of samples with their types, loss weights and losses."""
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ class MarkedToken(NamedTuple):
       text: the text that it adds, with hidden characters by number.
       kind: its type.
       weight: its loss weight.
-      nats: its loss; None if it is not learned.
+      nats: its loss; None if it is not learned, or its loss is not finite.
       bare: its loss without a prompt; None if that is not known.
     """
 
@@ -89,14 +90,15 @@ class TokenMarks:
         learned: Int[np.ndarray, "k"],
         count: int,
     ) -> list[float | None]:
-        """Returns the loss of each target; None where there is none."""
+        """Returns the loss of each target; None where there is no finite one."""
         losses: list[float | None] = [None] * count
         if outcomes is None:
             return losses
         start, stop = np.searchsorted(outcomes.example, (number, number + 1))
         if stop - start == len(learned):
             for place, nats in zip(learned, outcomes.nll[start:stop], strict=True):
-                losses[place] = float(nats)
+                # JSON has no other numbers, and a browser would not read the page's.
+                losses[place] = round(float(nats), 4) if math.isfinite(nats) else None
         return losses
 
     def _mark(self, ids, weights, nats, bare) -> list[MarkedToken]:
@@ -107,8 +109,8 @@ class TokenMarks:
                 visible(text),
                 SPECIAL if id in special else LEARNED if weight else GIVEN,
                 round(float(weight), 4),
-                None if loss is None else round(loss, 4),
-                None if other is None else round(other, 4),
+                loss,
+                other,
             )
             for id, text, weight, loss, other in zip(
                 ids.tolist(), texts, weights, nats, bare, strict=True

@@ -1,19 +1,27 @@
 """The page: its numbers, its size, and that foreign text stays text."""
 
 import dataclasses
+import errno
+import io
 import json
+import os
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import prompt_tuning as pt
-from prompt_tuning.cli.finished_page import REPORT_FILE
+from prompt_tuning.cli.finished_page import REPORT_FILE, write_finished_page
 from prompt_tuning.cli.main import main
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
 from prompt_tuning.report.page import render_page
 from prompt_tuning.report.recorded_run import RecordedRun
+from prompt_tuning.report.token_marks import TokenMarks
 from prompt_tuning.report.visible_text import visible
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from tests.support.headless_browser import HeadlessBrowser, find_browser
@@ -84,6 +92,16 @@ def test_training_ends_with_a_page_of_its_log(run, page):
     assert curves and all(row in own for row in curves)
 
 
+def test_a_run_has_succeeded_even_if_its_page_does_not_fit(run, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    shown = io.StringIO()
+    monkeypatch.setattr(os, "fsync", full)
+    write_finished_page(Console(file=shown, width=1000), run)
+    assert "no page was written" in shown.getvalue()
+
+
 def test_numbers_are_those_of_evaluate(run, page, capsys):
     capsys.readouterr()
     assert main(["evaluate", "--run", str(run), "--baseline"]) == 0
@@ -142,6 +160,22 @@ def test_tokens_have_the_losses_of_their_sample(page):
         gain = np.mean([x[4] for x in wanted]) - loss
         np.testing.assert_allclose(loss, float(rows[number][5]), atol=2e-4)
         np.testing.assert_allclose(gain, float(rows[number][6]), atol=2e-4)
+
+
+def test_tokens_have_no_loss_that_json_cannot_write(files):
+    model, data = (
+        pt.load("bundled:skills-decoder").prompted,
+        DataSource(files=str(files.held_out)),
+    )
+    examples = load_examples(data, model.interface)
+    learned = np.flatnonzero(examples[0].weights)
+    losses = np.full(len(learned), np.nan)
+    losses[0] = 1.5
+    zeros = np.zeros(len(learned), int)
+    outcomes = TokenOutcomes(1, zeros, losses, losses, zeros > 0)
+    marks = TokenMarks(examples, model.needed_tokenizer(), outcomes, None)[0]
+    found = [token.nats for token in marks.wanted]
+    assert found == [1.5] + [None] * (len(found) - 1)
 
 
 def test_python_writes_the_same_page(run, page, tmp_path):

@@ -10,6 +10,7 @@ from prompt_tuning.report.calibration_curve import (
     calibration_of,
     calibration_points,
 )
+from prompt_tuning.report.charts import draw_calibration
 from prompt_tuning.report.findings import check_run, confusion
 from prompt_tuning.report.page import render_page
 from prompt_tuning.report.verdict import judge
@@ -146,6 +147,8 @@ def test_calibration_compares_probability_with_accuracy():
     assert round(points[0].probability, 6) == round(1 / (1 + np.exp(-1)), 6)
     assert calibration_of(result(right)) == []
     assert "<h3>Calibration</h3>" in render_page([reported(recorded(), measured)])
+    # The ninth system has the color of the first.
+    assert draw_calibration(points, 8) == draw_calibration(points, 0)
 
 
 def test_too_few_examples_are_named_as_the_reason():
