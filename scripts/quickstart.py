@@ -62,14 +62,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--model",
         choices=("decoder", "t5"),
-        default="decoder",
         help="the bundled model (decoder)",
     )
     parser.add_argument(
         "--skills",
         nargs="+",
         type=skill,
-        default=["upper", "tail"],
         metavar="SKILL",
         help="skills to tune a prompt for (upper tail)",
     )
@@ -96,7 +94,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the results to this file"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.memory and (arguments.model or arguments.skills):
+        parser.error(
+            "--memory has a model and a table of its own: leave out --model and "
+            "--skills"
+        )
+    arguments.model = arguments.model or "decoder"
+    arguments.skills = arguments.skills or ["upper", "tail"]
+    return arguments
 
 
 def skill(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Chooses defaults: method by start, rate, schedule and length, on five real tasks.
+"""Chooses defaults: method by start, rate, schedule and length, on five tasks.
 
     python -m scripts.bench.defaults --data ../shared/data --results defaults.jsonl
 

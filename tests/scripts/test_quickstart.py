@@ -22,6 +22,13 @@ def test_compositions_are_skills(monkeypatch):
     assert quickstart.parse_arguments().skills == ["reverse upper"]
 
 
+def test_options_that_a_memory_does_not_read_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["quickstart", "--memory", "--model", "t5"])
+    with pytest.raises(SystemExit):
+        quickstart.parse_arguments()
+    assert "leave out --model and --skills" in capsys.readouterr().err
+
+
 def test_help_lists_the_skills_without_jax():
     script = "import sys, scripts.quickstart; assert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
