@@ -306,6 +306,8 @@ class Model(TextModel):
                 encoding.encode, [texts] if isinstance(texts, str) else texts
             )
         ]
+        if not vectors:
+            return np.zeros((0, self.config.width), np.float32)
         stacked = np.stack(vectors)
         if not normalize:
             return stacked
