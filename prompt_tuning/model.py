@@ -299,6 +299,8 @@ class Model(TextModel):
           >>> vectors.shape, bool(vectors[0] @ vectors[1] < 1)
           ((2, 128), True)
         """
+        check_value("texts", texts, str | Sequence[str])
+        check_value("pooling", pooling, Pooling)
         encoding = TextEncoding(self.prompted, self.run.source)
         vectors = [
             embed_ids(self.prompted, self.parameters, ids, pooling, prompt_id)
