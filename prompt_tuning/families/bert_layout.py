@@ -41,14 +41,13 @@ INERT = frozenset(
 
 
 def read_bert(
-    settings: HuggingFaceSettings, *, first_position: int = 0, types: int = 2
+    settings: HuggingFaceSettings, *, first_position: int = 0
 ) -> dict[str, Any]:
     """Returns fields of `ModelConfig`.
 
     Args:
       settings: the settings in `config.json`.
       first_position: number of the row of the first position in the table.
-      types: number of types of tokens if there is no setting.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
@@ -71,7 +70,7 @@ def read_bert(
         "head_width": settings.head_width(width, heads),
         "norm_epsilon": settings.positive("layer_norm_eps", 1e-12),
         "maximum_positions": positions,
-        "token_types": settings.integer("type_vocab_size", types, minimum=0),
+        "token_types": settings.size("type_vocab_size", 2),
         "tied_head": settings.flag("tie_word_embeddings", True),
     }
 

@@ -129,14 +129,19 @@ def class_fields(
 
 def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str, ...]:
     """Returns the name of each class; transformers leaves out those of two classes."""
-    count = head.shape[0]
+    count = head.shape[0] if len(head.shape) == 2 else 0
+    if not count:
+        raise InputError(
+            f"{head.source} has a head of classes of shape {head.shape}, expected a "
+            "row for each class"
+        )
     if count < 2:
         raise InputError(
             f"{head.source} has a head of one number, which is a regression, expected "
             "the scores of two or more classes"
         )
     default = {str(number): f"LABEL_{number}" for number in range(count)}
-    given = settings.values.get(NAMES, default)
+    given = settings.value(NAMES, default)
     expected = [str(number) for number in range(count)]
     if not isinstance(given, dict) or sorted(given) != sorted(expected):
         settings.refuse(NAMES, f"a name for each of the {count} classes from 0")

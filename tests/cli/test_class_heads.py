@@ -13,6 +13,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.families.hf_folder import read_config
 from tests.support.dummies import LetterTokenizer
 from tests.support.small_runs import logged, write_pairs
 
@@ -193,6 +194,16 @@ def test_heads_that_choose_no_class_are_refused(published):
     (published / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="other heads are not read"):
         pt.load(str(published))
+    # Transformers has two classes without names then.
+    (published / "config.json").write_text(
+        json.dumps(config | {"problem_type": None, "id2label": None})
+    )
+    assert read_config(published).labels == ("LABEL_0", "LABEL_1")
+    arrays = load_file(published / "model.safetensors")
+    arrays["score.weight"] = np.zeros((), "f4")
+    save_file(arrays, published / "model.safetensors")
+    with pytest.raises(InputError, match="expected a row for each class"):
+        read_config(published)
 
 
 def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):

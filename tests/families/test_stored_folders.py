@@ -86,6 +86,13 @@ def test_norms_of_the_first_berts_have_old_names(index, tmp_path):
         np.testing.assert_array_equal(found[path], array, err_msg=path)
 
 
+def test_a_bert_without_types_of_tokens_is_refused(tmp_path):
+    folder = copied("bert", tmp_path)
+    change(folder, type_vocab_size=0)
+    with pytest.raises(InputError, match="type_vocab_size = 0"):
+        read_config(folder)
+
+
 def test_the_correction_that_chooses_experts_is_not_rounded():
     base = FAMILIES / "glm4_moe/base"
     stored = load_file(base / "model.safetensors")
