@@ -97,7 +97,7 @@ def head_logits(
 ) -> Float[Array, "*lead V"]:
     """Computes logits in float32, of the tokens in this device's shard."""
     rows = hidden.size // hidden.shape[-1]
-    few, size = _parts(len(head.kernel)), _narrow_part(head.kernel)
+    few, size = _parts(len(head.kernel)), _narrow_part(head.kernel, rows)
     in_parts = jax.default_backend() == "cpu" and rows in FEW_ROWS and few > 1
     # XLA multiplies numbers of 16 bits in parts without widening them.
     if in_parts and (size is None or head.kernel.dtype == hidden.dtype):
@@ -129,7 +129,7 @@ def hidden_gradient(
     d_logits: Float[Array, "*lead V"], kernel: Float[Array, "V D"]
 ) -> Float[Array, "*lead D"]:
     """Computes the gradient of hidden states from that of their logits."""
-    size = _narrow_part(kernel)
+    size = _narrow_part(kernel, d_logits.size // len(kernel))
     if size is None:
         return jnp.einsum("...v,vd->...d", d_logits, kernel.astype(d_logits.dtype))
 
@@ -166,13 +166,20 @@ def _product(
     )
 
 
-def _narrow_part(kernel: Float[Array, "V D"]) -> int | None:
-    """Returns how many rows of a kernel of 16 bits are widened at once; None for all.
+def _narrow_part(kernel: Float[Array, "V D"], rows: int) -> int | None:
+    """Returns how many tokens of a kernel of 16 bits are widened at once; None for all.
 
     XLA's products on CPUs convert such a kernel to float32 first: 2.1 GB of the head of
     an 8B model, if it is done at once.
+
+    Args:
+      kernel: the head.
+      rows: number of hidden states.
     """
     if jax.default_backend() != "cpu" or kernel.dtype.itemsize != 2:
+        return None
+    if rows > kernel.shape[1]:
+        # Logits are larger than the wide kernel, and parts of them must be joined.
         return None
     size = max(LARGEST_WIDENED // kernel.shape[1], 1)
     return size if size < len(kernel) else None

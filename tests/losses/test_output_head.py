@@ -107,15 +107,15 @@ def test_a_softmax_of_logits_in_parts_is_right_in_one_program():
 
 def test_a_head_of_16_bits_is_widened_in_parts(monkeypatch):
     random = np.random.default_rng(0)
-    hidden = jnp.asarray(random.normal(size=(70, 16)), jnp.bfloat16)
-    kernel = jnp.asarray(random.normal(size=(96, 16)), jnp.bfloat16)
+    hidden = jnp.asarray(random.normal(size=(70, 80)), jnp.bfloat16)
+    kernel = jnp.asarray(random.normal(size=(96, 80)), jnp.bfloat16)
     targets = jnp.asarray(random.integers(0, 96, 70))
 
     def loss(hidden, kernel):
         return token_loss(hidden, kernel, targets).nll.sum()
 
     whole = jax.jit(jax.value_and_grad(loss))(hidden, kernel)
-    monkeypatch.setattr(output_head, "LARGEST_WIDENED", 28 * 16)
+    monkeypatch.setattr(output_head, "LARGEST_WIDENED", 28 * 80)
     parts = jax.jit(jax.value_and_grad(lambda *x: loss(*x)))(hidden, kernel)
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
     np.testing.assert_allclose(
@@ -123,3 +123,8 @@ def test_a_head_of_16_bits_is_widened_in_parts(monkeypatch):
     )
     traced = jax.make_jaxpr(jax.grad(lambda *x: loss(*x)))(hidden, kernel)
     assert "length=3" in str(traced)  # three parts of 28 tokens, and 12 more
+    # More rows than the width have logits that are larger than the wide head.
+    targets = jnp.zeros(140, int)
+    doubled = jnp.concatenate([hidden, hidden])
+    traced = jax.make_jaxpr(jax.grad(lambda *x: loss(*x)))(doubled, kernel)
+    assert "length=3" not in str(traced)
