@@ -242,8 +242,9 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
 def draw_parallel(axes: Sequence[Axis]) -> Markup:
     """Draws runs as lines across parallel axes, the best one by the table's colors."""
     width, height = PARALLEL
-    left, top, bottom = 60, 26, height - 14
-    step = (width - 2 * left) / max(len(axes) - 1, 1)
+    left, top, bottom = 60, 40, height - 14
+    last = len(axes) - 1
+    step = (width - 2 * left) / max(last, 1)
     parts = []
     for run in range(len(axes[0].places)):
         points = " ".join(
@@ -259,11 +260,15 @@ def draw_parallel(axes: Sequence[Axis]) -> Markup:
         )
     for number, axis in enumerate(axes):
         x = left + number * step
+        # Long names neither leave the picture nor meet those beside them.
+        ends = {0: (0, "start"), last: (width, "end")}
+        place, anchor = ends.get(number, (x, "middle"))
+        y = top - 12 - 14 * (number % 2)
         parts.append(
             Markup(
                 '<line class="grid" x1="{:.1f}" x2="{:.1f}" y1="{}" y2="{}"/>'
-                '<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>'
-            ).format(x, x, top, bottom, x, top - 12, visible(axis.name))
+                '<text x="{:.1f}" y="{}" text-anchor="{}">{}</text>'
+            ).format(x, x, top, bottom, place, y, anchor, visible(axis.name))
         )
         for place, label in axis.ticks:
             y = bottom - place * (bottom - top)

@@ -116,12 +116,22 @@ class RecordedRun:
         """Returns the newest value of each metric on held-out data, by name."""
         found: dict[str, float] = {}
         for line in self.log:
-            found |= {
-                name.removeprefix(EVALUATION): float(value)
-                for name, value in line.items()
-                if name.startswith(EVALUATION)
-            }
+            found |= _evaluation(line)
         return found
+
+    def best_evaluation(self) -> dict[str, float]:
+        """Returns the metrics of the best step, or the newest if the log lacks them."""
+        at_best = (x for x in self.log if x["step"] == self.best_step)
+        return _evaluation(next(at_best, {})) or self.last_evaluation()
+
+
+def _evaluation(line: Mapping[str, int | float]) -> dict[str, float]:
+    """Returns the metrics of a line on held-out data."""
+    return {
+        name.removeprefix(EVALUATION): float(value)
+        for name, value in line.items()
+        if name.startswith(EVALUATION)
+    }
 
 
 def _read_log(file: Path, damage: list[str]) -> list[dict[str, int | float]]:

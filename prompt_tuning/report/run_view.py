@@ -105,10 +105,10 @@ class RunView:
 
     @property
     def values(self) -> dict[str, float]:
-        """Metrics on held-out data: measured, or else the last in the log."""
+        """Metrics on held-out data: measured, or else those in the log."""
         measured = self.run.measured
         if measured is None:
-            return self.run.recorded.last_evaluation()
+            return self.run.recorded.best_evaluation()
         return {name: x.value for name, x in measured.tuned.metrics.items()}
 
     @property

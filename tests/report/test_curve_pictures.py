@@ -1,11 +1,13 @@
 """Thinning of curves."""
 
 import dataclasses
+import re
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prompt_tuning.report.charts import draw_parallel
 from prompt_tuning.report.curves import panels_of, thinned
 from prompt_tuning.report.schedule import learning_rate_curve
 from prompt_tuning.report.varied_settings import (
@@ -66,6 +68,23 @@ def test_settings_that_differ_have_axes_and_a_heat_map():
     assert found is not None and found.rows[0] == "adamw.learning_rate"
     np.testing.assert_array_equal(found.values, [[6, 5, 4], [3, 2, np.nan]])
     assert (found.shades[1, 1], found.shades[0, 0]) == (1, 0)  # a low loss is good
+    drawn = draw_parallel([seed, rate, loss])
+    # The outer names, however long, end within the picture.
+    names = re.findall(r'<text x="(\S+)" y="\d+" text-anchor="(\w+)">([\w.]+)<', drawn)
+    assert names == [
+        ("0.0", "start", "Run.seed"),
+        ("440.0", "middle", "adamw.learning_rate"),
+        ("880.0", "end", "loss"),
+    ]
+
+
+def test_a_page_of_the_log_has_the_values_of_the_best_step():
+    log = log_of([3, 2, 1], **{"evaluation/loss": [4, 2, 9]})
+    run = dataclasses.replace(recorded(log), checkpoint={"step": 2, "files": {}})
+    assert run.best_evaluation() == {"loss": 2}
+    assert run.last_evaluation() == {"loss": 9}
+    later = dataclasses.replace(run, checkpoint={"step": 7, "files": {}})
+    assert later.best_evaluation() == {"loss": 9}
 
 
 def test_the_learning_rate_is_that_of_the_config():
