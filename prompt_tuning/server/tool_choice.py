@@ -83,7 +83,7 @@ def _function(value: Any, number: int) -> tuple[str, Any]:
 
 
 def _resolved(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a schema whose properties are no references to its definitions.
+    """Returns a schema whose properties are no references to parts of it.
 
     The types of properties say how they are read.
     """
@@ -93,9 +93,10 @@ def _resolved(schema: Mapping[str, Any]) -> dict[str, Any]:
     resolved = {}
     for name, value in properties.items():
         reference = value.get("$ref") if isinstance(value, dict) else None
-        _, kind, key = [*str(reference).split("/"), "", ""][:3]
-        definitions = schema.get(kind) if reference else None
-        found = definitions.get(key) if isinstance(definitions, dict) else None
+        start, *keys = str(reference).split("/")
+        found: Any = schema if start == "#" and keys else None
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
         resolved[name] = found if isinstance(found, dict) else value
     return {**schema, "properties": resolved}
 

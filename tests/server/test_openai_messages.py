@@ -43,6 +43,17 @@ def test_the_tools_that_are_allowed_are_given_to_the_template():
     assert read.tools == tools[1:] and list(read.functions) == ["g", "h"]
 
 
+def test_the_type_of_an_argument_is_what_its_reference_leads_to():
+    color = {"type": "string"}
+    parameters = {
+        "properties": {"color": {"$ref": "#/$defs/Paint/properties/color"}},
+        "$defs": {"Paint": {"type": "object", "properties": {"color": color}}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    read = read_chat(JsonObject("", {"messages": [USER], "tools": [tool]}), 64).tools
+    assert read is not None and read.functions["f"]["properties"]["color"] == color
+
+
 def test_variables_of_the_template_are_read():
     variables = {"enable_thinking": False}
     record = read(USER, chat_template_kwargs=variables, reasoning_effort="low")
