@@ -298,6 +298,8 @@ class Model(TextModel):
           >>> vectors = model.embed(["abc", "abd"])
           >>> vectors.shape, bool(vectors[0] @ vectors[1] < 1)
           ((2, 128), True)
+          >>> model.embed([]).shape
+          (0, 128)
         """
         check_value("texts", texts, str | Sequence[str])
         check_value("pooling", pooling, Pooling)

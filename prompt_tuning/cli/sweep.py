@@ -35,10 +35,10 @@ SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Train K prompts at once over one copy of the frozen model with one compiled "
     "step. Each member is an ordinary run in its own directory below that of "
-    "--out, followed by a table, sweep.json and curves.png. The frozen model takes the "
-    "memory of one run; activations take the memory of the members computed at once. "
-    "Members with the same Run.data_seed share each batch. An interrupted sweep "
-    "continues when the same command is started again."
+    "--out, followed by a table, sweep.json, curves.png and report.html. The frozen "
+    "model takes the memory of one run; activations take the memory of the members "
+    "computed at once. Members with the same Run.data_seed share each batch. An "
+    "interrupted sweep continues when the same command is started again."
 )
 USAGE = """
   prompt-tuning sweep --model PATH --train FILE --vary NAME=VALUE,VALUE [OPTION ...]
