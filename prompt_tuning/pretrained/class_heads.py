@@ -7,13 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from prompt_tuning.checkpoints.stored_tensors import StoredTensor, assemble_parts
+from prompt_tuning.checkpoints.stored_tensors import (
+    Recipe,
+    StoredTensor,
+    assemble_parts,
+)
 from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.families.class_labels import BIAS, DENSE, DENSE_BIAS, HEAD
-from prompt_tuning.families.hf_folder import find_family
+from prompt_tuning.families.hf_folder import find_family, find_recipes
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
 
 
@@ -87,6 +91,23 @@ def open_classes(
     fields = {**layers.fields, "labels": labels, "tied_head": True, "head_bias": False}
     rows = ClassRows(kernel, pooling, bias, dense, dense_bias)
     return dataclasses.replace(config, **fields), rows
+
+
+def open_frozen_head(
+    config: ModelConfig, stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, Recipe], Mapping[str, StoredTensor]]:
+    """Returns the recipes with the frozen layers of a head, and the stored tensors.
+
+    The norm of a head that a base model lacks is all ones, as in transformers.
+    """
+    layers = find_family(config).class_layers
+    name = f"{layers.norm}.weight"
+    if layers.norm and name not in stored:
+        ones = np.ones(config.width, np.float32)
+        source = next(iter(stored.values())).source
+        norm = StoredTensor(ones.shape, ones.dtype, source, lambda block: ones[block])
+        stored = {**stored, name: norm}
+    return find_recipes(config, stored), stored
 
 
 def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:

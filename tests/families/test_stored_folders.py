@@ -16,6 +16,8 @@ from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained, find_tokenizer, open_checkpoint
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.class_head import ClassHead
 from tests.data.text.test_tokenizers import words_tokenizer
 from tests.support.adapters import random_adapter
 
@@ -84,6 +86,21 @@ def test_norms_of_the_first_berts_have_old_names(index, tmp_path):
     assert found.keys() == expected.keys()
     for path, array in expected.items():
         np.testing.assert_array_equal(found[path], array, err_msg=path)
+
+
+def test_a_new_head_of_a_modernbert_without_one_has_a_norm_of_ones(tmp_path):
+    folder = copied("modernbert", tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    base = {k[6:]: x for k, x in tensors.items() if k.startswith("model.")}
+    save_file(base, folder / "model.safetensors")
+    tuning = Tuning(adapters=[ClassHead(labels=["low", "high"])])
+    source = Pretrained(checkpoint=str(folder))
+    model = open_pretrained(source, tuning, key=jax.random.key(0))
+    np.testing.assert_array_equal(
+        model.read_parameters()["head/transform/norm/scale"], np.ones(8)
+    )
+    trained = {path.rpartition("/")[2] for path in model.plan.fresh}
+    assert trained == {"kernel", "bias", "dense"}
 
 
 def test_a_bert_without_types_of_tokens_is_refused(tmp_path):
