@@ -20,6 +20,12 @@ FEED_FORWARD, DENSE = "mlp", "dense_mlp"
 """Names of feed-forward layers; the second is that of layers without experts."""
 NO_MIXER = "no_mixer"
 """What layers have instead of a mixer if they have a feed-forward layer alone."""
+MIXERS = {
+    "short_convolution": "a short convolution",
+    "gated_delta": "the gated delta rule",
+    "mamba2": "Mamba-2",
+}
+"""What messages call the recurrent mixers."""
 USUAL = (ATTENTION, FEED_FORWARD)
 """The kind of most layers."""
 
@@ -72,7 +78,7 @@ def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
         raise InputError(
             f"{found}, which needs attention in every layer, but "
             f"{len(config.recurrent_layers)} of the {config.layers} layers of this "
-            f"model have a {config.recurrence.replace('_', ' ')}: {remedy}"
+            f"model have {MIXERS[config.recurrence]} instead: {remedy}"
         )
     if config.feed_forward_layers:
         raise InputError(

@@ -15,6 +15,7 @@ from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.dora import LORA_A, LORA_B, MAGNITUDE, initial_magnitudes
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.prompts.state_prefix import STATE
 from prompt_tuning.prompts.trained_bias import frozen_biases
 from prompt_tuning.prompts.weight_starts import (
     FROM_WEIGHTS,
@@ -192,6 +193,8 @@ def initialized_by(path: str, tuning: Tuning) -> str:
     if "/adapters/" in path:
         value = "one" if "/adapters/ia3/" in path else "zero at one factor"
         return f"the adapter ({value}, so the model is unchanged)"
+    if path.endswith(STATE):
+        return "zero, as in the model without a prompt"
     if "/prompt/" not in path:
         return "the module's initializer"
     decoder = path.startswith("decoder/") and tuning.decoder_prompt is not None

@@ -14,6 +14,8 @@ from prompt_tuning.prompts.prefix import KeyValuePrefix, PrefixInitializer
 from prompt_tuning.prompts.prompt_module import ExportedPrompt, StoredForm
 
 KIND = "STATE_PREFIX"
+STATE = "/prompt/state"
+"""End of the path of the states."""
 
 
 class StatePrefix(KeyValuePrefix):

@@ -245,8 +245,8 @@ def _convert_to_prefix(model: LanguageModel) -> Adapter:
     """
     check_all_attention(
         model.config,
-        "PEFT has this prompt only as a key/value prefix",
-        "export it as npz",
+        "PEFT could have this prompt only as a key/value prefix",
+        "write a checkpoint (--to checkpoint)",
     )
     context = model.prefix() if isinstance(model, DecoderOnly) else None
     if context is None:

@@ -9,10 +9,12 @@ import optax
 import pytest
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.tuning import stack_shape
+from prompt_tuning.pretrained.fresh_parameters import initialized_by
+from prompt_tuning.pretrained.tuning import Tuning, stack_shape
 from prompt_tuning.prompts.initializers import Vocabulary, from_text
 from prompt_tuning.prompts.state_prefix import StatePrefix
 from prompt_tuning.training.gradients import gradients
@@ -130,3 +132,11 @@ def test_a_model_without_states_and_a_start_from_a_text_are_refused():
         StatePrefix(
             jax.random.key(0), vocabulary, length=2, initializer=from_text("a b c")
         )
+
+
+def test_messages_name_the_start_of_states_and_the_mixer_of_a_model():
+    states = initialized_by(TRAINED[1], Tuning())
+    assert states == "zero, as in the model without a prompt"
+    message = "2 of the 3 layers of this model have Mamba-2 instead: use LoRA"
+    with pytest.raises(InputError, match=message):
+        check_all_attention(dummies.GRANITE4, "a prefix", "use LoRA")
