@@ -16,8 +16,9 @@ from prompt_tuning.adapters.adapter import LORA, Arrays
 from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.core.errors import InputError, shortened, shown
 
-PARAMETERS = ("gate_up_proj", "down_proj")
-"""The parameters of `experts`, in the order in which PEFT wraps them."""
+PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
+"""The parameters of `experts`, in the order in which PEFT wraps them; those without
+gates (Nemotron-H) have the second instead of the first."""
 
 _WRAPPED = re.compile(r"(.*\.experts)((?:\.base_layer)*)(\.lora_[AB]\.weight)")
 _NAMED = re.compile(rf"(.*\.experts)\.({'|'.join(PARAMETERS)})(\.lora_[AB]\.weight)")

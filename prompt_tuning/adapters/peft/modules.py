@@ -151,6 +151,8 @@ def expert_projections(config: ModelConfig) -> dict[str, Projection]:
         if kind not in _PARAMETERS:
             continue
         name, index = _PARAMETERS[kind]
+        if kind == "up" and not config.gated:
+            name, index = "up_proj", None
         groups = inner if isinstance(recipe.transform, EveryOther) else 1
         part = FusedPart() if index is None else FusedPart(index, (1, 1), groups)
         sources = recipe.sources[:: recipe.experts or 1]

@@ -39,6 +39,11 @@ CASES = {
         "r": 2,
     },
     "mixtral": {"target_parameters": [OUTWARD], "target_modules": [], "r": 2},
+    "nemotron_h": {  # without gates
+        "target_parameters": ["experts.up_proj", OUTWARD.removeprefix("mlp.")],
+        "target_modules": [],
+        "r": 2,
+    },
     "qwen2_moe": {"target_parameters": ["gate_up_proj"], "use_rslora": True}
     | {"target_modules": []},
 }
