@@ -18,7 +18,7 @@ PAIRS = [
     (f"{word}=", word[1:])
     for word in ["apple", "bread", "chair", "dance", "eagle", "flame", "grape", "house"]
 ]
-METHODS = ("attach", "batches", "generate", "load_adapter", "loglikelihood")
+METHODS = ("attach", "batches", "embed", "generate", "load_adapter", "loglikelihood")
 METHODS += ("partition", "prompt_vectors", "stream", "with_parameters")
 DOCUMENTED = {name: getattr(pt, name) for name in pt.__all__ if name != "__version__"}
 DOCUMENTED |= {f"Model.{name}": getattr(pt.Model, name) for name in METHODS}
