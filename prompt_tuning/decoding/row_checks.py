@@ -32,8 +32,11 @@ def check_generates(model: PromptedModel) -> None:
 def positions_taken(model: PromptedModel, given: int, new: int) -> int:
     """Returns the number of positions of a row's tokens, without a prompt's vectors.
 
-    An encoder and a decoder count their positions separately.
+    An encoder and a decoder count their positions separately, and an encoder without a
+    decoder has no new tokens.
     """
+    if model.config.bidirectional:
+        return given
     separate = model.config.architecture == "encoder_decoder"
     return max(given, new) if separate else given + new
 

@@ -67,6 +67,15 @@ def test_an_adapter_of_peft_has_the_head_and_the_pooler(run, bert, tmp_path, cap
     assert list(found.values()) == pytest.approx(list(expected.values()), abs=1e-6)
 
 
+def test_a_text_may_have_all_positions(bert):
+    model = pt.load(str(bert))  # of 48 positions, two of them for [CLS] and [SEP]
+    longest = "a " * 46
+    assert model.embed(longest).shape == (1, 16)
+    assert model.attach(pt.ClassHead(labels=["x", "y"])).predict(longest).label
+    with pytest.raises(pt.InputError, match="a row of 49 tokens"):
+        model.embed(longest + "a")
+
+
 METHODS = {
     "prefix": (pt.KeyValuePrefix(length=3), "decoder/prompt/"),
     "deep": (pt.DeepPrompt(length=3), "decoder/prompt/"),
