@@ -45,6 +45,11 @@ class TokenOutcomes:
     correct: Bool[np.ndarray, "t"]
     objective: Float[np.ndarray, "t"] | None = None
 
+    @property
+    def losses(self) -> Float[np.ndarray, "t"]:
+        """What the metric `loss` is of: the objective's loss, or else the nats."""
+        return self.nll if self.objective is None else self.objective
+
     def metrics(
         self, chosen: Bool[np.ndarray, "t"] | None = None
     ) -> dict[str, MetricSums]:

@@ -52,8 +52,8 @@ class PromptEffects:
       examples: number of examples.
       shares: share of attention on each vector in each block, the mean over heads and
         over all tokens of the texts, `[L, P]`.
-      costs: by how many nats a token the loss rises without each vector, `[P]`; None if
-        this prompt cannot lose one.
+      costs: by how many nats a token the cross-entropy rises without each vector,
+        `[P]`; None if this prompt cannot lose one.
     """
 
     stack: str

@@ -96,7 +96,7 @@ class TokenMarks:
             return losses
         start, stop = np.searchsorted(outcomes.example, (number, number + 1))
         if stop - start == len(learned):
-            for place, nats in zip(learned, outcomes.nll[start:stop], strict=True):
+            for place, nats in zip(learned, outcomes.losses[start:stop], strict=True):
                 # JSON has no other numbers, and a browser would not read the page's.
                 losses[place] = round(float(nats), 4) if math.isfinite(nats) else None
         return losses

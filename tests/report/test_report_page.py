@@ -162,7 +162,7 @@ def test_tokens_have_the_losses_of_their_sample(page):
         np.testing.assert_allclose(gain, float(rows[number][6]), atol=2e-4)
 
 
-def test_tokens_have_no_loss_that_json_cannot_write(files):
+def test_tokens_have_the_objective_if_it_is_a_number_of_json(files):
     model, data = (
         pt.load("bundled:skills-decoder").prompted,
         DataSource(files=str(files.held_out)),
@@ -172,7 +172,8 @@ def test_tokens_have_no_loss_that_json_cannot_write(files):
     losses = np.full(len(learned), np.nan)
     losses[0] = 1.5
     zeros = np.zeros(len(learned), int)
-    outcomes = TokenOutcomes(1, zeros, losses, losses, zeros > 0)
+    ones = np.ones(len(learned))
+    outcomes = TokenOutcomes(1, zeros, ones, ones, zeros > 0, objective=losses)
     marks = TokenMarks(examples, model.needed_tokenizer(), outcomes, None)[0]
     found = [token.nats for token in marks.wanted]
     assert found == [1.5] + [None] * (len(found) - 1)
