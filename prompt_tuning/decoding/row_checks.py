@@ -29,6 +29,19 @@ def check_generates(model: PromptedModel) -> None:
         )
 
 
+def check_scores(model: PromptedModel) -> None:
+    """Checks that a model scores next tokens, or classes.
+
+    Raises:
+      InputError: if it is an encoder without a head of classes.
+    """
+    if model.config.bidirectional and not model.config.labels:
+        raise InputError(
+            f"{model.config.family} is an encoder, which predicts no next tokens: "
+            "train it with a head of classes (--head first --labels ...)"
+        )
+
+
 def positions_taken(model: PromptedModel, given: int, new: int) -> int:
     """Returns the number of positions of a row's tokens, without a prompt's vectors.
 

@@ -16,7 +16,11 @@ from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.decoding.continue_rows import continue_rows
-from prompt_tuning.decoding.row_checks import check_generates, check_rows
+from prompt_tuning.decoding.row_checks import (
+    check_generates,
+    check_rows,
+    check_scores,
+)
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references
@@ -103,9 +107,10 @@ class Evaluator:
           preferences: measured, too, if given.
 
         Raises:
-          InputError: if the files cannot be used, or the completion of an example is
-            not a label.
+          InputError: if the files cannot be used, the completion of an example is not a
+            label, or the model is an encoder without a head of classes.
         """
+        check_scores(model)
         if evaluation.generates:
             check_generates(model)
         self._model, self._evaluation = model, evaluation

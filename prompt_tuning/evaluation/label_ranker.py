@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.decoding.row_checks import check_rows
+from prompt_tuning.decoding.row_checks import check_rows, check_scores
 from prompt_tuning.evaluation.calibration import calibrate_nats
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.ranking import class_nats, encode_labels, label_nats
@@ -33,8 +33,8 @@ class LabelRanker:
       context_ids: token ids of a text that precedes each input.
 
     Raises:
-      InputError: if a label has no tokens, two labels have the same, or they are not
-        those of a model with a class head.
+      InputError: if a label has no tokens, two labels have the same, they are not those
+        of a model with a class head, or an encoder has no such head.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class LabelRanker:
         evaluation: Evaluation,
         context_ids: Sequence[int] = (),
     ):
+        check_scores(model)
         self._model, self._evaluation = model, evaluation
         self._context_ids = context_ids
         self.labels = list(evaluation.labels or model.config.labels)

@@ -30,6 +30,7 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.data.examples.rated_examples import load_ratings
+from prompt_tuning.decoding.row_checks import check_scores
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
 from prompt_tuning.losses.function_objective import FunctionObjective
@@ -260,11 +261,7 @@ class RunPlan:
         Raises:
           InputError: if it is one of texts, or an encoder has no head of classes.
         """
-        if self.model.config.bidirectional and not self.model.config.labels:
-            raise InputError(
-                f"{self.model.config.family} is an encoder, which predicts no next "
-                "tokens: train it with a head of classes (--head first --labels ...)"
-            )
+        check_scores(self.model)
         known = isinstance(objective, TokenObjective | FunctionObjective)
         if self.model.config.labels and not known:
             raise InputError(

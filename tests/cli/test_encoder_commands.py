@@ -67,6 +67,14 @@ def test_an_adapter_of_peft_has_the_head_and_the_pooler(run, bert, tmp_path, cap
     assert list(found.values()) == pytest.approx(list(expected.values()), abs=1e-6)
 
 
+def test_labels_are_not_ranked_without_a_head(bert):
+    model = pt.load(str(bert))
+    with pytest.raises(pt.InputError, match="predicts no next tokens"):
+        model.predict("apple", labels=["low", "high"])
+    with pytest.raises(pt.InputError, match="predicts no next tokens"):
+        model.evaluate(PAIRS)
+
+
 def test_a_text_may_have_all_positions(bert):
     model = pt.load(str(bert))  # of 48 positions, two of them for [CLS] and [SEP]
     longest = "a " * 46
