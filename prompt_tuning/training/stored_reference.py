@@ -44,7 +44,7 @@ DIGEST = 16
 class ReferencedExamples(ExampleGroups):
     """Examples whose learned tokens have their log-probabilities under a reference.
 
-    They are computed when the first example is read, unless `reference.npz` in the run
+    They are computed when they are first read, unless `reference.npz` in the run
     directory has them: of the same row, under the same frozen model.
 
     Args:
@@ -80,16 +80,20 @@ class ReferencedExamples(ExampleGroups):
 
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the rows of an example, with the reference's log-probabilities."""
-        with self._lock:
-            if self._known is None:
-                self._known = self._read()
-        rows = []
+        known, rows = self.read(), []
         for row in self._examples[number]:
             logprobs = np.zeros(len(row.weights), np.float32)
-            logprobs[row.weights != 0] = self._known[digest(row)]
+            logprobs[row.weights != 0] = known[digest(row)]
             columns = {**row.columns, REFERENCE_LOGPROBS: logprobs}
             rows.append(dataclasses.replace(row, columns=columns))
         return rows
+
+    def read(self) -> dict[bytes, Logprobs]:
+        """Returns the log-probabilities of all rows by their digests."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+        return self._known
 
     @property
     def rows_per_example(self) -> int:
@@ -133,7 +137,7 @@ class ReferencedExamples(ExampleGroups):
 def _has(known: dict[bytes, Logprobs], row: Example) -> bool:
     """Returns whether the log-probabilities of a row are known."""
     stored = known.get(digest(row))
-    return stored is not None and len(stored) == np.count_nonzero(row.weights)
+    return stored is not None and len(stored) == int((row.weights != 0).sum())
 
 
 def digest(row: Example) -> bytes:

@@ -3,6 +3,7 @@
 # TRL, PEFT and transformers are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,14 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
         {"prompt": p, "chosen": c, "rejected": c[::-1].lower()} for p, c in UPPER[:12]
     ]
 
-    def losses(name, objective, steps):
+    def losses(name, objective, steps, mesh=None):
         pt.tune(
             str(files.decoder),
             pt.SoftPrompt(length=2),
             records,
             objective=objective,
             steps=steps,
+            mesh=mesh,
             batch_size=4,
             directory=str(tmp_path / name),
             log_every=1,
@@ -158,9 +160,18 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
         )
         return [line["loss"] for line in logged(tmp_path / name)]
 
+    threads, compute = [], stored_reference.compute_logprobs
+
+    def recorded(*arguments):
+        threads.append(threading.current_thread())
+        return compute(*arguments)
+
+    monkeypatch.setattr(stored_reference, "compute_logprobs", recorded)
     expected = losses("in_step", pt.DPO(beta=0.5), 6)
     objective = pt.DPO(beta=0.5, reference="precomputed")
-    losses("stored", objective, 2)
+    losses("stored", objective, 2, pt.MeshShape(data=4, tensor=2))
+    # Several processes on a mesh meet there in the same order.
+    assert threads == [threading.main_thread()]
     stored = (tmp_path / "stored" / REFERENCE_FILE).read_bytes()
     # A run that goes on computes nothing again.
     monkeypatch.delattr(stored_reference, "reference_logprobs")
