@@ -1,5 +1,6 @@
 """The log of a run: `metrics.jsonl`, and programs that get its lines too."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -41,12 +42,15 @@ class MetricsLog:
         """
         self._path, self._after_step = directory / METRICS_FILE, after_step
         lines = list(read_lines(self._path, _checked_values, MAXIMUM_LOG))
-        self._lines = StepLog(
-            self._path, [line for line, x in lines if x["step"] <= after_step]
-        )
-        self._fingerprints = open_fingerprints(directory, after_step)
-        with reporting_disk_errors(self._path):
-            self._loggers = open_loggers(loggers, directory, after_step)
+        kept = [line for line, x in lines if x["step"] <= after_step]
+        with contextlib.ExitStack() as opened:
+            self._lines = StepLog(self._path, kept)
+            opened.callback(self._lines.close)
+            self._fingerprints = open_fingerprints(directory, after_step)
+            opened.callback(self._fingerprints.close)
+            with reporting_disk_errors(self._path):
+                self._loggers = open_loggers(loggers, directory, after_step)
+            opened.pop_all()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes the metrics of one step."""

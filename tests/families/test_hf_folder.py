@@ -301,7 +301,6 @@ def test_folders_that_are_not_checkpoints_are_refused(tmp_path):
         (LLAMA | {"hidden_size": None}, "no 'hidden_size'"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         ({"model_type": "lama"}, "the nearest is llama"),
-        ({"model_type": "bert"}, "an encoder alone generates no text"),
         (
             LLAMA | {"quantization_config": {}},
             "quantization_config.* has no 'quant_method'",

@@ -25,6 +25,7 @@ from tests.support.t5x_fixtures import MSGPACK
 
 FAMILIES = Path(__file__).parents[1] / "fixtures/families"
 GGUF = FAMILIES.parent / "gguf"
+JSON_FILES = ("config.json", "generation_config.json")  # an encoder has the first
 
 
 def write_model(config: ModelConfig, folder: Path) -> None:
@@ -115,7 +116,11 @@ KINDS = [
         Kind(
             f"{family.name}-config",
             functools.partial(copy_files, family / "base"),
-            {"config.json": mutate_json, "generation_config.json": mutate_json},
+            {
+                name: mutate_json
+                for name in JSON_FILES
+                if (family / "base" / name).is_file()
+            },
             read_model,
         )
         for family in sorted(FAMILIES.iterdir())

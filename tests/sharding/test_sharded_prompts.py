@@ -105,13 +105,14 @@ def test_sharded_parameters_have_the_losses_of_one_device(name, family, mesh, ru
 
 def test_every_dimension_of_a_trained_parameter_has_a_name():
     names = set()
-    config = CONFIGS["decoder"]
-    layout = meshes.layout_of(MESHES[MOST], config)
-    for name in KINDS:
-        graph, parameters, _ = meshes.tuned(config, METHODS[name])
+    state = methods.Method(name="state prefix", files=("prompts/state_prefix.gin",))
+    cases = [(CONFIGS["decoder"], METHODS[name]) for name in KINDS]
+    for config, method in [*cases, (dummies.GRANITE4, state)]:
+        layout = meshes.layout_of(MESHES[MOST], config)
+        graph, parameters, _ = meshes.tuned(config, method)
         placement = meshes.placed(layout, graph, parameters)
         trained_axes = {p: x for p, x in placement.axes.items() if _is_trained(p)}
-        assert trained_axes, name
+        assert trained_axes, method.name
         names |= {name for axes in trained_axes.values() for name in axes.names}
         # Without a rule: replicated, or sharded like the kernel.
         assert not any("fsdp" in placement.shardings[p].spec for p in trained_axes)
