@@ -78,6 +78,7 @@ def test_settings_have_the_factory_s_parameters_without_the_run_s():
         assert factory_signature(factory_named(factory)) is not None
 
 
+@pytest.mark.slow
 def test_every_command_reads_a_directory_created_by_python(tuned, tmp_path, capsys):
     run = str(tuned.directory)
     assert main(["generate", "--run", run, "world=", "--new_tokens", "4"]) == 0

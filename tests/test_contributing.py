@@ -118,6 +118,7 @@ def command(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_module_and_a_config_add_a_method_and_a_loss(copy):
     shown = command(copy, "train", "--help")
     assert "Soft prompt in units of another size" in shown

@@ -42,6 +42,7 @@ def known():
     return names | modules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
 def test_the_example_of_a_docstring_runs(name, known, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -31,6 +31,7 @@ TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=
 PREFIX = "decoder/prompt/prompt"
 
 
+@pytest.mark.slow
 def test_a_document_becomes_a_run_and_a_cartridge(tmp_path, capsys):
     text, questions = recall.document(7, 12)
     document, output = tmp_path / "facts.txt", tmp_path / "memory"

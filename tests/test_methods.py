@@ -371,6 +371,7 @@ def check_same_vectors(tuned: LanguageModel, exported: LanguageModel) -> None:
 COMMON = ("soft prompt", "key/value prefix", "LoRA and a soft prompt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     sample(1, [m for m in METHODS if m.name in COMMON]),
@@ -389,6 +390,7 @@ STATE = Method(
 )
 
 
+@pytest.mark.slow
 def test_a_state_prefix_on_a_hybrid_model(decode, tmp_path):
     checkpoint = str(methods.write_granite4(tmp_path / "granite4"))
     model_data = data_of("granite4", checkpoint, tmp_path)

@@ -48,6 +48,7 @@ def logits_of(model, base, adapter):
     return np.asarray(our_logits(parameters, batch_of(tokens_of(model)), graph=graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "kind"), sample(6, CASES))
 def test_merged_logits_equal_those_with_the_adapter(model, kind, tmp_path):
     adapter, base = adapter_of(model, kind), folder_of(model) / "base"

@@ -98,6 +98,7 @@ def change(folder: Path, **tensors: np.ndarray | None) -> None:
     save_file({name: x for name, x in stored.items() if x is not None}, file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_stand_for_the_published_weights(kind, folders):
     held = opened(folders[kind])
@@ -119,6 +120,7 @@ def test_kernels_stand_for_the_published_weights(kind, folders):
     assert {parameters[path].dtype.name for path in unquantized} == {"bfloat16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sample(2, KINDS))
 def test_gradients_equal_those_of_the_widened_weights(kind, folders):
     """Of a prompt, and of LoRA at every projection."""
@@ -147,6 +149,7 @@ def test_gradients_equal_those_of_the_widened_weights(kind, folders):
         np.testing.assert_allclose(gradient[path], leaf, atol=1e-5 * max(scale, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gptq", "fp8"])
 def test_layers_and_shards_equal_the_whole(kind, folders):
     whole = opened(folders[kind]).plan.restore()

@@ -75,6 +75,7 @@ def opened(
     return open_pretrained(source, tuning, key=jax.random.key(0), mesh=mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", STORES)
 def test_experts_stand_for_the_published_weights(kind, folders):
     """In the codes of the folder, and each expert apart."""
@@ -142,6 +143,7 @@ def outcome(folder: Path, dtype: str | None):
     return gradient, float(sums.loss), frozen, str(compiled.as_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype", "grouped"),
     [

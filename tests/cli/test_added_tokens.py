@@ -36,6 +36,7 @@ def run(files, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_only_the_rows_and_the_adapter_are_stored(run, files):
     stored = {x.name for x in (run / FOLDER / "checkpoint_6").iterdir()}
     arrays = {name for name in stored if "rows" in name or "embedding" in name}

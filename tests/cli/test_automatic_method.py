@@ -20,6 +20,7 @@ def words(files, tmp_path) -> list[str]:
     return ["train", "--method", "auto", *model, *run, "--log_every", "1"]
 
 
+@pytest.mark.slow
 def test_the_best_candidate_is_trained_and_chosen_once(
     words, tmp_path, capsys, monkeypatch
 ):

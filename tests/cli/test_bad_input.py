@@ -336,6 +336,7 @@ def test_a_directory_with_another_config(run, files, capsys):
     assert snapshot(run) == before
 
 
+@pytest.mark.slow
 def test_a_full_disk(files, tmp_path, capsys, monkeypatch):
     """The previous checkpoint stays, and the same command continues from it."""
     write, full = checkpoint_files.write_files, OSError(errno.ENOSPC, "No space left")
@@ -457,6 +458,7 @@ def refused_without_type_checks(directory: Path, bindings: Sequence[str]) -> lis
     return [error for _, error in parsed]
 
 
+@pytest.mark.slow
 def test_values_of_the_wrong_type(tmp_path):
     cases = [
         ("STPES=3", ("no setting STPES in this config; did you mean", "STEPS")),
@@ -480,6 +482,7 @@ def test_prefix_attention_excludes_learning_prompt_tokens(files, tmp_path, capsy
     assert "would see its own target" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_not_used_with_a_runs_prompt(files, tmp_path, capsys):
     assert tune(files, tmp_path / "run") == 0
     record = tmp_path / "run" / "run.json"

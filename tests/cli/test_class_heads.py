@@ -39,6 +39,7 @@ def run(files, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_new_head_starts_near_chance_and_both_parts_are_trained(run):
     assert logged(run)[0]["loss"] == pytest.approx(np.log(2), abs=0.2)
     tuned = pt.load_tuned(str(run))
@@ -46,6 +47,7 @@ def test_a_new_head_starts_near_chance_and_both_parts_are_trained(run):
     assert (run / "config.gin").read_text().count("head/adamw.learning_rate") == 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_without_a_break(run, files, tmp_path):
     given = arguments(files, tmp_path)
     assert main([*given, "--steps", "2"]) == 0
@@ -83,6 +85,7 @@ def test_evaluate_measures_classes_by_what_predict_answers(run, tmp_path, capsys
     assert metrics["accuracy"] == metrics["label_accuracy"] == np.mean(right)
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_the_member_that_is_trained_alone(run, files, tmp_path):
     given = arguments(files, tmp_path, "--steps", "4")
     given[given.index("--out") + 1] = str(tmp_path / "sweep")
@@ -103,6 +106,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_needs_texts_is_refused(name, run, capsys):
     command, message = REFUSED[name]
@@ -126,6 +130,7 @@ UNTRAINABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNTRAINABLE)
 def test_what_cannot_be_trained_is_refused(name, files, tmp_path, capsys):
     more, message = UNTRAINABLE[name]
@@ -206,6 +211,7 @@ def test_heads_that_choose_no_class_are_refused(published):
         read_config(published)
 
 
+@pytest.mark.slow
 def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):
     model = pt.load(str(files.decoder)).attach(
         pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"], pooling="mean")
@@ -216,6 +222,7 @@ def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):
     assert loss == pytest.approx(-np.log(alone).mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_examples_that_share_a_row_are_scored_as_if_alone(files):
     model = pt.load(str(files.decoder)).attach(
         pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"])

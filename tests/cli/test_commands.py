@@ -57,6 +57,7 @@ def evaluated(capsys, *arguments) -> dict[str, float]:
     return {name.strip(): float(value) for name, value, _ in rows}
 
 
+@pytest.mark.slow
 def test_a_shipped_config_is_found_by_name_from_any_directory(
     files, tmp_path, monkeypatch, capsys
 ):
@@ -74,6 +75,7 @@ def test_configs_inside_the_package_take_precedence():
     assert (CONFIG_FOLDERS[1] / "runs/first_prompt.gin").is_file()
 
 
+@pytest.mark.slow
 def test_the_log_has_each_step_once_with_speed_and_padding(run):
     steps = [line for line in logged(run) if "loss" in line]
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
@@ -87,6 +89,7 @@ def test_the_log_has_each_step_once_with_speed_and_padding(run):
     assert list((run / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
 def test_a_saved_config_reproduces_the_run_bitwise(run, tmp_path, capsys):
     again = tmp_path / "again"
     config = f"--gin_file={run / CONFIG_FILE}"
@@ -100,6 +103,7 @@ def test_evaluating_a_run_repeats_its_last_evaluation(run, capsys):
     assert results["loss"] == pytest.approx(measured["evaluation/loss"], abs=6e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_without_a_prompt_uses_the_frozen_model(run, capsys):
     alone = evaluated(capsys, "--run", run, "--gin.Run.prompt=None")
     assert alone.keys() == {"loss", "perplexity", "accuracy"}
@@ -133,6 +137,7 @@ def test_a_text_continues_the_same_alone_and_in_a_batch(run, monkeypatch, capsys
     assert all(map(str.startswith, alone, texts))
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_its_samples(run, capsys):
     def drawn(seed):
         options = ("--new_tokens", 12, "--temperature", 2.0, "--seed", seed)
@@ -148,6 +153,7 @@ def test_inspect_shows_each_vector_with_its_norm(run, capsys):
         assert f"│ {index}      │ {norm:.3f}" in printed
 
 
+@pytest.mark.slow
 def test_a_t5_is_tuned_evaluated_and_generates(t5_run, capsys):
     assert read_prompt(t5_run).shape == (LENGTH, 16)
     assert evaluated(capsys, "--run", t5_run)["loss"] > 0
@@ -169,6 +175,7 @@ def test_hdf5_rows_train_as_their_original_pairs(files, run, t5_run, tmp_path):
         assert trained_prompt(directory, 6) == trained_prompt(of_pairs, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", sample(1, ["run", "t5_run"]))
 def test_exact_match_and_labels_are_measured_on_request(
     directory, files, tmp_path, capsys, request
@@ -189,6 +196,7 @@ def test_exact_match_and_labels_are_measured_on_request(
     assert 0 <= results["exact_match"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:1 of 3 completions are longer than")
 def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     """Two of the three targets are what the model generates."""
@@ -210,6 +218,7 @@ def test_a_fixed_continuation_is_matched_exactly(run, tmp_path, capsys):
     assert results["exact_match"] == pytest.approx(2 / 3, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"]]
@@ -290,6 +299,7 @@ MACROS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
@@ -333,6 +343,7 @@ def test_an_inference_only_prompt_generates_as_the_tuned_one(
     assert constant == tuned
 
 
+@pytest.mark.slow
 def test_a_run_directory_with_a_long_path_can_be_moved(files, tmp_path):
     long = tmp_path / "a-long-name" / ("directory-" * 9)
     assert tune(files, long) == 0

@@ -27,6 +27,7 @@ def completed(line: str, folder: Path) -> list[str]:
     return answer.read_text().split("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

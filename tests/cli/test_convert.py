@@ -74,6 +74,7 @@ def test_help_names_the_base_model(capsys):
     assert "--base_model" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
     target = tmp_path / "peft"
     printed = converted(capsys, run, target)
@@ -89,6 +90,7 @@ def test_a_run_becomes_a_peft_folder(run, files, tmp_path, capsys):
     assert read_folder(target).settings["base_model_name_or_path"] == "some/name"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prompt.npy", "prompt.safetensors"])
 def test_the_suffix_chooses_the_form(name, run, tmp_path, capsys):
     printed = converted(capsys, run, tmp_path / name)
@@ -103,6 +105,7 @@ def test_t5x_names(run, tmp_path, capsys):
     np.testing.assert_array_equal(read_prompt(file), read_prompt(run))
 
 
+@pytest.mark.slow
 def test_a_t5x_checkpoint_is_opened_by_the_printed_command(files, tmp_path, capsys):
     options = ["--train", files.train, "--steps=1", "--batch_size=32"]
     options += ["--prompt_length=2", "--gin.DataSource.buckets=1", "--out"]
@@ -203,6 +206,7 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
         assert all(scaling == 8.0 for scaling in adapter.scalings.values())
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_the_weights(adapted, files, tmp_path, capsys):
     printed = converted(capsys, adapted, tmp_path / "merged", "--merge")
     assert "IA3 and LORA in its weights" in printed
@@ -248,6 +252,7 @@ def test_peft_folders_survive_a_round_trip(case, tmp_path, capsys):
         assert merged.keys() == frozen.keys() and changed
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_converted_are_refused(run, files, tmp_path, capsys):
     target = tmp_path / "target"
     assert "does not exist" in refused(capsys, tmp_path / "none", target)
@@ -281,6 +286,7 @@ def _lora(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_prompt_at_a_position_unlike_pefts_is_refused(files, tmp_path, capsys):
     run = train(files, tmp_path / "run", Prompting__placement="suffix")
     problem = refused(capsys, run, tmp_path / "peft")

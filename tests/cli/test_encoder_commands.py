@@ -37,6 +37,7 @@ def run(bert, tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_evaluate_measures_what_predict_answers(run, capsys):
     tuned = pt.load_tuned(str(run))
     predicted = [tuned.predict(text) for text, _ in PAIRS]
@@ -49,6 +50,7 @@ def test_evaluate_measures_what_predict_answers(run, capsys):
     assert line["probabilities"] == pytest.approx(predicted[0].probabilities, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_peft_has_the_head_and_the_pooler(run, bert, tmp_path, capsys):
     folder = tmp_path / "peft"
     assert main(["convert", str(run), str(folder)]) == 0
@@ -92,6 +94,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sample(2, list(METHODS)))
 def test_every_method_trains_itself_and_the_head_alone(name, bert):
     method, part = METHODS[name]
@@ -148,6 +151,7 @@ UNTRAINABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNTRAINABLE)
 def test_what_cannot_be_trained_is_refused(name, bert, tmp_path, capsys):
     more, message = UNTRAINABLE[name]

@@ -42,6 +42,7 @@ ABSENT = (
 RUN = "import sys; from prompt_tuning.__main__ import main; sys.exit(main())"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "command"),
     sample(1, [("nonsense", "memory"), *ABSENT]),

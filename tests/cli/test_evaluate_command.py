@@ -51,6 +51,7 @@ def columns(printed: str) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_the_frozen_model_is_compared_with_the_prompt(run, capsys):
     compared = columns(output(capsys, "--run", run, "--baseline"))
     assert list(compared) == ["tuned", "no prompt"]
@@ -119,6 +120,7 @@ def test_labels_and_categories_are_measured_for_all_systems(run, tmp_path, capsy
     assert "│ even (2) " in printed and "│ odd (2) " in printed
 
 
+@pytest.mark.slow
 def test_predictions_are_written_with_each_examples_scores(run, tmp_path, capsys):
     file = tmp_path / "predictions.jsonl"
     options = ("--run", run, "--baseline", "--predictions", file)

@@ -57,6 +57,7 @@ def test_a_config_of_a_model_leaves_the_rest_to_options(words, capsys):
     assert "--train is missing" in refused(capsys, "train", *sized, "--model=folder")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_config_is_trained_continued_and_used(words, tmp_path, capsys):
     options = ["--method", "lora", "--rank", "2", "--steps", "2", "--batch_size", "4"]
     options += [

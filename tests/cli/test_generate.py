@@ -36,6 +36,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_json_python_and_the_terminal_agree(files, prompt, capsys, monkeypatch):
     command = options(files, prompt)
     assert main([*command, "--json", "ab=", "cde="]) == 0

@@ -89,6 +89,7 @@ def test_a_killed_process_is_continued_to_the_same_bytes(files, tmp_path, capsys
     assert [result["line"] for result in results] == list(range(1, len(rows) + 1))
 
 
+@pytest.mark.slow
 def test_a_template_with_the_date_gets_the_day_on_which_the_lines_were_begun(
     files, tmp_path, monkeypatch
 ):
@@ -114,6 +115,7 @@ def test_a_template_with_the_date_gets_the_day_on_which_the_lines_were_begun(
     assert resumed.read_bytes() != once.read_bytes()
 
 
+@pytest.mark.slow
 def test_lines_are_continued_as_texts_and_messages_as_chats(
     files, prompt, chat_model, tmp_path, capsys
 ):
@@ -140,6 +142,7 @@ def test_lines_are_continued_as_texts_and_messages_as_chats(
         assert line == {key: x for key, x in expected.items() if key != "input"}
 
 
+@pytest.mark.slow
 def test_samples_and_beams_of_texts(files, capsys):
     several = printed(
         capsys, command(files, "--n=2", "--temperature=1.5", "--json", *WORDS[:2])

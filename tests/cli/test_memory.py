@@ -38,6 +38,7 @@ def bytes_of(text: str) -> float:
     return memory_command.parse_size(text.replace(",", "").replace(" ", ""))
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_run_that_fits_is_reported(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=4))
     given = ("--limit", "80GB", "--policy", "nothing")
@@ -70,6 +71,7 @@ def test_sizes_of_weights_do_not_overflow():
     assert memory_estimate._bytes(leaf) == 80 * 8192 * 28672
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_has_its_own_exit_code(files, capsys):
     assert main(arguments(files, "--limit", "10KB", "--policy", "none")) == 1
     assert table(capsys.readouterr().out)["none *"][3] == "no"
@@ -147,6 +149,7 @@ def test_help_imports_nothing_heavy():
     assert completed.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_pipeline_are_described_and_drawn(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=5))
     stages = ("--gin.MeshShape.stage=4", "--gin.Run.mesh=@MeshShape()")
@@ -168,6 +171,7 @@ def test_the_stages_of_a_pipeline_are_described_and_drawn(files, tmp_path, capsy
     assert picture.read_text().startswith("<svg")
 
 
+@pytest.mark.slow
 def test_the_chunks_of_each_stage_are_described(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=4))
     more = ["--gin.MeshShape.stage=2", "--gin.Run.mesh=@MeshShape()"]
@@ -205,6 +209,7 @@ def test_recomputed_activations_are_reported_where_p2_holds_them(
     assert held_again >= held
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_cannot_use_is_refused(files, tmp_path, capsys):
     model = write_model(tmp_path / "model", dataclasses.replace(DECODER, layers=2))
 

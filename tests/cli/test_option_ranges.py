@@ -92,6 +92,7 @@ def refusal(capsys: Any, *arguments: str) -> str:
     return printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "action"),
     list(options()),

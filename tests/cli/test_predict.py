@@ -124,6 +124,7 @@ def test_predictions_agree_with_the_evaluation(tuned, unlabelled, tmp_path, caps
         )
 
 
+@pytest.mark.slow
 def test_every_form_of_input_and_python_agree(
     tuned, unlabelled, tmp_path, capsys, monkeypatch
 ):
@@ -186,6 +187,7 @@ def test_a_class_objective_gives_the_labels_and_their_normalization(tuned):
     )
 
 
+@pytest.mark.slow
 def test_inputs_that_cannot_be_used_are_refused(tuned, tmp_path, capsys, monkeypatch):
     long = tmp_path / "long.txt"
     long.write_text("ab=\n" + "a" * (60 - LENGTH) + "\n")

@@ -74,6 +74,7 @@ def test_nf4_is_read_as_the_weights_that_are_rounded_on_reading(base, tmp_path, 
     assert places["model.layers.0.mlp.up_proj.weight.absmax"] in files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("int4", "--group", "64"), ("int8",)])
 def test_integers_are_read_as_they_were_written(options, base, tmp_path):
     folder = quantized(base, tmp_path / "model", "--store", *options)

@@ -14,6 +14,7 @@ from tests.support.small_runs import DECODER, trained_prompt, tune, write_model
 INT8 = {"Pretrained__parameter_dtype": "int8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "store"),
     sample(
@@ -55,6 +56,7 @@ def published(tmp_path):
     return write_quantized(base, tmp_path / "model", "gptq")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_quantized_folder_holds_it_as_published(
     files, published, tmp_path, capsys
 ):

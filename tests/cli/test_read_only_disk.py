@@ -31,6 +31,7 @@ for command in commands:
 """
 
 
+@pytest.mark.slow
 def test_every_command_that_writes_names_its_output(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

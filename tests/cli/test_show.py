@@ -115,6 +115,7 @@ def test_colors_show_types_and_their_intensity_shows_weights():
     assert len({tuple(code[-3:]) for code in by_text.values()}) == 4
 
 
+@pytest.mark.slow
 def test_a_long_row_is_shown_at_both_ends(files, tmp_path, capsys):
     data = tmp_path / "long.csv"
     data.write_text(f"prompt,completion\n{'x' * 200_000},b\n")

@@ -99,6 +99,7 @@ def test_a_sweep_must_vary_a_setting(refused):
     assert "nothing varies; give what differs: --vary NAME=VALUE" in refused()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "vary, shown",
     [
@@ -117,6 +118,7 @@ def test_members_must_share_some_settings(vary, shown, refused):
         assert "may differ only in their prompt, groups" in message
 
 
+@pytest.mark.slow
 def test_members_with_different_trained_parameters(refused):
     message = refused(
         "ParameterGroup.regexes=['.*/prompt/.*'],['.*/prompt/.*','.*norm/scale']"
@@ -124,6 +126,7 @@ def test_members_with_different_trained_parameters(refused):
     assert "is trained in only one of the members" in message
 
 
+@pytest.mark.slow
 def test_separate_batches_and_a_token_budget(refused):
     message = refused("Run.seed=0,1", **{"DataSource.batch_tokens": 256})
     assert "set Run.data_seed, so that they share batches" in message
@@ -169,6 +172,7 @@ def output(capsys, *arguments) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, capsys):
     choices = {"Run.evaluate_every": 3, "Run.data_seed": 0}
     printed = output(capsys, "sweep", *files.arguments(finished, **choices), *GRID)
@@ -203,6 +207,7 @@ def test_the_best_member_is_named_in_the_table_and_in_files(finished, files, cap
     assert values[expected] == min(measured)
 
 
+@pytest.mark.slow
 def test_a_members_directory_is_a_run_directory(finished, capsys):
     member = finished / "seed=1,peak=0.3"
     assert "accuracy" in output(capsys, "evaluate", "--run", member)
@@ -211,12 +216,14 @@ def test_a_members_directory_is_a_run_directory(finished, capsys):
     assert "all 6 steps are already done" in printed
 
 
+@pytest.mark.slow
 def test_a_sweeps_directory_selects_its_best_member(finished, capsys):
     best = json.loads((finished / "best.json").read_text())["directory"]
     of_sweep = output(capsys, "evaluate", "--run", finished)
     assert of_sweep == output(capsys, "evaluate", "--run", finished / best)
 
 
+@pytest.mark.slow
 def test_a_table_and_a_message_replace_the_picture_without_matplotlib(
     finished, files, capsys, monkeypatch
 ):
@@ -257,6 +264,7 @@ def test_the_training_loss_decides_without_held_out_data(files, tmp_path, capsys
     assert "* best" in printed
 
 
+@pytest.mark.slow
 def test_a_member_that_always_gives_one_answer_does_not_win(files, tmp_path, capsys):
     """The held-out labels are those of the frozen model, which one member keeps."""
     prompts = list(ascii_lowercase)

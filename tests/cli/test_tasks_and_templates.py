@@ -57,6 +57,7 @@ def test_a_text_is_continued_by_the_prompt_of_its_task(files, tmp_path, capsys, 
     assert "has 2 prompts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_text_is_inserted_into_the_template_of_its_run(files, tmp_path, capsys):
     run = tmp_path / "run"
     template = '{soft:2}word {prompt}{soft:"up"}'

@@ -105,6 +105,7 @@ def test_an_exported_model_and_peft_folder_generate_the_runs_texts(
     assert output(capsys, "generate", *model_arguments(files), *ASKED) != printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["file", "deep", "run", "checkpoint"])
 def test_plain_vectors_precede_the_text(form, run, files, tmp_path, capsys):
     """With a single block, a deep prompt is a soft prompt."""
@@ -116,6 +117,7 @@ def test_plain_vectors_precede_the_text(form, run, files, tmp_path, capsys):
     assert output(capsys, *given) == output(capsys, "generate", "--run", run, *ASKED)
 
 
+@pytest.mark.slow
 def test_a_lora_of_a_run_directory_has_its_scaling(run_named, files, capsys):
     """The checkpoint has alpha 16 and rank 2, which are not the defaults."""
     directory = run_named("lora", *LORA_ALONE)
@@ -124,6 +126,7 @@ def test_a_lora_of_a_run_directory_has_its_scaling(run_named, files, capsys):
     assert output(capsys, *given) == printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -187,6 +190,7 @@ def test_only_all_trained_parameters_are_measured(run_named, capsys):
     assert "in addition to the frozen ones it has decoder/prompt/prompt" in message
 
 
+@pytest.mark.slow
 def test_a_file_without_a_trained_array(run_named, run, capsys):
     directory = run_named("beside", *BESIDE)
     message = refused(capsys, "generate", "--run", directory, "--prompt", run, *ASKED)
@@ -220,6 +224,7 @@ def test_a_lora_run_is_not_evaluated_with_another_scaling(run_named, capsys):
     assert "and this model by 32 (rank 2, alpha 64): set LoRA.alpha = 16" in message
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_run_and_reports_it(run, files, tmp_path, capsys):
     start = [f"--gin.Run.start_from={str(run)!r}", "--gin.Run.steps=1", *BESIDE]
     printed = output(capsys, "train", *files.arguments(tmp_path / "run"), *start)
@@ -260,6 +265,7 @@ def test_an_unusable_start(start, choices, expected, run, files, tmp_path, capsy
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_inspect_shows_the_vectors_of_a_file(run, files, tmp_path, capsys):
     config = read_config(files.decoder)
     shown = {}

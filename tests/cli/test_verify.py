@@ -60,6 +60,7 @@ METHODS = sample(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_of_a_method_is_made_again(files, tmp_path, capsys, method):
     run = tmp_path / "run"
@@ -70,6 +71,7 @@ def test_a_run_of_a_method_is_made_again(files, tmp_path, capsys, method):
     assert "same bits after step 12 (3 fingerprints" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_made_again_in_one_piece(files, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -153,6 +155,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_found(damaged, capsys):
     assert "the checkpoint of step 6 has other bits" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_made_again_say_why(files, damaged, tmp_path, capsys):
     assert verify(tmp_path) == 2
     assert "not a run directory" in capsys.readouterr().err

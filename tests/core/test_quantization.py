@@ -177,6 +177,7 @@ def batch_for(config):
     return dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("family", dummies.FAMILIES)
 def test_a_quantized_model_declares_the_shapes_and_types(family, store):
@@ -197,6 +198,7 @@ def test_a_quantized_model_declares_the_shapes_and_types(family, store):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "store"),
     sample(
@@ -278,6 +280,7 @@ def smallest_cosine(left: Parameters, right: Parameters) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "store", "compute_dtype"),
     sample(

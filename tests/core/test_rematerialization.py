@@ -107,6 +107,7 @@ def assert_same(actual, expected, rounding=2e-6):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "family"),
     sample(1, [*((how, "llama") for how in HOWS), ("attention", "t5_gated")]),
@@ -170,6 +171,7 @@ def cost(how: Rematerialization, family: str = "llama") -> tuple[int, int]:
     return hlo.matmul_flops(compiled), memory.temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_kept_values_are_not_recomputed():
     none, saved = cost(Rematerialization())
     again, least = cost(NOTHING)

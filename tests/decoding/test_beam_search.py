@@ -14,6 +14,7 @@ from tests.support.engine_models import engine_model
 TEXTS = ["rev:abc=", "copy:dbca=", "abca"]
 
 
+@pytest.mark.slow
 def test_beams_that_hold_every_continuation_find_the_most_probable_two_tokens():
     model, parameters = engine_model(LLAMA, "soft")
     row = [4, 9, 2]

@@ -56,6 +56,7 @@ def model_with(positions: int, prompt: bool = True) -> tuple[PromptedModel, Para
     return model, parameters | {name: table}
 
 
+@pytest.mark.slow
 def test_rows_are_not_padded_past_the_last_learned_position():
     # 15 positions are left after the prompt; rows would otherwise be padded to 16.
     expected = continue_rows(*model_with(64), [ROW], Sampling(new_tokens=5))
@@ -173,6 +174,7 @@ class Letters(LetterTokenizer):
     begin_ids: tuple[int, ...] = (30,)
 
 
+@pytest.mark.slow
 def test_a_text_is_continued_within_its_training_template():
     prompt = SoftPrompt(jax.random.key(0), VOCABULARY, length=P, initializer=_normal)
     tokenizer = Letters()

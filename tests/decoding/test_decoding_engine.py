@@ -87,6 +87,7 @@ RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kinds"),
     sample(
@@ -164,6 +165,7 @@ def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
     assert all(handle.finished for handle in handles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "dtype", "kinds", "count"),
     sample(
@@ -260,6 +262,7 @@ def test_a_row_longer_than_a_slot_names_both_numbers():
         engine.submit(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "vectors"), sample(2, [("suffix", 2), ("deep", 5), ("tasks", 2)])
 )

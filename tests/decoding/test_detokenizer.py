@@ -163,6 +163,7 @@ def test_the_stop_text_that_ends_first_is_found(stops, text, right):
         assert text[:read] == right
 
 
+@pytest.mark.slow
 def test_long_stop_texts_take_linear_time():
     search = StopSearch(["a" * 250_000 + "b"] * 16)
     assert search.find("a" * 20_000) is None

@@ -56,6 +56,7 @@ def expected_logprobs(config, kind, ids) -> np.ndarray:
     return np.asarray(jax.jit(run)(parameters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     sample(
@@ -115,6 +116,7 @@ def results(handle) -> list:
     return [(each.ids, each.given_logprobs) for each in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", sample(1, [1, 2]))
 def test_scores_do_not_depend_on_what_is_read_before_or_beside(together):
     requests, alone = scored_requests(), []
@@ -173,6 +175,7 @@ def program_costs(monkeypatch) -> Counter:
     return costs
 
 
+@pytest.mark.slow
 def test_candidates_share_their_context(monkeypatch):
     costs = program_costs(monkeypatch)
     random = np.random.default_rng(0)

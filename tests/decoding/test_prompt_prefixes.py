@@ -45,6 +45,7 @@ def ids(config, kind: str, path: Path) -> list[tuple[int, ...]]:
     return [handle.completions[0].ids for handle in engine.run(requests)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "kind", "dtype"),
     sample(

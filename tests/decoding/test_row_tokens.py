@@ -68,6 +68,7 @@ def results(handle):
     return list(completion.ids), given
 
 
+@pytest.mark.slow
 def test_rows_together_have_the_tokens_of_each_alone(models):
     engine = DecodingEngine(*models["two"], slots=5, length=40, guesses=2)
     for name, each in models.items():

@@ -68,6 +68,7 @@ def marked(mask: RowMask) -> set[int]:
 WORDS = ["the", "then", "th\u00e9", "a b", " a", "a", "aab\n", "7/7", "\u4e2d\u6587"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["small", "byte_level", "bpe", "unigram"])
 def test_the_mask_is_the_set_of_tokens_that_some_word_continues_with(kind, tmp_path):
     model, _ = open_model(tmp_path, kind)
@@ -97,6 +98,7 @@ def test_the_mask_is_the_set_of_tokens_that_some_word_continues_with(kind, tmp_p
                 text += added[token]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "regex", ["[ab]{2,5}(the)*", r"-?\d+(\.\d{1,3})?", "(x|yz)+ ?"]
 )
@@ -112,6 +114,7 @@ def test_every_sampled_text_matches_the_expression(regex, tmp_path):
     assert ended > 8
 
 
+@pytest.mark.slow
 def test_every_sampled_text_is_json_of_the_schema(tmp_path):
     engine = DecodingEngine(*open_model(tmp_path, "small"), slots=8, length=256)
     drawn = {"temperature": 1.0, "n": 16, "new_tokens": 200}
@@ -123,6 +126,7 @@ def test_every_sampled_text_is_json_of_the_schema(tmp_path):
         assert each.reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["small", "unigram"])
 def test_every_sampled_text_is_of_the_grammar(kind, tmp_path):
     grammar = 'start: "(" start ")" | WORD\nWORD: /[ab}]{1,3}/'
@@ -136,6 +140,7 @@ def test_every_sampled_text_is_of_the_grammar(kind, tmp_path):
             assert re.fullmatch("[ab}]{1,3}", word), each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["small", "unigram"])
 def test_an_encoder_decoders_text_matches_from_its_beginning(kind, tmp_path):
     model = open_model(tmp_path, kind, T5_GATED)
@@ -144,6 +149,7 @@ def test_an_encoder_decoders_text_matches_from_its_beginning(kind, tmp_path):
         assert re.fullmatch("(a|e)( the)?", each.text), each
 
 
+@pytest.mark.slow
 def test_rows_next_to_a_constrained_one_have_the_same_ids(tmp_path):
     engine = DecodingEngine(*open_model(tmp_path, "small"), slots=4, length=64)
     settings = [
@@ -157,6 +163,7 @@ def test_rows_next_to_a_constrained_one_have_the_same_ids(tmp_path):
     assert together == alone
 
 
+@pytest.mark.slow
 def test_guesses_leave_constrained_rows_as_they_are(tmp_path):
     model = open_model(tmp_path, "small")
     rows = [
@@ -202,6 +209,7 @@ def test_a_row_without_allowed_tokens_ends_with_a_message(tmp_path):
     assert "no token continues a text that matches the regex" in each.problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -71,6 +71,7 @@ def adapted(family, kind):
     return config, *restored(base, adapter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(family, kind):
     config, graph, parameters = adapted(family, kind)

@@ -54,6 +54,7 @@ def written(folder, fields, shapes):
     return write_gguf(folder / "x.gguf", kept, float_tensors(arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sample(len(FIRST), MODELS))
 def test_logits_are_those_of_transformers_before_the_conversion(model):
     graph, parameters = restored(FOLDER / f"{model}.gguf", None)

@@ -121,6 +121,7 @@ def read(folder, config, **generation):
     return hf_folder.read_config(folder, tied_head=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_field_of_another_type_is_refused_with_file_and_name(family, tmp_path):
     config = CONFIGS[family]

@@ -149,6 +149,7 @@ def assert_same(actual, wanted, tolerance=1e-5):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families_of(0))
 def test_labels_cost_the_training_loss_of_text_and_label(family):
     config, (graph, trained, weights) = config_of(family), model_of(family)
@@ -162,6 +163,7 @@ def test_labels_cost_the_training_loss_of_text_and_label(family):
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families_of(1))
 def test_each_row_alone_left_in_a_batch_and_packed_has_the_same_loss(family):
     model = model_of(family)
@@ -221,6 +223,7 @@ def test_weights_that_are_read_layer_by_layer_give_the_same_gradient(family):
     assert len(set(layers.reads)) == sum(len(leaf) for leaf in blocks.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", sample(1, ["nf4", "int4", "int8"]))
 @pytest.mark.parametrize("family", families_of(6, EXPERTS))
 def test_quantized_weights_are_computed_with_as_what_they_stand_for(family, store):

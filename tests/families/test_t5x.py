@@ -84,6 +84,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", sample(2, [ZARR, released(TOY_ZARR), MSGPACK, released(TOY_MSGPACK)])
 )

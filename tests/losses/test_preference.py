@@ -143,6 +143,7 @@ def test_orpo_and_simpo_are_the_losses_of_trl():
         )
 
 
+@pytest.mark.slow
 def test_dpo_without_a_reference_is_simpo_without_a_margin():
     config = dummies.FAMILIES["llama"]
     graph, parameters = dummies.prompted(config)
@@ -191,6 +192,7 @@ def prepared(family):
     return config, graph, trained, frozen, objective
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_the_reference_is_the_frozen_model_and_the_gradient_that_of_the_formula(family):
     config, graph, trained, frozen, objective = prepared(family)

@@ -54,6 +54,7 @@ def batch_of(config, sizes=((4, 3), (0, 5), (2, 1))):
     return dummies.make_batch(config, dummies.random_rows(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompting", sample(1, [None, Prompting(execution="joined")]))
 def test_a_deep_prompt_of_a_soft_prompts_hidden_states_equals_it(prompting):
     config = dataclasses.replace(LLAMA, layers=3)

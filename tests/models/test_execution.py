@@ -148,6 +148,7 @@ def test_rematerialization_does_not_change_results(way):
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", sample(1, MAIN_WAYS))
 def test_micro_batches_add_up_to_the_batch(way):
     config, prompting = WAYS[way]

@@ -58,6 +58,7 @@ def adapted(x, chosen, weights, kernels, changes):
     return expected(x, chosen, weights, kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [run_all, run_grouped])
 def test_outputs_and_gradients_are_those_of_the_chosen_experts(run):
     cotangent = random(N, D)

@@ -262,6 +262,7 @@ def packed_batch() -> Batch:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "packed"),
     [("llama", "soft", False), ("llama", "prefix", True), ("gpt2", "soft", True)],

@@ -80,6 +80,7 @@ def texts(*sizes: int, soft: tuple[int, ...] = ()) -> list[list[int]]:
     return [[*given, *soft] for given, _ in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, family", [*FIRST, *sample(0, OTHERS)], ids=lambda x: x.replace(" ", "-")
 )
@@ -133,6 +134,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family, shape", sample(1, MESHES))
 def test_a_mesh_gives_the_same_numbers(family, shape):
     # A vocabulary of 37 tokens cannot be divided evenly.

@@ -57,6 +57,7 @@ RULES = {
 MEMORY = normal(5, R, H, K, V)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "length"),
     [*((rule, n) for rule in RULES for n in (1, 64, 65, 300)), ("states", 63)],

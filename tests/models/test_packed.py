@@ -166,6 +166,7 @@ def batch_of(way, rows):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", sample(3, WAYS))
 def test_packed_examples_are_computed_as_if_each_had_its_own_row(way):
     graph, parameters = model(way)

@@ -87,6 +87,7 @@ def test_products_and_gradients_are_those_of_numpy(inside, check_vma, count):
         assert shard.size == IN * OUT // count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ColumnParallel, RowParallel])
 def test_shards_created_on_their_devices_are_cuts_of_the_whole(kind):
     def create_arrays(key):

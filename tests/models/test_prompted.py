@@ -300,6 +300,7 @@ def test_every_parameter_names_an_axis_for_each_dimension(family):
             assert sizes.get(name, size) == size, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", ["prefix", "after_bos", "suffix"])
 def test_no_token_is_predicted_from_itself(placement):
     # Only a prompt at the start provides a state before token 0.

@@ -144,6 +144,7 @@ FIRST = [(case, kind) for case, kind in ADAPTERS if case in (CASES[1], CASES[3])
 OTHERS = [adapter for adapter in ADAPTERS if adapter not in FIRST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "kind"), ADAPTERS)
 def test_adapted_logits_equal_pefts(case, kind):
     _, graph, parameters = adapted(case, kind)
@@ -166,6 +167,7 @@ def assert_same_logits(case, kind, ours):
 
 
 # Every kind of adapter on one decoder-only model and on one T5.
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "kind"), sample(len(FIRST), [*FIRST, *OTHERS]))
 def test_adapted_rows_in_a_batch_continue_as_peft_continues_each_alone(case, kind):
     config, graph, parameters = adapted(case, kind)

@@ -194,6 +194,7 @@ def assert_own_work(case, stage, programs, parameters):
             assert " dot(" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     sample(
@@ -227,6 +228,7 @@ def test_gradients_equal_those_of_one_device(case):
     assert_equal(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     sample(

@@ -56,6 +56,7 @@ def test_an_encoder_decoder_resumes_with_other_stages(
     np.testing.assert_allclose(losses(directory), losses(tmp_path / "one"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_operations_of_each_stage_are_traced(files, models, tmp_path, monkeypatch):
     more = [*staged(monkeypatch, 2), "--profile", str(tmp_path / "trace")]
     one_part = [f"--gin.Pipeline.{x}" for x in ("schedule='gpipe'", "two_stage=False")]

@@ -104,6 +104,7 @@ def assert_same_values(directory: Path, one: Path) -> None:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6 * largest)
 
 
+@pytest.mark.slow
 def test_an_interruption_within_a_step_keeps_the_bits(
     files, model, tmp_path, monkeypatch
 ):
@@ -165,6 +166,7 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert_same_bits(directory, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "method"),
     sample(1, [((2, 3, 1), []), ((1, 4, 2), TOKENS), ((2, 4, 1), FULL)]),

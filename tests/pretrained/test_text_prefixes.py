@@ -54,6 +54,7 @@ def next_state(graph, parameters, tokens):
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prefix_acts_as_the_text_that_it_starts_from(name):
     config = CONFIGS[name]

@@ -67,6 +67,7 @@ def prompt(directory: Path, step: int = 6) -> np.ndarray:
     return read_prompt(directory / FOLDER / f"checkpoint_{step}")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_two_devices_of_one_process(
     files, start, run_of_two, tmp_path
 ):

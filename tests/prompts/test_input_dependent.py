@@ -82,6 +82,7 @@ def table_of(parameters, config):
     return np.asarray(parameters["token_embedder/embedding"], "f4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", MAKE)
 def test_a_row_equals_a_model_with_the_soft_prompt_of_its_text(name, model):

@@ -260,6 +260,7 @@ def test_the_effect_of_dropout_has_the_mean_and_variance_of_its_theory():
     assert abs(effects.var() / variance - 1) < 3 * (2 / draws) ** 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["LoRA.dora = True", "LoRA.initial = 'pissa'"])
 def test_masks_norms_and_starts_are_the_same_on_a_mesh(choice):
     config = dataclasses.replace(T5_GATED, head_width=4)
@@ -281,6 +282,7 @@ def test_masks_norms_and_starts_are_the_same_on_a_mesh(choice):
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "int8", "nf4"])
 def test_dora_is_a_kernel_with_the_given_norms(dtype):
     config = dataclasses.replace(GPT2, parameter_dtype=dtype, width=64)

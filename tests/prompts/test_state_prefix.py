@@ -50,6 +50,7 @@ def divided(parameters):
     return trained, {p: x for p, x in parameters.items() if p not in TRAINED}
 
 
+@pytest.mark.slow
 @HYBRID
 def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(config):
     graph, parameters = with_prefix(config)
@@ -74,6 +75,7 @@ def test_text_after_the_keys_and_states_of_tokens_is_as_after_the_tokens(config)
     np.testing.assert_allclose(rest, whole, atol=1e-5)
 
 
+@pytest.mark.slow
 @HYBRID
 def test_gradients_are_finite_differences_in_float64(config, monkeypatch):
     graph, parameters = with_prefix(config)
@@ -104,6 +106,7 @@ def test_gradients_are_finite_differences_in_float64(config, monkeypatch):
             np.testing.assert_allclose(slope, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_each_member_as_alone():
     config = dummies.GRANITE4
     graph, parameters = with_prefix(config)

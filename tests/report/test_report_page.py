@@ -84,6 +84,7 @@ def page(run) -> str:
     return file.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_training_ends_with_a_page_of_its_log(run, page):
     html = (run / REPORT_FILE).read_text("utf-8")
     assert f"prompt-tuning report {run}" in html and "alone" in html

@@ -43,6 +43,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["decoder", "t5"])
 def test_the_loss_is_the_divergence_at_the_models_own_tokens(files, tmp_path, family):
     run = settings_of(files, tmp_path / "run", getattr(files, family))
@@ -86,6 +87,7 @@ def distill(files, directory):
     return main(["train", *flat, "--out", str(directory), "--gin.Run.log_every=1"])
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_the_command_ends_with_the_same_bits(
     files, tmp_path, monkeypatch
 ):

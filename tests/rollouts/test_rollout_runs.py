@@ -100,6 +100,7 @@ def first_batch(trainer):
     return jax.device_put(batch.whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("method", [pt.SoftPrompt(length=3), pt.LoRA(rank=2)], ids=repr)
 @pytest.mark.parametrize("family", ["decoder", "t5"])
@@ -123,6 +124,7 @@ def test_sampler_and_trainer_agree_on_probabilities(
     np.testing.assert_allclose(np.exp(differences), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_micro_batches_have_the_gradient_of_the_whole_batch(files, tmp_path):
     found = {}
     for parts, rows in ((1, 4), (2, 2)):
@@ -160,6 +162,7 @@ def test_micro_batches_have_the_gradient_of_the_whole_batch(files, tmp_path):
     np.testing.assert_allclose(other.measured["kl"], sums.measured["kl"], rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_killed_run_ends_with_the_same_bits(files, tmp_path, monkeypatch, updates):
     settings: dict[str, Any] = {"rollouts": {"updates": updates}}

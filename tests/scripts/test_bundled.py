@@ -13,6 +13,7 @@ from scripts import recall, skill_tuning, skills
 WORDS = skills.splits(7, train=1, dev=1, test=60).test
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "t5"])
 def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     source = Pretrained(checkpoint=f"bundled:skills-{name}")

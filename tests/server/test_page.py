@@ -44,6 +44,7 @@ def address(prompt):
         process.terminate()
 
 
+@pytest.mark.slow
 def test_both_answers_stream_and_show_probabilities(address, prompt, tmp_path):
     program = find_browser()
     assert program is not None

@@ -117,6 +117,7 @@ def test_requests_that_are_left_at_the_end_are_answered_with_503():
     assert b"the server is stopping" in answers[-1]["body"]
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_generate(server, model):
     body = {"prompt": [TEXT, "rot1: abc ="], "max_tokens": 9, "temperature": 0}
     status, answer = server.ask(body)

@@ -67,6 +67,7 @@ def arguments_fit(call):
     return arguments in ({"at": {"leaf": "x"}}, {"at": {"leaf": "y"}})
 
 
+@pytest.mark.slow
 def test_a_call_that_is_required_is_made(server):
     fields = {"tools": BOTH, "tool_choice": "required", "parallel_tool_calls": False}
     for seed in range(3):

@@ -29,6 +29,7 @@ def opened(request, tmp_path_factory):
     running.stop()
 
 
+@pytest.mark.slow
 def test_each_turn_is_answered_as_in_a_fresh_conversation(opened):
     """The text of the request is the template's, whatever came before."""
     server, template = opened

@@ -54,6 +54,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "shape"), sample(1, CASES))
 def test_losses_and_all_gradients_equal_those_on_one_device(family, shape):
     config = read_config(FIXTURES / family / "base")

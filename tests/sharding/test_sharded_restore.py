@@ -82,6 +82,7 @@ def assert_equal_and_padded(actual: jax.Array, whole: np.ndarray):
         np.testing.assert_array_equal(np.asarray(shard.data), padded[shard.index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])
@@ -95,6 +96,7 @@ def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_re
     assert bytes_read.count == sum(array.nbytes for array in restored.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
     model = opened(name, MESHES[mesh])

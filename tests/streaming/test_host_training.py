@@ -57,6 +57,7 @@ def host_step(graph, parameters: Parameters, optimizer, reader=None):
     return step, TrainState(trained, host.init(trained), zero, jax.random.key(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "micro_batches"), [("llama", 2)])
 def test_five_steps_of_full_tuning_equal_those_on_the_device(family, micro_batches):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)

@@ -89,6 +89,7 @@ def test_a_streamed_run_resumes_to_the_same_bits(run_of, files, models, tmp_path
     assert trained_prompt(directory, STEPS) == expected
 
 
+@pytest.mark.slow
 def test_a_streamed_run_is_measured_streamed_and_on_the_device(run_of, capsys):
     run = ["evaluate", "--run", str(run_of("streamed"))]
     capsys.readouterr()

@@ -43,6 +43,7 @@ def prepare(files, directory, vary, model=None, **choices) -> Sweep:
     return command.prepare(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture, vary, choices, alone",
     sample(

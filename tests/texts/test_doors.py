@@ -135,6 +135,7 @@ def typed(capsys, monkeypatch, model, directory) -> str:
     return capsys.readouterr().out.splitlines()[-2]
 
 
+@pytest.mark.slow
 def test_an_adapter_answers_the_same_at_every_door(case, model, capsys, monkeypatch):
     directory, chat, given = case
     flags = ["--chat"] if chat else []

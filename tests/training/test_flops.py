@@ -123,6 +123,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_step_has_the_manually_counted_flops(family):
     config = CONFIGS[family]

@@ -182,6 +182,7 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
     assert known == {}
 
 
+@pytest.mark.slow
 def test_a_prompt_learns_which_of_two_answers_is_preferred():
     tuned = pt.tune(
         "bundled:skills-decoder",
@@ -209,6 +210,7 @@ def preferring_tails(words: str) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_prompt_learns_from_ratings():
     rated = [
         {"prompt": x["prompt"], "completion": x[key], "label": key == "chosen"}

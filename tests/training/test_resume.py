@@ -208,6 +208,7 @@ def test_a_kill_during_a_save(start, train, tmp_path, uninterrupted):
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", sample(2, [1, 5, 6, 10, 33, STEPS]))
 def test_interruption_at_a_step(step, prepared, tmp_path, uninterrupted, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(Killed):
@@ -217,6 +218,7 @@ def test_interruption_at_a_step(step, prepared, tmp_path, uninterrupted, monkeyp
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", sample(3, [*range(1, 11), *range(11, 31, 2)]))
 def test_interruption_at_each_disk_call(
     call, prepared, tmp_path, uninterrupted, monkeypatch
@@ -229,6 +231,7 @@ def test_interruption_at_each_disk_call(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_resumes(
     start, train, tmp_path, uninterrupted
 ):
@@ -280,6 +283,7 @@ def test_a_stop_at_an_evaluation_step_evaluates(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_skipped(
     train, tmp_path, uninterrupted, capsys, monkeypatch
 ):
@@ -319,6 +323,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(uninterrupted):
     assert steps == sorted({35, 40, best})
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
     train, tmp_path, uninterrupted, capsys, monkeypatch
 ):

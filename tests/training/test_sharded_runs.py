@@ -96,6 +96,7 @@ def test_both_formats_have_the_same_bits(runs_in_both_formats, arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--merge"]])
 def test_model_weights_have_no_adapter_format(
     runs_in_both_formats, tmp_path, capsys, more

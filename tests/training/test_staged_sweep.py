@@ -17,6 +17,7 @@ def losses(directory):
     return [line["loss"] for line in logged(directory) if "loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vary", "alone"),
     sample(

@@ -3,9 +3,12 @@
 import gzip
 import json
 
+import pytest
+
 from prompt_tuning.cli.main import main
 
 
+@pytest.mark.slow
 def test_three_steps_and_their_stages_are_traced(files, tmp_path):
     given = [*files.arguments(tmp_path / "run"), "--profile", str(tmp_path / "trace")]
     streamed = "--gin.Pretrained.weights='streamed'"

@@ -221,6 +221,7 @@ def test_each_member_equals_its_own_run_in_float64(family, lengths, own_batches)
     compare(family, lengths, own_batches=own_batches, double=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, lengths, own_batches", sample(1, [CASES[1], CASES[5]])
 )
@@ -335,6 +336,7 @@ def test_clipping_and_second_moments_stay_with_each_member():
     assert np.abs(np.asarray(mixed[path]) - apart).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_a_member_with_nonfinite_numbers_does_not_affect_the_others():
     config, chosen, starts = two_starts()
     batches = pad_to_widest(make_batches(config, 2), 0)

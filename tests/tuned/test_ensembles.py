@@ -147,6 +147,7 @@ def test_a_vote_equals_the_votes_of_single_prompts(single_prompts, vote, monkeyp
         assert results["exact_match"].alone[index] == same
 
 
+@pytest.mark.slow
 def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(single_prompts):
     labels = [[3], [4, 5, 6]]
     model, parameters = single_prompts.alone[0]

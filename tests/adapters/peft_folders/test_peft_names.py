@@ -143,6 +143,7 @@ COPIED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "prompt_tuning"])
 @pytest.mark.parametrize("case", COPIED)
 def test_copies_of_the_frozen_tables_are_read_if_they_are_equal(case, kind, tmp_path):

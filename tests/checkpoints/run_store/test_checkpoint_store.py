@@ -170,6 +170,7 @@ def kill_at(monkeypatch, moment: int, after: bool) -> None:
         monkeypatch.setattr(os, name, wrap(getattr(os, name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
     "new", [pytest.param(30, id="next step"), pytest.param(20, id="same step")]
@@ -266,6 +267,7 @@ def test_a_damaged_newest_is_reported_and_the_previous_used(damage, name, tmp_pa
         store.load(20, TEMPLATE)
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_of_the_state_is_detected_or_harmless(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 10)

@@ -70,6 +70,7 @@ def test_a_damaged_checkpoint_has_no_prompt_to_keep(tmp_path, caplog):
     assert "the prompts of step 1 are not kept" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_time_leaves_each_step_a_checkpoint_or_its_prompt(tmp_path):
     run = tmp_path / "run"
     run.mkdir()

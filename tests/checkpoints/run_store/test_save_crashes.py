@@ -49,6 +49,7 @@ def newest(store: CheckpointStore) -> int | None:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "content"),
     [pytest.param(3, 3, id="next step"), pytest.param(2, 9, id="same step")],

@@ -213,6 +213,7 @@ def test_a_kill_during_a_save_leaves_a_good_checkpoint(tmp_path, monkeypatch):
     assert survived == {1, 2}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_during_a_save_leaves_the_previous_checkpoint(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run(

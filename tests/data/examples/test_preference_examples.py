@@ -41,6 +41,7 @@ def decoded(model, row):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "record",
     [

@@ -119,6 +119,7 @@ def test_the_bytes_are_the_same_after_any_interruption(
     assert resumed > 0
 
 
+@pytest.mark.slow
 def test_a_shard_that_a_power_cut_has_damaged_is_encoded_again(
     inputs, whole, tmp_path, monkeypatch
 ):
@@ -139,6 +140,7 @@ def test_a_shard_that_a_power_cut_has_damaged_is_encoded_again(
     assert snapshot(output) == whole
 
 
+@pytest.mark.slow
 def test_finished_shards_are_not_encoded_again(inputs, whole, tmp_path, monkeypatch):
     output = tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -149,6 +151,7 @@ def test_finished_shards_are_not_encoded_again(inputs, whole, tmp_path, monkeypa
     assert snapshot(prepare(preparation(inputs, output), workers=1)) == whole
 
 
+@pytest.mark.slow
 def test_a_preparation_of_an_older_version_is_refused(inputs, tmp_path):
     folder = scratch_path(tmp_path / "out")
     folder.mkdir()
@@ -160,6 +163,7 @@ def test_a_preparation_of_an_older_version_is_refused(inputs, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_another_preparation_is_not_overwritten_without_force(
     inputs, tmp_path, monkeypatch
 ):

@@ -58,6 +58,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "rows", "tokenizer", "length"),
     [*OURS, *(released(*files) for files in PUBLISHED)],
@@ -110,6 +111,7 @@ def write_list(path, records):
     path.write_text(json.dumps(records, indent=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "write", "unit"),
     [("a.json", write_list, "item 2"), ("a.parquet", write_parquet, "row 1")],
@@ -263,6 +265,7 @@ def test_rows_without_a_completion_are_dropped_unless_requested(tmp_path, make):
     assert len(columns(with_prompts / "train_1_of_1.hdf5")["input_ids"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["full", "greedy::drop", "single::truncate_left"])
 def test_every_token_is_accounted_for(tmp_path, make, packing):
     source = write_jsonl(

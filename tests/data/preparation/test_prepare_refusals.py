@@ -46,6 +46,7 @@ BAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("line", "message"), BAD)
 def test_a_malformed_line_is_named_or_skipped_and_counted(
     tmp_path, make, line, message
@@ -63,6 +64,7 @@ def test_a_malformed_line_is_named_or_skipped_and_counted(
     assert len(skipped) == 1 and message in json.loads(skipped[0])["problem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["1e39", "1" + "0" * 400, "-1", "NaN", "true"])
 def test_weights_outside_float32_are_named_or_skipped(tmp_path, make, weight):
     line = '{"completion": "a", "weight": %s}'
@@ -122,6 +124,7 @@ def test_files_without_usable_rows_are_named_or_skipped(tmp_path, make):
     assert [entry["file"] for entry in metadata["inputs"]] == [*BAD_FILES, "z.jsonl"]
 
 
+@pytest.mark.slow
 def test_rows_and_lines_that_cannot_be_read_are_named_or_skipped(
     tmp_path, make, monkeypatch
 ):

@@ -81,6 +81,7 @@ def test_a_quote_within_a_cell_is_a_character(tmp_path, make, tokenizer):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "delimiter"), sample(1, [(".csv", ","), (".tsv", "\t")])
 )
@@ -113,6 +114,7 @@ def test_a_record_of_two_rows_is_refused():
     assert cells(b'a,"b\rc"\r\n', "line 2") == ["a", "b\rc"]
 
 
+@pytest.mark.slow
 def test_a_long_quoted_cell_costs_no_more_than_its_bytes(tmp_path):
     lines = (b"x" * 199 + b"\n") * 50_000
     begun = time.monotonic()

@@ -95,6 +95,7 @@ def prepared(folder, file, output, **text):
     return prepare(preparation, workers=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["decoder_only", "encoder_decoder"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_lines_and_their_preparation_have_the_same_tokens(

@@ -236,6 +236,7 @@ def peak_kibibytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "message"), sample(4, TOO_MUCH))
 def test_a_rendering_has_limits(source, message):
     """Each of them would take many seconds or gigabytes, or is merely too long."""
@@ -267,6 +268,7 @@ def test_compiling_a_template_has_limits(source):
         chat(source).prompt(talk("hi"), "here")
 
 
+@pytest.mark.slow
 def test_a_template_that_hangs_is_stopped():
     template = chat(
         "{{ messages[0].content }}{% if messages[0].content == 'no' %}"

@@ -138,6 +138,7 @@ LEARNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_what_is_learned(opened, name):
     source, record, expected = LEARNED[name]

@@ -38,6 +38,7 @@ def our_values(folder):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combination", COMMITTED)
 def test_tokens_of_every_file_have_the_ids_of_transformers(combination, tmp_path):
     folder = write_folder(tmp_path / "tokenizer", combination)

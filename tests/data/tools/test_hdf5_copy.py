@@ -12,6 +12,7 @@ from prompt_tuning.data.tools.token_type_files import add_token_types
 from prompt_tuning.data.tools.type_rules import AllCompletion
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["data", "attribute", "compound"])
 def test_a_text_with_a_wrong_length_does_not_hang(where, tmp_path, monkeypatch):
     """HDF5 2.0 never returns from a heap whose second text has this length."""

@@ -106,6 +106,7 @@ def test_an_option_that_a_rule_does_not_use_is_refused(rows, capsys, rule):
     assert "--learn_others applies only with --until_last" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_existing_types_are_replaced_only_on_request(rows, capsys):
     add_token_types(rows, AllCompletion())
     before = rows.read_bytes()
@@ -124,6 +125,7 @@ def test_an_array_is_counted_through_several_files(tmp_path):
     assert read(files[1])["token_type_ids"] == [EXPECTED[2], [1, 1, 1, 1, 1]]
 
 
+@pytest.mark.slow
 def test_lengths_are_given_as_a_number_or_a_file(rows, tmp_path, capsys):
     np.save(tmp_path / "lengths.npy", np.array([2, 3, 1]))
     ends = ("--end", 2, "--padding", 0)
@@ -262,6 +264,7 @@ SPOILT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_all_stored_settings_are_compared(tmp_path, spoil, monkeypatch):
     """NaN equals itself, and `None` is accepted."""
@@ -300,6 +303,7 @@ def test_all_stored_settings_are_compared(tmp_path, spoil, monkeypatch):
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [1, 2])
 def test_a_kill_leaves_the_old_file_or_the_new_one(rows, call, monkeypatch):
     """The process dies instead of the first or second call that syncs to disk."""
