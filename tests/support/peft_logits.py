@@ -34,9 +34,11 @@ def main() -> None:
     np.savez(sys.argv[2], **outputs)
 
 
-def decoder_class(base) -> Any:
-    """Returns the class that loads a decoder, also one of a model with images."""
+def model_class(base) -> Any:
+    """Returns the class that loads a model with its head, e.g. of an encoder."""
     config = transformers.AutoConfig.from_pretrained(base)
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING:
+        return transformers.AutoModelForMaskedLM
     known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if known and not hasattr(config, "vision_config"):
         return transformers.AutoModelForCausalLM
@@ -48,7 +50,7 @@ def logits(
 ) -> np.ndarray:
     given = {name: torch.tensor(x) for name, x in np.load(tokens).items()}
     family = (
-        transformers.AutoModelForSeq2SeqLM if "labels" in given else decoder_class(base)
+        transformers.AutoModelForSeq2SeqLM if "labels" in given else model_class(base)
     )
     # Other implementations leave out the soft caps of Gemma 2.
     model = family.from_pretrained(base, attn_implementation="eager").eval()
