@@ -307,6 +307,7 @@ def test_a_refused_run_leaves_nothing(model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_built_from_dataclasses_has_a_config(model, tmp_path):
     run = pt.Run(
         directory=str(tmp_path / "run"),

@@ -56,6 +56,7 @@ def test_the_run_has_the_tokenizer_with_them(run):
     assert tokenizer.encode("<up>a<end>") == [SIZE, *skills.encode("a"), SIZE + 1]
 
 
+@pytest.mark.slow
 def test_commands_read_and_write_them(run, capsys):
     assert main(["evaluate", "--run", str(run)]) == 0
     assert "exact_match" in capsys.readouterr().out

@@ -57,6 +57,7 @@ def test_the_best_candidate_is_trained_and_chosen_once(
         assert f"{name} = {wrong!r}, expected" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_budget_ends_the_search(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(automatic_method, "METHODS", ("soft", "prefix"))
     monkeypatch.setattr(automatic_method, "FACTORS", (1, 3))

@@ -323,6 +323,7 @@ def run(files, tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_directory_with_another_config(run, files, capsys):
     before = snapshot(run)
     assert tune(files, run, PROMPT_LENGTH=5) == 2

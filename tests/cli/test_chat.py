@@ -44,6 +44,7 @@ def end() -> str:
     raise EOFError
 
 
+@pytest.mark.slow
 def test_each_adapter_answers_as_generate_does(model, tmp_path, capsys, monkeypatch):
     prompt = tmp_path / "prompt.npy"
     rows = 9 * np.random.default_rng(1).normal(size=(LENGTH, 16)).astype("f4")

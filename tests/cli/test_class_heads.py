@@ -67,6 +67,7 @@ def test_the_command_and_python_give_the_same_probabilities(run, capsys):
         assert sum(one.probabilities.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_evaluate_measures_classes_by_what_predict_answers(run, tmp_path, capsys):
     file = tmp_path / "predictions.jsonl"
     assert main(["evaluate", "--run", str(run), "--predictions", str(file)]) == 0

@@ -110,6 +110,7 @@ def test_evaluation_without_a_prompt_uses_the_frozen_model(run, capsys):
     assert alone["loss"] != evaluated(capsys, "--run", run)["loss"]
 
 
+@pytest.mark.slow
 def test_a_moved_run_can_be_evaluated(run, tmp_path, capsys):
     run.rename(tmp_path / "moved")
     try:
@@ -119,6 +120,7 @@ def test_a_moved_run_can_be_evaluated(run, tmp_path, capsys):
     assert moved == evaluated(capsys, "--run", run)
 
 
+@pytest.mark.slow
 def test_another_prompt_can_be_evaluated(run, tmp_path, capsys):
     np.save(tmp_path / "prompt.npy", np.zeros((LENGTH, 16), np.float32))
     other = evaluated(capsys, "--run", run, "--prompt", tmp_path / "prompt.npy")

@@ -232,6 +232,7 @@ def test_a_prompt_is_not_merged(run, tmp_path, capsys):
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["llama_gqa_untied/lora", "gpt2_tied/ia3", "t5v11_untied_gated/mpt"]
 )

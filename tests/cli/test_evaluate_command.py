@@ -63,6 +63,7 @@ def test_the_frozen_model_is_compared_with_the_prompt(run, capsys):
     assert compared["tuned"]["loss"] != compared["no prompt"]["loss"]
 
 
+@pytest.mark.slow
 def test_a_text_prompt_precedes_each_input(run, tmp_path, capsys):
     text = "up: "
     named = [(text + given, completion) for given, completion in HELD_OUT]
@@ -212,6 +213,7 @@ def test_incomparable_inputs_are_refused(run, tmp_path, capsys):
     assert "expected some of perplexity" in refused(capsys, "--run", run, metric)
 
 
+@pytest.mark.slow
 def test_a_text_that_leaves_no_room_is_refused(files, tmp_path, capsys):
     assert tune(files, tmp_path / "run", Run__steps=1) == 0
     long = ("--run", tmp_path / "run", "--text_prompt", "a" * 60)

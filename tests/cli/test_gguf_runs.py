@@ -12,6 +12,7 @@ from prompt_tuning.core.errors import InputError
 FILE = Path(__file__).parents[1] / "fixtures/gguf/pieces.gguf"
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_a_model_with_a_tokenizer_and_a_template(tmp_path):
     shutil.copy(FILE, tmp_path)
     chat = ["generate", "--model", str(tmp_path), "--chat", "Hi", "--new_tokens=2"]

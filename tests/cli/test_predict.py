@@ -90,6 +90,7 @@ def probabilities(
     return np.exp(scores) / np.exp(scores).sum()
 
 
+@pytest.mark.slow
 def test_probabilities_are_the_softmax_of_the_labels_scores(tuned, unlabelled, capsys):
     lines = predicted(capsys, unlabelled, *tuned.options)
     assert [line["input"] for line in lines] == INPUTS[::-1]

@@ -142,6 +142,7 @@ def test_scales_are_rounded_as_bitsandbytes_rounds_them():
     assert rounded.offset == state["nested_offset"]
 
 
+@pytest.mark.slow
 def test_double_quantization_writes_scales_in_a_byte_each(base, tmp_path):
     small, large = (
         quantized(base, tmp_path / str(len(options)), *options)

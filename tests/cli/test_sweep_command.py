@@ -148,6 +148,7 @@ def test_an_unused_name(refused):
     assert "no setting PROMPT_LENGHT in this config" in refused("PROMPT_LENGHT=2,3")
 
 
+@pytest.mark.slow
 def test_rows_that_fit_only_with_the_shorter_prompt(refused):
     choices = {
         "DataSource.on_too_long": "skip",

@@ -89,6 +89,7 @@ def test_a_resumed_run_is_made_again_in_one_piece(files, tmp_path, monkeypatch, 
     assert "after step 4 (5 fingerprints" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_optimizer_is_found_at_the_first_step_that_differs(
     recorded, monkeypatch, capsys
 ):

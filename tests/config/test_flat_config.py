@@ -116,6 +116,7 @@ def test_python_continues_a_run_of_options():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", choices_of("method"))
 def test_a_method_trains_what_its_config_names(name):
     file = find_choice("method", name)

@@ -105,6 +105,7 @@ class Negated(SoftPrompt):
         return -self.prompt[...]
 
 
+@pytest.mark.slow
 def test_a_class_of_prompts_trains_from_python(files, tmp_path, capsys):
     """Training from negative values is training of the negative prompt."""
 

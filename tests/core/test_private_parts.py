@@ -48,6 +48,7 @@ def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+@pytest.mark.slow
 def test_no_other_private_part_is_used():
     trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
     own = {name for tree in trees.values() for name in own_names(tree)}

@@ -202,6 +202,7 @@ def test_candidates_share_their_context(monkeypatch):
     assert together <= 64 * costs["flops"] / 2 / 6
 
 
+@pytest.mark.slow
 def test_no_array_has_a_logit_for_each_token_of_a_long_text():
     length, chunk, size = 4096, 64, 150_000
     config = dataclasses.replace(
@@ -230,6 +231,7 @@ def test_no_array_has_a_logit_for_each_token_of_a_long_text():
     assert largest == given_scores.BLOCK * size < length * size / 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "kind", "request_fields"),
     [

@@ -246,6 +246,7 @@ def test_a_config_from_python_is_checked(field, value):
         t5_config(**(sizes | {field: value}))
 
 
+@pytest.mark.slow
 def test_types_and_choices_from_python_are_checked_at_run_time():
     wrong = {
         "width": "8",

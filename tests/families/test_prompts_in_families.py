@@ -188,6 +188,7 @@ def test_a_prompt_that_runs_once_for_the_batch_gives_the_same_gradient(family):
     assert_same(*outcomes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families_of(3))
 def test_logits_at_gathered_positions_are_those_of_all_positions(family):
     graph, trained, frozen = model_of(family)
@@ -205,6 +206,7 @@ def test_logits_at_gathered_positions_are_those_of_all_positions(family):
     np.testing.assert_allclose(some[real], gathered[real], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families_of(4))
 def test_rematerialization_changes_no_number(family):
     policy = Rematerialization(policy="nothing")
@@ -212,6 +214,7 @@ def test_rematerialization_changes_no_number(family):
     assert_same(compute(*model, batch_of(family, ALL), None), expected(family))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", families_of(5, MIXED))
 def test_weights_that_are_read_layer_by_layer_give_the_same_gradient(family):
     graph, trained, frozen = model_of(family)

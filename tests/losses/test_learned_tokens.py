@@ -136,6 +136,7 @@ def test_prompt_tokens_move_in_proportion_to_their_weight(tmp_path, weight):
     assert assert_learned(batch, weights) == SHORT
 
 
+@pytest.mark.slow
 def test_unrequested_types_change_nothing(tmp_path):
     """Cases 1 and 2: without `use_token_type_ids` every token is learned."""
     bare = read(tmp_path / "a.hdf5", SHORT, use_token_type_ids=False)
@@ -150,6 +151,7 @@ def test_unrequested_types_change_nothing(tmp_path):
         assert assert_learned(batch, [1.0] * 7) == SHORT
 
 
+@pytest.mark.slow
 def test_padding_is_learned_without_the_flag(tmp_path):
     """Case 2 to the letter: all tokens, regardless of their types."""
     types = [*FIRST, 2, 2, 2, 2]
@@ -185,6 +187,7 @@ def test_the_first_token_is_not_predicted_without_a_prompt(tmp_path):
     assert batch.tokens[0][batch.loss_positions[0]].tolist() == [5, 7, 8, 2]
 
 
+@pytest.mark.slow
 def test_loss_weights_scale_the_updates_of_tokens(tmp_path):
     path = tmp_path / "a.hdf5"
     read(path, SHORT, FIRST)

@@ -223,6 +223,7 @@ def test_the_reference_is_the_frozen_model_and_the_gradient_that_of_the_formula(
         np.testing.assert_allclose(gradient[path], expected[path], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_mesh_has_the_gradient_of_one_device():
     config, graph, trained, frozen, objective = prepared("llama")
     batch = pairs_of(config)

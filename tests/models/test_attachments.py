@@ -176,6 +176,7 @@ def test_a_projected_prefix_equals_the_prefix_that_it_computes():
     np.testing.assert_allclose(result[1, 0, 1, 1], flat[16 + 4 : 16 + 8], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, T5])
 def test_fresh_adapters_change_nothing_and_trained_ones_do(config):
     plain_graph, plain = dummies.unprompted(config)

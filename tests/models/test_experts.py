@@ -81,6 +81,7 @@ def test_outputs_and_gradients_are_those_of_the_chosen_experts(run):
         np.testing.assert_allclose(actual, correct, rtol=1e-4, atol=3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [run_all, run_grouped])
 def test_biased_experts_clamp_gates_above_and_projections_on_both_sides(run):
     """The formula of transformers' `GptOssExperts`."""

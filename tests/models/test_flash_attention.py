@@ -67,6 +67,7 @@ def with_gradients(arrays, segments, fused):
     return output, *pull_back(cotangent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_a_merge_of_two_calls_equals_one_softmax(dtype, packed):
@@ -151,6 +152,7 @@ def test_the_gpu_program_calls_the_kernel_twice_in_each_direction_without_copies
     assert f"tensor<{G}x1x{R * H * Q}xf32>" in program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", sample(1, [True, False]))
 def test_splash_attention_equals_plain_products(causal):
     """The TPU kernel, interpreted, with a log-sum-exp that includes another source."""

@@ -108,6 +108,7 @@ def test_labels_of_one_token_need_only_the_text():
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_a_prompt_predicts_labels_of_an_empty_text(family):
     config = dummies.FAMILIES[family]
@@ -149,6 +150,7 @@ def test_a_mesh_gives_the_same_numbers(family, shape):
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "t5_gated"])
 def test_streamed_weights_are_read_once(family):
     config = dataclasses.replace(dummies.FAMILIES[family], layers=3)

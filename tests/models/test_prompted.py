@@ -44,6 +44,7 @@ def test_shared_and_joined_prompts_give_the_same_loss_and_gradient(family):
         np.testing.assert_allclose(shared, joined, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "prompting"),
     [
@@ -151,6 +152,7 @@ def generate(family, rows, *, temperature=0, filler=0, length=7, stop_ids=()):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "temperature"),
     [("llama", 0), *((family, 1.5) for family in dummies.FAMILIES)],

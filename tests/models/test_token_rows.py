@@ -58,6 +58,7 @@ def batch():
     return jax.tree.map(jnp.asarray, make_batch(LLAMA, rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_have_the_logits_and_gradients_of_larger_tables(tied):
     (graph, parameters), (whole, larger) = both(tied)

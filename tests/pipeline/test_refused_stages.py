@@ -23,6 +23,7 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("model") / "decoder", config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

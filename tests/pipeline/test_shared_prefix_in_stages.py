@@ -32,6 +32,7 @@ def copies(program) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["shared", "joined"])
 def test_no_row_and_no_microbatch_copies_a_shared_prompt(execution):
     """Finds copies only if the prompt is joined to every row, as a control."""

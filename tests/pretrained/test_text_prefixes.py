@@ -66,6 +66,7 @@ def test_a_prefix_acts_as_the_text_that_it_starts_from(name):
     assert np.abs(next_state(graph, parameters, REST) - expected).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qk_norm"])
 def test_matched_attention_to_all_tokens_acts_as_the_text(name):
     config = CONFIGS[name]

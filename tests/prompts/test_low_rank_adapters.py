@@ -221,6 +221,7 @@ def test_settings_of_training_are_exported_and_read_back():
         assert (read.dropout, read.rank_stabilized, read.alpha) == (0.25, True, 16)
 
 
+@pytest.mark.slow
 def test_dropout_zeroes_the_branch_in_training_alone():
     spec = LoRA(at="all-linear", dropout=0.5, rank=2)
     graph, parameters = with_numbers(

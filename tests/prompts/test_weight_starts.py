@@ -19,6 +19,7 @@ KEY = jax.random.key(0)
 ROWS = [{"prompt": "upper: ab=", "completion": "AB"}] * 4
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_start_and_is_exported_as_a_plain_lora(tmp_path):
     spec = pt.LoRA(at=["q_proj"], rank=3, alpha=4, initial="pissa")
     model = pt.load("bundled:skills-decoder")
@@ -57,6 +58,7 @@ def test_a_run_keeps_its_start_and_is_exported_as_a_plain_lora(tmp_path):
         assert loaded.evaluate(ROWS)["loss"] == pytest.approx(loss)
 
 
+@pytest.mark.slow
 def test_first_factors_on_a_mesh_are_those_of_whole_weights():
     spec = LoRA(at=["q_proj", "o_proj", "down_proj"], rank=3, initial="pissa")
     source = Pretrained(checkpoint="bundled:skills-decoder")

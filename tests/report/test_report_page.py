@@ -198,6 +198,7 @@ def test_an_existing_page_is_kept(run, tmp_path, capsys):
     assert "no run in" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_without_evaluation_says_how_to_add_it(files, tmp_path, capsys):
     choices = {"Run.evaluation": None, "Run.steps": 2}
     assert tune(files, tmp_path / "run", **choices) == 0

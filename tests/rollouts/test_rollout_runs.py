@@ -247,6 +247,7 @@ def test_truncated_answers_are_masked_on_request(files, tmp_path):
     np.testing.assert_array_equal(masked.loss_weights[~cut], whole.loss_weights[~cut])
 
 
+@pytest.mark.slow
 def test_prompts_alone_are_enough(tmp_path):
     tuned = pt.reinforce(
         "bundled:skills-decoder",

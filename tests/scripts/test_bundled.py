@@ -29,6 +29,7 @@ def test_a_bundled_model_applies_only_trained_skills_by_name(name):
     assert tail <= 0.02 and rot2 <= 0.02
 
 
+@pytest.mark.slow
 def test_recall_answers_from_a_table_that_it_reads_and_only_then():
     model = open_pretrained(
         Pretrained(checkpoint="bundled:recall"), key=jax.random.key(0)

@@ -119,6 +119,7 @@ def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
             assert stored < 0.6 * sum(array.nbytes for array in restored.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["tensor 2", "fsdp 2, tensor 2"])
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2_tied", "zarr"])
 def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):

@@ -105,6 +105,7 @@ def measure(config, shape, micro_batches=1, **choices) -> Measured:
     return Measured(losses, sizes, max(reads), sum(reads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shape", "micro_batches", "recomputed"),
     sample(

@@ -144,6 +144,7 @@ def test_options_unsupported_by_streaming_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [

@@ -84,6 +84,7 @@ def assert_equal(actual, expected, trained):
         np.testing.assert_allclose(gradient[path], usual_gradient[path], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "micro_batches"),
     sample(1, [("llama", 1), ("gpt2", 2), ("t5_original", 1), ("t5_gated", 2)]),
@@ -365,6 +366,7 @@ def is_stacked(text, shape):
     return f":f32[{','.join(map(str, shape))}]" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", sample(1, [1, 2]))
 def test_named_outputs_and_their_gradients_equal_the_usual_ones(micro_batches):
     config = dataclasses.replace(dummies.LLAMA, layers=2)

@@ -53,6 +53,7 @@ def model(files):
     return pt.load(files.decoder)
 
 
+@pytest.mark.slow
 def test_a_template_is_that_of_the_adapters_run(files, model, templated):
     model.load_adapter("a", templated)
     settings = TextSettings(adapter="a", new_tokens=4)

@@ -53,6 +53,7 @@ def test_an_adapter_changes_scores_and_may_precede_the_first_token(model):
     np.testing.assert_allclose([-x.logprob for x in scores], nats, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     sample(

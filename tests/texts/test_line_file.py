@@ -59,6 +59,7 @@ def generated(model: pt.Model, file: Path, **settings) -> list[dict]:
 SAMPLED = pt.Sampling(temperature=1.5, top_k=9, n=2, logprobs=2, seed=1)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_python_in_order(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [*ROWS[:2], "", *ROWS[2:]])
     results = generated(model, file)
@@ -118,6 +119,7 @@ def test_a_result_does_not_depend_on_other_lines(model, tmp_path):
         assert {**alone, "line": 0} == {**expected, "line": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

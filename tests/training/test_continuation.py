@@ -47,6 +47,7 @@ def arrays(directory: Path) -> dict[Path, bytes]:
     return {path: content for path, content in files if path.suffix != ".json"}
 
 
+@pytest.mark.slow
 def test_more_steps_end_with_the_bits_of_a_run_that_took_them_at_once(
     files, run, tmp_path, capsys
 ):

@@ -45,6 +45,7 @@ def make_batch(config, rows):
     return jax.tree.map(jnp.asarray, dummies.make_batch(config, rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "placement"),
     [

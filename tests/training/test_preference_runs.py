@@ -140,6 +140,7 @@ def test_fifty_steps_of_kto_with_a_lora_are_those_of_trl(tmp_path, monkeypatch):
     np.testing.assert_allclose(losses, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatch):
     records = [
         {"prompt": p, "chosen": c, "rejected": c[::-1].lower()} for p, c in UPPER[:12]

@@ -248,6 +248,7 @@ def test_sigterm_saves_and_the_same_command_resumes(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_ends_with_its_exit_code(train, tmp_path, monkeypatch):
     """Otherwise a shell would go on to the next command of `train && evaluate`."""
 
@@ -301,6 +302,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_whole_checkpoint_is_refused(train, tmp_path, capsys):
     assert train(**{"Run.steps": 5, "Run.evaluate_every": 0}) == 0
     state = tmp_path / "run" / FOLDER / "checkpoint_5" / "state.json"
@@ -346,6 +348,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_the_last_good_prompt(
     check_same(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_prompt_that_overflows_is_not_saved(train, tmp_path, capsys):
     assert train(**{"adafactor.learning_rate": 1e38, "Run.save_every": 1}) == 1
     message = capsys.readouterr().err

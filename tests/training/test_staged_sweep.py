@@ -50,6 +50,7 @@ def test_members_in_stages_equal_their_own_runs(
     np.testing.assert_allclose(actual, losses(tmp_path / "one"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_members_in_stages_cannot_do_is_refused(
     files, tmp_path, monkeypatch, capsys
 ):

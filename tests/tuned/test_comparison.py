@@ -96,6 +96,7 @@ def prompt(tmp_path) -> Path:
     return tmp_path / "mine.npy"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_an_unpredicted_first_token_counts_in_no_column(
     model, prompt, tmp_path, packing

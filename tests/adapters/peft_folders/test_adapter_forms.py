@@ -296,6 +296,7 @@ REFUSED = {
 """Forms that are refused, and the message."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", RENAMED.values(), ids=RENAMED)
 def test_other_names_are_the_same_adapter(form, tmp_path):
     form(tmp_path / "a")

@@ -75,6 +75,7 @@ def test_every_example_fits_its_bucket_and_all_fit_the_last():
         assert not (tops[high] <= tops[low]).all()
 
 
+@pytest.mark.slow
 def test_costlier_lengths_are_padded_less():
     lengths = RANDOM.integers(1, 500, (3000, 2))
     shares = []

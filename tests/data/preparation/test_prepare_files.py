@@ -85,6 +85,7 @@ def test_ids_and_types_equal_those_from_generative_data_prep(
         np.testing.assert_array_equal(ours[key], expected)
 
 
+@pytest.mark.slow
 def test_a_pair_is_joined_by_a_space_and_ends_with_eos(tmp_path, make, tokenizer):
     source = write_jsonl(
         tmp_path / "a.jsonl", {"prompt": "hi:  ", "completion": "  yes"}
@@ -171,6 +172,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", TURNS)
 def test_turns_of_a_line_are_limited_by_line_or_by_pair(
     tmp_path, make, tokenizer, line
@@ -315,6 +317,7 @@ def test_examples_equal_those_of_the_jsonl_file(tmp_path, make, tokenizer):
         assert ours.weights.tolist() == theirs.weights.tolist()
 
 
+@pytest.mark.slow
 def test_splits_are_disjoint_and_files_balanced(tmp_path, make, tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", *pairs(100))
     splits = Splits(Share(ratio=0.1), Share(count=7), train_files=4, shuffle=True)

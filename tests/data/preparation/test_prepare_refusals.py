@@ -96,6 +96,7 @@ BAD_FILES = {
 }
 
 
+@pytest.mark.slow
 def test_files_without_usable_rows_are_named_or_skipped(tmp_path, make):
     folder = tmp_path / "inputs"
     folder.mkdir()
@@ -272,6 +273,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path, make):
         make(table, record=record)
 
 
+@pytest.mark.slow
 def test_an_existing_output_is_not_changed(tmp_path, make, tokenizer):
     source = write_jsonl(tmp_path / "a.jsonl", *pairs(5))
     output = make(source)

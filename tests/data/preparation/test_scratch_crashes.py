@@ -34,6 +34,7 @@ def finish(root: Path, *, force: bool) -> None:
         scratch.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_published_output_is_recognized_until_all_else_is_gone(replaces, tmp_path):
     root = tmp_path / "root"

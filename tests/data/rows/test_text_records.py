@@ -96,6 +96,7 @@ def test_all_kinds_have_the_same_rows(tmp_path, folder, kind):
     assert content(load(folder, path, **SETTINGS)) == content(expected)
 
 
+@pytest.mark.slow
 def test_messages_in_parquet(tmp_path, folder):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     lines = [{"messages": talk}] * 300

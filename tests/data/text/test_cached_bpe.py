@@ -39,6 +39,7 @@ def test_unusual_texts_have_the_tokenizers_ids(small):
     check_hostile(small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "text_file"),
     [

@@ -37,6 +37,7 @@ def unigram():
     return load_tokenizer(UNIGRAM)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "special", "size"),
     [

@@ -59,6 +59,7 @@ def run(*arguments) -> int:
     return main(["token-types", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
     assert run(rows, *BY_SEPARATOR) == 0
     printed = capsys.readouterr().out
@@ -83,6 +84,7 @@ def test_the_command_adds_types_and_changes_nothing_else(rows, capsys):
     assert names_in_folder(rows) == ["rows.hdf5"]
 
 
+@pytest.mark.slow
 def test_prepare_adds_types_too(rows):
     assert main(["prepare", "--add-token-types", str(rows), *BY_SEPARATOR]) == 0
     assert read(rows)["token_type_ids"] == EXPECTED
@@ -193,6 +195,7 @@ def test_files_that_cannot_be_typed_are_refused_unchanged(rows, tmp_path, capsys
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["input_ids", "token_type_ids"])
 def test_a_wrong_copy_replaces_nothing(rows, damaged, monkeypatch):
     before = rows.read_bytes()
