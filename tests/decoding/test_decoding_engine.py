@@ -139,7 +139,9 @@ def test_an_invoked_lora_with_ia3_reads_no_keys_of_the_frozen_model():
 
     def logprob(ids, adapter=None):
         (handle,) = engine.run([Request(ids=ids, adapter=adapter, sampling=sampling)])
-        return handle.completions[0].logprobs[0].logprob
+        logprobs = handle.completions[0].logprobs
+        assert logprobs is not None
+        return logprobs[0].logprob
 
     logprob(row)
     after_the_same_text = logprob(row, kind)
