@@ -73,17 +73,18 @@ def check_rows(
       InputError: if fewer than one new token is requested, a row and its new tokens
         exceed the model's positions, or a row is empty in a model without a prompt.
     """
-    if new_tokens < 1:
+    if new_tokens < 1 and not model.config.labels:
         raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
     lengths = [len(row) for row in rows]
     longest, room = max(lengths, default=0), model.maximum_length
     taken = positions_taken(model, longest, new_tokens)
     if room is not None and taken > room:
         positions = model.config.maximum_positions or 0
+        new = f" and {new_tokens} new ones" if new_tokens else ""
         also = f" and the prompt takes {positions - room}" if positions > room else ""
         raise InputError(
-            f"a row of {longest} tokens and {new_tokens} new ones do not fit: the "
-            f"model has {positions} positions{also}{model.config.positions_note}"
+            f"a row of {longest} tokens{new} do not fit: the model has {positions} "
+            f"positions{also}{model.config.positions_note}"
         )
     if not all(lengths) and not model.predicts_without_text:
         raise InputError(

@@ -294,7 +294,10 @@ class Evaluator:
         truncation = self._examples.truncation
         if truncation is None:
             return row
-        answers = [0 if self._ranker is None else self._ranker.answer_length]
+        answers = [0]
+        # The inputs of a head of classes are cut already.
+        if self._ranker is not None and not self._ranker.has_head:
+            answers.append(self._ranker.answer_length)
         if self._evaluation.generates:
             answers.append(self._evaluation.new_tokens)
         room = truncation.maximum - max(answers)

@@ -56,9 +56,12 @@ class LabelRanker:
 
     @property
     def answer_length(self) -> int:
-        """Number of tokens of the longest label, the end token included."""
+        """Number of tokens of the longest label, the end token included.
+
+        A class is no token, but an encoder's input ends with EOS.
+        """
         if self.has_head:
-            return 1  # as in training, where the class is one more token
+            return int(self._model.interface.encodes)
         longest = max(len(label) for label in self.encoded)
         return longest + int(self._evaluation.data.add_eos)
 

@@ -306,7 +306,7 @@ def target_losses(
 def learned_targets(batch: Batch) -> Int[Array, "B m"]:
     """Returns the targets at `batch.loss_positions`, and 0 at unused positions."""
     targets = jnp.take_along_axis(batch.targets, batch.loss_positions, axis=1)
-    # The token at an unused position is no class of a class head, whose loss were nan.
+    # The target at an unused position may be no class, whose loss were nan.
     return jnp.where(batch.loss_weights != 0, targets, 0)
 
 

@@ -83,6 +83,15 @@ class Decoder(Stack):
         del rows, text_length
         return positions
 
+    def end_positions(
+        self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
+    ) -> Int[Array, "B m"]:
+        """Maps positions of the last tokens of examples to where these end in streams.
+
+        The arguments are as in `stream_positions`.
+        """
+        return self.stream_positions(positions, rows, text_length)
+
 
 def causal_stream(
     hidden: Float[Array, "B T D"], segments: Int[Array, "B T"] | None = None
@@ -193,6 +202,10 @@ class DecoderOnly(LanguageModel):
         if self.pooling != "last":
             pooled = self._pool(text, rows, length)[:, None]  # [B, 1, D]
             return jnp.repeat(pooled, batch.loss_positions.shape[1], axis=1)
+        if self.config.labels:
+            ends = self.decoder.end_positions(batch.loss_positions, rows, length)
+            states = jnp.take_along_axis(text, ends[..., None], axis=1, mode="clip")
+            return self._normalize_output(states)
         # Only the m predicting states of each row are normalized: [B, m, D].
         states = self.select_predicting(text, batch.loss_positions, rows, last, length)
         return self._normalize_output(states)

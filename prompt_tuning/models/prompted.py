@@ -371,28 +371,28 @@ class PromptDecoder(_Prompted, Decoder):
         points = self.insertion_points(rows, text_length)
         return joined_position(positions, points, self.prompt.real_length)
 
+    def end_positions(
+        self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
+    ) -> Int[Array, "B m"]:
+        """Maps positions of last tokens to ends of examples; a prompt may follow."""
+        ends = self.stream_positions(positions, rows, text_length)
+        if self.shared or self.prompting.placement == TEMPLATE:
+            return ends
+        own = rows.of_examples(self.insertion_points(rows, text_length), positions)
+        return ends + jnp.where(own == positions + 1, self.prompt.real_length, 0)
+
 
 class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model with a `PromptDecoder`.
-
-    All behavior is in the decoder, which `DecoderOnly` runs like any other. The class
-    names the prompted model, one of the public models of the library, so that
-    `isinstance` and the model's structure tell it from the plain one.
-    """
+    """A decoder-only model with a `PromptDecoder`, which does all that differs."""
 
 
 class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder with a `PromptEncoder`.
-
-    The decoder attends to the encoder's outputs at the prompt's positions through the
-    context mask that the encoder returns, so no method differs from `EncoderDecoder`.
-    The class names this combination, as `PromptDecoderOnly` does.
-    """
+    """An encoder-decoder with a `PromptEncoder`, whose mask the decoder is given."""
 
 
 class PromptEncoderPromptDecoder(EncoderDecoder):
     """An encoder-decoder with a `PromptEncoder` and a `PromptDecoder`.
 
     The decoder's prompt precedes the targets, always joined, because it attends to the
-    encoder's outputs. The class names this combination, as `PromptDecoderOnly` does.
+    encoder's outputs.
     """

@@ -83,13 +83,22 @@ class RowInfo(NamedTuple):
             return jnp.arange(length)[None]
         return positions_in_segment(self.segment_ids)
 
+    def of_examples(
+        self, values: Int[Array, "B n"], positions: Int[Array, "#B m"]
+    ) -> Int[Array, "B m"]:
+        """Returns the value that belongs to the example of each position of a row."""
+        if self.segment_ids is None:
+            return jnp.broadcast_to(values, (len(values), positions.shape[1]))
+        # [B, T] -> [B, m], from 0; padding belongs to the first.
+        example = jnp.take_along_axis(self.segment_ids, positions, axis=1) - 1
+        return jnp.take_along_axis(values, jnp.maximum(example, 0), axis=1)
+
     def is_given(self, length: int) -> Bool[Array, "B T"]:
         """Marks the given tokens, as opposed to completed ones."""
         if self.segment_ids is None:
             return masks.real_tokens(self.prefix_lengths, length)
-        example = jnp.maximum(self.segment_ids - 1, 0)  # [B, T]
         # [B, n] -> [B, T]: given tokens of each token's example.
-        given = jnp.take_along_axis(self.prefix_lengths, example, axis=1)
+        given = self.of_examples(self.prefix_lengths, jnp.arange(length)[None])
         return (self.positions_in_example(length) < given) & (self.segment_ids > 0)
 
 

@@ -75,8 +75,10 @@ class TokenMarks:
         learned = np.flatnonzero(weights)
         nats = self._losses(self.tuned, number, learned, len(weights))
         bare = self._losses(self.bare, number, learned, len(weights))
-        targets = self._mark(example.targets, weights, nats, bare)
         prefix = example.prefix_length
+        # The targets of a head of classes are no tokens.
+        ids = example.inputs if prefix else example.targets
+        targets = self._mark(ids, weights, nats, bare)
         given, wanted = targets[:prefix], targets[prefix:]
         if example.inputs is not example.targets and not prefix:
             zeros, unknown = np.zeros(len(example.inputs)), [None] * len(example.inputs)

@@ -1,5 +1,6 @@
 """Commands with a head that scores classes."""
 
+import dataclasses
 import json
 import shutil
 
@@ -13,6 +14,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.families.hf_folder import read_config
 from tests.support.dummies import LetterTokenizer
 from tests.support.small_runs import logged, write_pairs
@@ -224,13 +226,49 @@ def test_the_mean_of_states_does_not_depend_on_the_rows_of_a_batch(files):
 
 
 @pytest.mark.slow
-def test_examples_that_share_a_row_are_scored_as_if_alone(files):
-    model = pt.load(str(files.decoder)).attach(
-        pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"])
+@pytest.mark.parametrize("placement", ["prefix", "suffix"])
+def test_examples_that_share_a_row_are_scored_as_if_alone(files, placement):
+    model = pt.tune(
+        pt.load(str(files.decoder)),
+        [pt.SoftPrompt(length=3), pt.ClassHead(labels=["low", "high"])],
+        PAIRS,
+        prompting=pt.Prompting(placement=placement),
+        steps=1,
+        progress=False,
     )
     alone = model.evaluate(PAIRS)
+    cost = [-np.log(model.predict(given).probabilities[y]) for given, y in PAIRS]
+    assert alone["loss"] == pytest.approx(np.mean(cost), abs=1e-5)
     packed = model.evaluate(PAIRS, packing=True, batch_tokens=64)
     assert packed == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_class_is_no_token_of_its_row(files, tmp_path):
+    path = write_pairs(tmp_path / "pairs.jsonl", [("abcde", "high")])
+    model = pt.load(str(files.decoder)).attach(pt.ClassHead(labels=["low", "high"]))
+    tokens = encode_prompt(model.tokenizer, "abcde")
+    interface = dataclasses.replace(
+        model.prompted.interface, maximum_length=len(tokens)
+    )
+    (example,) = load_examples(DataSource(files=[str(path)]), interface)
+    assert example.inputs.tolist() == tokens
+    assert example.targets[-1] == 1 and example.weights[-1] == 1
+
+
+@pytest.mark.parametrize("cut", ["truncate_left", "truncate_right"])
+def test_a_text_that_is_cut_keeps_its_class(files, tmp_path, cut):
+    path = write_pairs(tmp_path / "pairs.jsonl", [("abcde", "high")])
+    model = pt.load(str(files.decoder)).attach(pt.ClassHead(labels=["low", "high"]))
+    tokens = encode_prompt(model.tokenizer, "abcde")
+    interface = dataclasses.replace(model.prompted.interface, maximum_length=3)
+    source = DataSource(files=[str(path)], on_too_long=cut)
+    (example,) = load_examples(source, interface)
+    begin = interface.begin_length(tokens)
+    kept = (
+        tokens[:3] if cut == "truncate_right" else tokens[:begin] + tokens[begin - 3 :]
+    )
+    assert example.inputs.tolist() == kept
+    assert example.targets.tolist()[-1] == 1 and np.count_nonzero(example.weights) == 1
 
 
 def test_a_class_has_the_number_of_its_completion_in_a_column(files, tmp_path):

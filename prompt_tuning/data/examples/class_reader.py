@@ -25,10 +25,10 @@ from prompt_tuning.data.rows.token_columns import TokenValues
 class ClassRowReader:
     """Reads the examples of another reader, with their classes as the only targets.
 
-    An example is its prompt and then the number of its class, as one more token. That
-    token is the target of the state before it, which has read the whole prompt; its own
-    state is not used. The weight of the class is the mean nonzero loss weight of the
-    completion, and in a column of the data it has the value of the first token there.
+    The inputs of an example are its prompt. Target `i` belongs to the state of token
+    `i`, and only the last target is learned: it is the number of the class. Its weight
+    is the mean nonzero loss weight of the completion, and in a column of the data it
+    has the value of the completion's first token.
 
     Attributes:
       reader: reads the rows themselves.
@@ -87,21 +87,26 @@ class ClassRowReader:
         """Builds the other reader's example with its class; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
         prompt = self.model.scored_row(example.inputs[: example.prefix_length])
-        if not prompt and not self.model.predicts_first_token:
+        if not prompt:
             raise InputError(
-                "the prompt is empty, and neither a prompt vector nor a "
-                "beginning-of-sequence token precedes it, so there is nothing to tell "
-                "the class by"
+                "the prompt is empty, and no beginning-of-sequence token precedes it, "
+                "so there is nothing to tell the class by"
             )
-        number = self._class_of(example.targets[example.prefix_length :])
-        row = np.array([*prompt, number], np.int32)
-        weights = np.zeros(len(row), np.float32)
-        weights[-1] = example_weight(example)
-        columns = {
-            name: np.append(values[: len(prompt)], values[example.prefix_length])
-            for name, values in example.columns.items()
-        }
-        return Example(row, row, weights, len(prompt), columns=columns)
+        completion = example.prefix_length
+        number = self._class_of(example.targets[completion:])
+
+        def at_end(value) -> np.ndarray:
+            array = np.zeros(len(prompt), np.asarray(value).dtype)
+            array[-1] = value
+            return array
+
+        return Example(
+            np.array(prompt, np.int32),
+            at_end(np.int32(number)),
+            at_end(np.float32(example_weight(example))),
+            len(prompt),
+            columns={n: at_end(x[completion]) for n, x in example.columns.items()},
+        )
 
     def _class_of(self, completion: Int32[np.ndarray, "c"]) -> int:
         """Returns the number of the class whose label a completion is."""

@@ -38,6 +38,7 @@ class Truncation:
       inserted: number of tokens of a text that is inserted after these.
       first_soft_id: first of the ids that represent prompt vectors; None if every id is
         a token.
+      classifies: whether the last target is the class of the whole row.
     """
 
     maximum: int
@@ -48,6 +49,7 @@ class Truncation:
     input_eos: bool = True
     inserted: int = 0
     first_soft_id: int | None = None
+    classifies: bool = False
 
     def __call__(self, example: Example) -> Example:
         """Returns an example with at most `maximum` inputs and targets.
@@ -63,8 +65,10 @@ class Truncation:
         targets = inputs = self._positions(fixed, self.maximum)
         if not self.same_tokens:
             targets = self._positions(_last(len(example.targets)), self.maximum)
+        if self.classifies:
+            targets = np.append(inputs[:-1], len(example.targets) - 1)
         weights = example.weights[targets]
-        if self.same_tokens and not self.predicts_first_token:
+        if self.same_tokens and not (self.predicts_first_token or self.classifies):
             weights[0] = 0
         if not np.any(weights):
             other = "truncate_right" if self.from_left else "truncate_left"
@@ -100,7 +104,7 @@ class Truncation:
         if has_prompt or not self.same_tokens:
             start = begin_length(self.begin_ids, ids)
         fixed[:start] = True
-        if not self.same_tokens and self.input_eos:
+        if (self.classifies or not self.same_tokens) and self.input_eos:
             fixed |= _last(len(ids))
         fixed[start : start + self.inserted] = True
         if self.first_soft_id is not None:
@@ -154,7 +158,8 @@ def truncation_of(
         same_tokens,
         model.predicts_first_token or inserted > 0,
         model.begin_ids,
-        model.encoder_input.endswith("eos"),
+        model.encodes if model.labels else model.encoder_input.endswith("eos"),
         inserted,
         model.vocabulary_size if has_template else None,
+        bool(model.labels),
     )
