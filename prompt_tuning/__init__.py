@@ -20,14 +20,14 @@ from prompt_tuning.prompts import FACTORIES as PROMPTS
 from prompt_tuning.version import __version__ as __version__
 
 MODULES = {
-    "load": "api",
-    "tune": "api",
-    "reinforce": "reinforcement",
-    "remember": "memories",
-    "compose": "memories",
-    "load_tuned": "api",
-    "Model": "model",
-    "TunedModel": "api",
+    "load": "api.tune",
+    "tune": "api.tune",
+    "reinforce": "api.reinforcement",
+    "remember": "api.memories",
+    "compose": "api.memories",
+    "load_tuned": "api.tune",
+    "Model": "api.model",
+    "TunedModel": "api.tune",
     "Sampling": "decoding.sampling_settings",
     "BeamSearch": "decoding.beam_search",
     "InputError": "core.errors",

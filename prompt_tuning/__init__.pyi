@@ -9,10 +9,14 @@ from typing import Any, Literal
 
 from optax import GradientTransformation, Schedule
 
-from prompt_tuning.api import TunedModel as TunedModel
-from prompt_tuning.api import load as load
-from prompt_tuning.api import load_tuned as load_tuned
-from prompt_tuning.api import tune as tune
+from prompt_tuning.api.memories import compose as compose
+from prompt_tuning.api.memories import remember as remember
+from prompt_tuning.api.model import Model as Model
+from prompt_tuning.api.reinforcement import reinforce as reinforce
+from prompt_tuning.api.tune import TunedModel as TunedModel
+from prompt_tuning.api.tune import load as load
+from prompt_tuning.api.tune import load_tuned as load_tuned
+from prompt_tuning.api.tune import tune as tune
 from prompt_tuning.config.deferred_factories import Configured
 from prompt_tuning.config.run import Run as Run
 from prompt_tuning.core.batch import Batch as Batch
@@ -40,9 +44,6 @@ from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
-from prompt_tuning.memories import compose as compose
-from prompt_tuning.memories import remember as remember
-from prompt_tuning.model import Model as Model
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.pretrained.source import Pretrained as _Pretrained
 from prompt_tuning.prompts.class_head import ClassHead as _ClassHead
@@ -82,7 +83,6 @@ from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.state_prefix import StatePrefix as _StatePrefix
 from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
-from prompt_tuning.reinforcement import reinforce as reinforce
 from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.sharding.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape

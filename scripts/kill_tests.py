@@ -119,7 +119,7 @@ def _import_package(folder: Path) -> None:
     """Imports what commands import; no thread and no device is started."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(folder / "cache")}
     warnings.filterwarnings("ignore", message=".*os.fork.*")
-    import prompt_tuning.api
+    import prompt_tuning.api.tune
     import prompt_tuning.cli.main
     import prompt_tuning.config.gin_files
     import prompt_tuning.sweep.sweep_plot

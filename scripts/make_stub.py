@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import optax
 
 import prompt_tuning as pt
-from prompt_tuning import api, model
+from prompt_tuning.api import model, tune
 from prompt_tuning.config.deferred_factories import (
     Configured,
     factory_named,
@@ -110,11 +110,11 @@ def _fields(*owners: str, without: Callable[..., Any], but: Sequence[str] = ()):
 
 
 FIELDS = {
-    "PretrainedFields": _fields("Pretrained", without=api.load),
+    "PretrainedFields": _fields("Pretrained", without=tune.load),
     "TuneFields": _fields(
         "Run",
         "DataSource",
-        without=api.tune,
+        without=tune.tune,
         but=["files", *(name for name in SET_BY_TUNE if name != "groups")],
     ),
     "BatchFields": _fields("DataSource", without=model.Model.batches, but=["files"]),

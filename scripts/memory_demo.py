@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 import prompt_tuning as pt
+from prompt_tuning.api.memories import Start
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.memories import Start
 from prompt_tuning.tuned.memory_comparison import measure_memory
 from scripts import recall, skill_tuning
 

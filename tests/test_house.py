@@ -46,6 +46,11 @@ def room_of(module: str, depth: int) -> str:
     return "/".join(folder) or file.name
 
 
+def test_the_package_has_three_files_beside_its_folders():
+    files = {file.name for file in FILES if file.parent == PACKAGE}
+    assert files == {"__init__.py", "__main__.py", "version.py"}
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_folders_import_downwards_only(depth):
     graph = defaultdict(set)

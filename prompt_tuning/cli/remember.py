@@ -82,8 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trains the memory and prints what it is worth."""
     refuse_bindings(options)
+    from prompt_tuning.api.memories import remember
     from prompt_tuning.core.utf8_text import decode_text
-    from prompt_tuning.memories import remember
 
     document = options.document
     memory = remember(

@@ -17,7 +17,7 @@ from lm_eval.utils import (  # pyright: ignore[reportMissingImports]
     make_disjoint_window,
 )
 
-from prompt_tuning import api
+from prompt_tuning.api import tune
 from prompt_tuning.core.adapter_names import BASE, TRAINED
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.decoding.request import Request, separate_equal
@@ -224,7 +224,7 @@ def _open(run: str | None, model: str | None) -> TextModel:
         raise InputError(
             "name what is evaluated: --model_args run=DIRECTORY, or model=FOLDER"
         )
-    return api.load(str(model)) if run is None else api.load_tuned(run)
+    return tune.load(str(model)) if run is None else tune.load_tuned(run)
 
 
 def main() -> None:

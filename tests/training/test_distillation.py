@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from prompt_tuning.api import load, load_tuned
+from prompt_tuning.api.tune import load, load_tuned
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from prompt_tuning.api.model import Model
 from prompt_tuning.config.argument_types import (
     LearningRates,
     Methods,
@@ -41,7 +42,6 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.progress_display import shown_activity
 from prompt_tuning.core.setting_hints import python_hints
 from prompt_tuning.data.rows.python_rows import naming_rows
-from prompt_tuning.model import Model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.training.loop import train

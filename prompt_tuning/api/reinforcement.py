@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from prompt_tuning.api import TunedModel, tune
+from prompt_tuning.api.model import Model
+from prompt_tuning.api.tune import TunedModel, tune
 from prompt_tuning.config.argument_types import (
     LearningRates,
     Methods,
@@ -14,7 +15,6 @@ from prompt_tuning.config.argument_types import (
 )
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.model import Model
 from prompt_tuning.rollouts.rewards import RewardFunction
 from prompt_tuning.training.progress import Callback
 

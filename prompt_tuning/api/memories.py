@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
-from prompt_tuning.api import TunedModel, load, load_tuned, tune
+from prompt_tuning.api.model import Model
+from prompt_tuning.api.tune import TunedModel, load, load_tuned, tune
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import AxisLength
-from prompt_tuning.model import Model
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.text_study import (
     TextStudy,
