@@ -20,8 +20,8 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.data.text.turn_ends import turn_ends
 from prompt_tuning.data.text.typed_texts import TypedTokens
 
-Encoded = tuple[list[list[int]], list[list[int]]]
-"""The ids of each text of an example, and those of all as one text."""
+Encoded = tuple[list[int], list[int] | None]
+"""The ids of an example, and their number for each text; None if texts share one."""
 _MERGED = "the tokenizer joins the end of a text with the beginning of an answer"
 
 
@@ -73,17 +73,15 @@ class LearnedConversations:
             for parts in each.examples
         ]
         try:
-            parts = self._encode(texts)
-            wholes = self._encode([["".join(each)] for each in texts])
+            encoded = iter(self._encode.joined(texts))
+            return [
+                each if isinstance(each, str) else self._typed(each, encoded, apart)
+                for each in rendered
+            ]
         except InputError as problem:
             if len(records) == 1:
                 return [str(problem)]
             return [self._examples([record], apart)[0] for record in records]
-        encoded = zip(parts, wholes, strict=True)
-        return [
-            each if isinstance(each, str) else self._typed(each, encoded, apart)
-            for each in rendered
-        ]
 
     def _typed(
         self, rendered: LearnedTexts, encoded: Iterator[Encoded], apart: bool
@@ -106,38 +104,22 @@ class LearnedConversations:
         return None if is_merged else examples
 
     def _typed_tokens(
-        self,
-        texts: Sequence[TypedText],
-        parts: Sequence[list[int]],
-        whole: Sequence[list[int]],
+        self, texts: Sequence[TypedText], ids: list[int], lengths: list[int] | None
     ) -> TypedTokens | None:
         """Returns the tokens of an example; None if they are not those of contexts."""
-        (ids,) = whole
-        lengths = [len(part) for part in parts]
-        if list(itertools.chain(*parts)) != ids:
-            lengths = self._lengths([text for text, _ in texts], ids)
         if lengths is None:
-            if len(parts) > 2:
+            if len(texts) > 2:
                 return None
-            ids, lengths = [*parts[0], *parts[1]], [len(part) for part in parts]
+            ((before, answer),) = self._encode([[text for text, _ in texts]])
+            ids, lengths = [*before, *answer], [len(before), len(answer)]
         kinds = (
             [kind] * length for (_, kind), length in zip(texts, lengths, strict=True)
         )
-        tokens = TypedTokens(list(ids), list(itertools.chain(*kinds)))
+        tokens = TypedTokens(ids, list(itertools.chain(*kinds)))
         if not tokens.input_ids or tokens.input_ids[-1] not in self._ends:
             tokens.input_ids.append(self._eos)
             tokens.token_types.append(COMPLETION)
         return tokens
-
-    def _lengths(self, texts: Sequence[str], ids: list[int]) -> list[int] | None:
-        """Returns the number of tokens of each text; None if they share a token."""
-        stops = [0]
-        for count in range(1, len(texts)):
-            before = self._tokenizer.encode("".join(texts[:count]))
-            if ids[: len(before)] != before:
-                return None
-            stops.append(len(before))
-        return [b - a for a, b in itertools.pairwise([*stops, len(ids)])]
 
 
 def _count_repeated(examples: list[TypedTokens]) -> list[TypedTokens]:

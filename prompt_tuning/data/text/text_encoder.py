@@ -6,6 +6,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.text.cached_bpe import cached_bpe
 from prompt_tuning.data.text.encoding_limits import check_text
 from prompt_tuning.data.text.library_errors import reporting_errors
+from prompt_tuning.data.text.text_sections import TextSections
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
@@ -32,6 +33,7 @@ class TextEncoder:
         if self._independent:
             assert isinstance(tokenizer, HuggingFaceTokenizer)
             self._words = cached_bpe(tokenizer.tokenizer)
+        self._sections = TextSections(tokenizer, self._encode_alone)
 
     def __call__(self, texts: Sequence[TextParts]) -> list[list[list[int]]]:
         """Returns the ids of each part of each text.
@@ -44,12 +46,31 @@ class TextEncoder:
                 check_text(part)
         if not self._independent:
             return [encode_consecutive(self._tokenizer, parts) for parts in texts]
-        if self._words is not None:
-            return [[self._word_ids(part) for part in parts] for parts in texts]
-        assert isinstance(self._tokenizer, HuggingFaceTokenizer)
-        flat = [part for parts in texts for part in parts]
-        ids = iter(self._tokenizer.encode_many(flat))
+        ids = iter(self._encode_alone([part for parts in texts for part in parts]))
         return [[next(ids) for _ in parts] for parts in texts]
+
+    def joined(
+        self, texts: Sequence[TextParts]
+    ) -> list[tuple[list[int], list[int] | None]]:
+        """Encodes each text in one go, and counts the ids of its parts.
+
+        The numbers are None if the text up to the end of some part, encoded alone, has
+        other ids.
+
+        Raises:
+          InputError: if a text cannot be encoded.
+        """
+        for parts in texts:
+            check_text("".join(parts))
+        return self._sections(texts)
+
+    def _encode_alone(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of texts that each begin a row."""
+        if self._words is not None:
+            return [self._word_ids(text) for text in texts]
+        if isinstance(self._tokenizer, HuggingFaceTokenizer):
+            return self._tokenizer.encode_many(texts)
+        return [self._tokenizer.encode(text) for text in texts]
 
     def _word_ids(self, text: str) -> list[int]:
         assert self._words is not None
