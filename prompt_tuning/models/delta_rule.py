@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.models.memory_chunks import CHUNK, run_chunks
+from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class DeltaInputs(NamedTuple):
@@ -53,9 +53,7 @@ def recurrent_delta(
         memory = memory + key[..., None] * change[..., None, :]
         return memory, jnp.einsum("rhkv,rhk->rhv", memory, query)
 
-    wide = jax.tree.map(lambda x: x.astype(jnp.float32).swapaxes(0, 1), inputs)
-    memory, output = jax.lax.scan(step, memory.astype(jnp.float32), wide)
-    return output.swapaxes(0, 1), memory
+    return run_positions(step, inputs, memory)
 
 
 def chunked_delta(

@@ -1,4 +1,4 @@
-"""Rules of a decaying memory, computed chunk by chunk: what all rules share.
+"""Rules of a decaying memory: what their computation by positions and chunks shares.
 
 A memory is a matrix for each head. It decays at every position, which then adds to it
 and reads it. Within a chunk a rule is a product of matrices, and only the memory passes
@@ -96,9 +96,30 @@ class ChunkExamples(NamedTuple):
         return jnp.where(self.continues[:, -1, None, None, None], memory, first)
 
 
+Step = Callable[[Array, Any], tuple[Array, Array]]
+"""Takes the memory and the inputs of a position, each `[R, ...]`, in float32; returns
+the memory after it, and the output `[R, H, V]`."""
 Rule = Callable[[Any, Array, ChunkExamples], tuple[Array, Array]]
 """Takes the inputs of a chunk, each `[R, C, ...]`, in float32, the memory before it and
 its examples; returns the output `[R, C, H, V]` and the memory after the chunk."""
+
+
+def run_positions(
+    step: Step, inputs: Any, memory: Float[Array, "R H K V"]
+) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
+    """Applies a rule position by position.
+
+    Args:
+      step: the rule.
+      inputs: what the positions give, a tree of `[R, T, ...]`.
+      memory: memory before the first position.
+
+    Returns:
+      the output, and the memory after the last position.
+    """
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32).swapaxes(0, 1), inputs)
+    memory, output = jax.lax.scan(step, memory.astype(jnp.float32), wide)
+    return output.swapaxes(0, 1), memory
 
 
 def run_chunks(

@@ -15,11 +15,10 @@ float32.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.models.memory_chunks import CHUNK, run_chunks
+from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class StateInputs(NamedTuple):
@@ -53,9 +52,7 @@ def recurrent_states(
         memory = memory * jnp.exp(decay)[..., None, None] + added
         return memory, jnp.einsum("rhkv,rhk->rhv", memory, query)
 
-    wide = jax.tree.map(lambda x: x.astype(jnp.float32).swapaxes(0, 1), inputs)
-    memory, output = jax.lax.scan(step, memory.astype(jnp.float32), wide)
-    return output.swapaxes(0, 1), memory
+    return run_positions(step, inputs, memory)
 
 
 def chunked_states(
