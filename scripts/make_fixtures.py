@@ -197,6 +197,12 @@ ENCODER: dict[str, Any] = {
     "num_attention_heads": 2,
     "max_position_embeddings": 32,
 }
+DEBERTA: dict[str, Any] = ENCODER | {
+    **{"relative_attention": True, "share_att_key": True, "type_vocab_size": 0},
+    **{"position_biased_input": False, "pos_att_type": "p2c|c2p"},
+    **{"norm_rel_ebd": "layer_norm", "position_buckets": 4},
+    "max_position_embeddings": 10,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": DECODER | {"rope_parameters": LLAMA3, "eos_token_id": [2, 19]},
     "llama_attention_bias": DECODER
@@ -610,6 +616,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
     "roberta": ENCODER | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "xlm-roberta": ENCODER | {"hidden_act": "relu"},
+    # Rows longer than the distances with a bucket of their own, and than the last.
+    "deberta-v2": DEBERTA,
+    "deberta-v2-new-head": DEBERTA | {"model_type": "deberta-v2", "legacy": False},
     "distilbert": {
         **SPECIAL,
         **{"dim": 8, "hidden_dim": 12, "n_layers": 2, "n_heads": 2},
@@ -645,7 +654,7 @@ SCALED_OUTPUT = (
     *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
     *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj", "mixer.in_proj"),
-    *("self.key", "self.value", "k_lin", "v_lin", "Wqkv"),
+    *("self.key", "self.value", "key_proj", "value_proj", "k_lin", "v_lin", "Wqkv"),
 )
 
 

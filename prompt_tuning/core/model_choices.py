@@ -9,7 +9,7 @@ Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width"]
-Positions = Literal["rotary", "learned", "relative", "alibi", "none"]
+Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
 Pooling = Literal["last", "first", "mean"]
@@ -69,6 +69,10 @@ def check_combinations(config: Any) -> None:
         )
     if config.positions == "learned" and config.maximum_positions is None:
         raise InputError("learned positions need maximum_positions, found None")
+    if config.positions == "disentangled" and not config.bidirectional:
+        raise InputError(
+            "disentangled positions are for encoders alone, with bidirectional=True"
+        )
     if config.positions == "alibi" and config.architecture == "encoder_decoder":
         raise InputError("linear biases (alibi) are for decoder-only models")
     several = config.window_rotary_base is not None or config.unrotated_layers

@@ -93,8 +93,10 @@ class ModelConfig:
       shared_norm: whether both also read the output of one norm (GPT-J: Wang and
         Komatsuzaki 2021, "GPT-J-6B").
       positions: rotary on queries and keys, a learned table added to the input, T5's
-        relative position bias on the scores, a bias of the scores that is linear in
-        the distance (ALiBi; see `models.linear_bias`), or none (Granite 4).
+        relative position bias on the scores, vectors of relative positions that queries
+        and keys are compared to (DeBERTa; see `models.disentangled`), a bias of the
+        scores that is linear in the distance (ALiBi; see `models.linear_bias`), or none
+        (Granite 4).
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
@@ -129,7 +131,8 @@ class ModelConfig:
       minimum_step: least step of Mamba-2.
       gated_attention: whether a projection beside the query gates the output of
         attention (Qwen3-Next).
-      relative_buckets: number of buckets of the relative position bias.
+      relative_buckets: number of buckets of the relative position bias; of vectors of
+        relative positions, the number in each direction.
       relative_maximum_distance: distance from which all keys share the last bucket.
       relative_bias_in_each_block: whether blocks have their own bias (UMT5).
       activation: activation function of the feed-forward layer.

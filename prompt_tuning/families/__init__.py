@@ -11,6 +11,7 @@ from prompt_tuning.families.bart import BART
 from prompt_tuning.families.bert import BERT
 from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
+from prompt_tuning.families.deberta_v2 import DEBERTA_V2
 from prompt_tuning.families.distilbert import DISTILBERT
 from prompt_tuning.families.electra import ELECTRA
 from prompt_tuning.families.ernie4_5 import ERNIE4_5
@@ -149,6 +150,7 @@ FAMILIES: dict[str, Family] = {
         BERT,
         ROBERTA,
         XLM_ROBERTA,
+        DEBERTA_V2,
         DISTILBERT,
         ELECTRA,
         MODERNBERT,

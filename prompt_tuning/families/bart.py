@@ -122,7 +122,7 @@ BART = Family(
     recipes=bart_recipes,
     embedding_tables=TABLES,
     base_prefix=PREFIX,
-    logit_bias=LOGIT_BIAS,
+    logit_bias=(LOGIT_BIAS,),
     inert=frozenset(
         {
             *("dropout", "attention_dropout", "activation_dropout", "init_std"),

@@ -23,7 +23,7 @@ BERT = Family(
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,
     head_name="cls.predictions.decoder.weight",
-    logit_bias="cls.predictions.bias",
+    logit_bias=("cls.predictions.bias",),
     class_layers=ClassLayers("classifier", "bert.pooler.dense", saved=False),
     unread_modules=(
         "bert.pooler.dense",

@@ -122,10 +122,9 @@ def bert_recipes(
     prefix = "" if word in names else prefix
     layer = projection_names(config, modules) | norm_names(config, norms)
     recipes = {path: Recipe((prefix + name,)) for path, name in embeddings.items()}
-    position = recipes["position_embedder/embedding"].sources
-    recipes["position_embedder/embedding"] = Recipe(
-        position, transform=RowsFrom(first_position)
-    )
+    if position := recipes.get("position_embedder/embedding"):
+        rows = Recipe(position.sources, transform=RowsFrom(first_position))
+        recipes["position_embedder/embedding"] = rows
     recipes |= {
         f"decoder/layers/{path}": layered(prefix + pattern + name, config.layers, how)
         for path, (name, how) in layer.items()

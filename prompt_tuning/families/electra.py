@@ -38,7 +38,7 @@ ELECTRA = Family(
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,
     head_name="generator_lm_head.weight",
-    logit_bias="generator_lm_head.bias",
+    logit_bias=("generator_lm_head.bias",),
     class_layers=ClassLayers("classifier.out_proj", "classifier.dense", "", "gelu"),
     unread_modules=(
         "generator_predictions.dense",

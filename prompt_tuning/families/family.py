@@ -44,7 +44,7 @@ class Family:
         where neither `config.json` itself nor `generation_config.json` names them.
       unread_modules: modules of a layer of the parts of the model that are not read,
         with `{}` for the layer's number, which PEFT must not adapt.
-      logit_bias: name of a bias of logits that some checkpoints lack.
+      logit_bias: possible names of a bias of logits that some checkpoints lack.
       expert_block: module around the experts in transformers, if it has another name
         there than in the stored tensors.
       cached_heads: returns the number of key/value heads in the cache of transformers,
@@ -68,7 +68,7 @@ class Family:
     prefix_aliases: tuple[str, ...] = ()
     unread_parts: tuple[str, ...] = ()
     head_name: str = "lm_head.weight"
-    logit_bias: str = ""
+    logit_bias: tuple[str, ...] = ()
     token_parts: tuple[str, ...] = ()
     unread_modules: tuple[str, ...] = ()
     expert_block: str | None = None

@@ -91,7 +91,7 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
         stored = open_weights(path)
         fields["tied_head"] = _has_tied_head(family, settings, fields, stored)
         if family.logit_bias:
-            fields["head_bias"] = family.logit_bias in stored
+            fields["head_bias"] = any(name in stored for name in family.logit_bias)
             if not fields["head_bias"]:  # a base model, if it is an encoder
                 fields["transform_activation"] = None
         fields |= class_fields(settings, fields, stored, family.class_layers)

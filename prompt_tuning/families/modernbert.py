@@ -123,7 +123,7 @@ MODERNBERT = Family(
     embedding_tables=(PREFIX + TABLE, TABLE),
     base_prefix=PREFIX,
     head_name="decoder.weight",
-    logit_bias="decoder.bias",
+    logit_bias=("decoder.bias",),
     class_layers=ClassLayers(
         "classifier", "head.dense", "head.norm", "gelu", bias=False, saved=False
     ),

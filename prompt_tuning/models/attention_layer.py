@@ -25,6 +25,7 @@ from prompt_tuning.models.attention import (
     positions_first,
 )
 from prompt_tuning.models.attention_choice import choose_attention
+from prompt_tuning.models.disentangled import RelativePositions, distance_products
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
@@ -130,6 +131,27 @@ class Attention(nnx.Module):
     def source(self, x: Float[Array, "R S D"]) -> KeyValues:
         """Projects rows to the keys and values that attention reads."""
         return KeyValues.from_heads(*self.keys_and_values(x))
+
+    def relative_scores(
+        self,
+        query: Float[Array, "R Q H K"],
+        keys: Float[Array, "R Q H K"],
+        relative: RelativePositions,
+        key: Key[Array, ""] | None,
+    ) -> Float[Array, "R H Q Q"]:
+        """Computes the part of the scores that relative positions decide.
+
+        Args:
+          query: queries of rows.
+          keys: keys of the same rows.
+          relative: vectors of the distances within them.
+          key: random key of the block for dropout; None disables dropout.
+        """
+        vectors = collectives.copy_to_shards(relative.vectors, "heads")
+        with branch_draws(optional_key(key, "relative"), jnp.arange(len(vectors))):
+            projected = self.queries(vectors), self.keys_and_values(vectors)[0]
+        products = distance_products(query, keys, projected, relative.rows)
+        return products.astype(jnp.float32) * self.scale
 
     def encoded_source(
         self, encoded: Float[Array, "R S D"], key: Key[Array, ""] | None, shared: bool

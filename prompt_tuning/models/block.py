@@ -253,6 +253,11 @@ class Block(nnx.Module):
             for i, view in enumerate(views)
         ]
         first_rows, queries = [x.first_row for x in views], split_streams(query, views)
+        for i, view in enumerate(views):
+            if view.relative is not None:
+                given = queries[i], keys[i], view.relative, key
+                bias = self.self_attention.relative_scores(*given)
+                sources[i][-1] = sources[i][-1]._replace(bias=bias)
         if is_requested(ATTENTION_WEIGHTS):
             weights = self.self_attention.weights(queries[-1], sources[-1])
             weights = weights.reshape(-1, weights.shape[-1])

@@ -63,7 +63,9 @@ class _Prompted:
     def _add_prompt(self, prompt: InputPrompt, prompting: Prompting) -> None:
         prompting.check_windows(self.windowed_layers)
         if isinstance(prompt, InputDependentPrompt):
-            prompting = prompting.joined_by_row()
+            prompting = prompting.joined_by_row("the prompt depends on each row's text")
+        if self.config.positions == "disentangled":
+            prompting = prompting.joined_by_row("queries see distances in their rows")
         self.prompt, self.prompting = prompt, prompting
         self.shared = prompting.shared(causal=not self.bidirectional)
 

@@ -22,6 +22,7 @@ from prompt_tuning.core.invocations import active_positions
 from prompt_tuning.core.layer_kinds import ATTENTION, NO_MIXER
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
+from prompt_tuning.models.disentangled import RelativePositions
 from prompt_tuning.models.recurrent_state import RecurrentState, StateView
 from prompt_tuning.sharding import collectives
 
@@ -261,6 +262,7 @@ class StreamView(NamedTuple):
       first_row: index in the whole batch of the first row.
       rows: number of rows in the whole batch.
       state: how it continues states of recurrent layers; None without such layers.
+      relative: vectors of its relative positions, or None.
     """
 
     shape: tuple[int, int]
@@ -269,6 +271,7 @@ class StreamView(NamedTuple):
     first_row: Int[Array, ""] | int
     rows: int
     state: StateView | None = None
+    relative: RelativePositions | None = None
 
     def in_block(self, values: BlockValues) -> "StreamView":
         """Returns the view of one block, given its slice of what differs."""

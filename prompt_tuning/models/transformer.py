@@ -34,6 +34,7 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.block import Block
+from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
@@ -78,6 +79,7 @@ class Stack(nnx.Module):
       final_norm: norm that the caller applies at the positions it needs; None if each
         block ends with a norm.
       relative_position_bias: T5's bias; None in other models.
+      relative_vectors: DeBERTa's vectors of relative positions; None in other models.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Stack(nnx.Module):
             if config.positions == "relative"
             else None
         )
+        self.relative_vectors = relative_vectors(key, config)
 
     def run(
         self,
@@ -347,6 +350,8 @@ class Stack(nnx.Module):
                 own = own.with_mask_array(length)
             first, total = stream.row_range
             view = StreamView((rows, length), (*before, own), encoded, first, total)
+            if self.relative_vectors is not None:
+                view = view._replace(relative=self.relative_vectors.within(length))
             if any(kind[0] not in (ATTENTION, NO_MIXER) for kind in self.kinds):
                 view = view._replace(state=state_view(streams, i, past))
             views.append(view)

@@ -104,16 +104,18 @@ class Prompting:
             )
         return shared
 
-    def joined_by_row(self) -> "Prompting":
-        """Returns the settings of a prompt with different vectors in each row.
+    def joined_by_row(self, reason: str) -> "Prompting":
+        """Returns the settings of a prompt that must be inserted into each row.
+
+        Args:
+          reason: why, for the message.
 
         Raises:
           InputError: if they require a prompt that runs once for the batch.
         """
         if self.execution == "shared":
             raise InputError(
-                "execution is 'shared', but the prompt depends on each row's text; use "
-                "'auto' or 'joined'"
+                f"execution is 'shared', but {reason}; use 'auto' or 'joined'"
             )
         return dataclasses.replace(self, execution="joined")
 

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
@@ -174,7 +175,18 @@ def test_each_row_alone_left_in_a_batch_and_packed_has_the_same_loss(family):
     np.testing.assert_allclose(sum(alone), expected(family)[1].loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", families_of(2))
+JOINED = [name for name in FAMILIES if config_of(name).positions == "disentangled"]
+"""Families whose prompts need the positions of the row's tokens beside them."""
+
+
+def test_a_prompt_that_needs_the_rows_positions_does_not_run_once():
+    once = dataclasses.replace(BEFORE_TEXT, execution="shared")
+    for family in JOINED:
+        with pytest.raises(InputError, match="'shared', but queries see distances"):
+            model_of(family, once)
+
+
+@pytest.mark.parametrize("family", [x for x in families_of(2) if x not in JOINED])
 def test_a_prompt_that_runs_once_for_the_batch_gives_the_same_gradient(family):
     config = config_of(family)
     causal = config.architecture == "decoder_only" and not config.bidirectional

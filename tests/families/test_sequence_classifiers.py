@@ -55,6 +55,12 @@ ENCODERS = {
     "bert": USUAL,
     "roberta": {**USUAL, "max_position_embeddings": 40},
     "xlm-roberta": {**USUAL, "max_position_embeddings": 40, "hidden_act": "relu"},
+    "deberta-v2": {
+        **{**USUAL, "relative_attention": True, "share_att_key": True},
+        **{"position_biased_input": False, "pos_att_type": ["c2p", "p2c"]},
+        **{"norm_rel_ebd": "layer_norm", "position_buckets": 4},
+        "max_position_embeddings": 6,
+    },
     "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4},
     "electra": {**USUAL, "embedding_size": 16},
     "modernbert": {**USUAL, "local_attention": 4, "classifier_pooling": "mean"},
@@ -70,6 +76,7 @@ OF_ENCODERS = {
 WITH_ADAPTERS = {
     # The head of RoBERTa has a dense layer; that of BERT is its pooler.
     **{f"roberta {kind}": ("roberta", kind, None) for kind in OF_ENCODERS},
+    "deberta-v2 LORA": ("deberta-v2", "LORA", ["classifier", "pooler"]),
     "bert PROMPT_TUNING": ("bert", "PROMPT_TUNING", None),
     "bert pooler": ("bert", "LORA", ["classifier", "pooler"]),
 }
@@ -120,6 +127,8 @@ def theirs(tmp_path_factory):
     for name, (base, kind, saved) in WITH_ADAPTERS.items():
         adapter = {"peft_type": kind, "task_type": "SEQ_CLS", **OF_ENCODERS[kind]}
         adapter |= {"modules_to_save": saved} if saved else {}
+        if base == "deberta-v2":
+            adapter["target_modules"] = ["query_proj", "value_proj"]
         save = folder / f"{name} saved"
         of_base = {"folder": folder / base, "rows": ENCODED}
         jobs[name] = {**of_base, "adapter": adapter, "save": save}

@@ -37,7 +37,15 @@ OPTIONS = {
     "qwen3_next": {"decoder_sparse_step": 2},
 }
 """Settings with which further settings are read."""
-NEEDED = {"glm4_moe": {"head_dim": 128}, "electra": {"embedding_size": 256}}
+NEEDED = {
+    "glm4_moe": {"head_dim": 128},
+    "electra": {"embedding_size": 256},
+    "deberta-v2": {
+        **{"relative_attention": True, "share_att_key": True, "position_buckets": 256},
+        **{"position_biased_input": False, "pos_att_type": ["p2c", "c2p"]},
+        "norm_rel_ebd": "layer_norm",
+    },
+}
 """Settings without which transformers' defaults are no model."""
 PARTS = {
     "gemma3": ("text_config",),
@@ -195,6 +203,8 @@ OLD_SCALING = {
         ("bert", {"is_decoder": True}),
         ("electra", {"embedding_size": 128}),
         ("modernbert", {"norm_bias": True}),
+        ("deberta-v2", {"conv_kernel_size": 3}),
+        ("deberta-v2", {"share_att_key": False}),
         ("bart", {"tie_word_embeddings": False}),
         ("gpt_oss", {"swiglu_alpha": 1.5}),
         ("t5gemma", {"is_encoder_decoder": False}),
