@@ -83,6 +83,7 @@ def test_results_are_those_of_python_in_order(model, tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_samples_and_their_probabilities_are_those_of_python(model, tmp_path):
     file = write_rows(tmp_path / "in.jsonl", [{"prompt": text} for text in TEXTS])
     results = generated(model, file, sampling=SAMPLED)

@@ -158,6 +158,7 @@ def test_a_prompt_that_is_joined_to_rows_is_repeated():
     assert any(per_row(shape) for shape in hlo.array_shapes(joined))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_array_has_vocabulary_scores_of_tokens_without_weight(family):
     config = CONFIGS[family]
@@ -171,6 +172,7 @@ def test_no_array_has_vocabulary_scores_of_tokens_without_weight(family):
     )
 
 
+@pytest.mark.slow
 def test_an_encoders_isolated_prompt_is_computed_once_for_the_batch():
     config = CONFIGS["t5_gated"]
     saved = step_flops("t5_gated") - step_flops(
@@ -181,6 +183,7 @@ def test_an_encoders_isolated_prompt_is_computed_once_for_the_batch():
     assert saved >= least
 
 
+@pytest.mark.slow
 def test_rematerialization_recomputes_products_and_keeps_less():
     def cost(family):
         compiled = compiled_step(family)
@@ -193,6 +196,7 @@ def test_rematerialization_recomputes_products_and_keeps_less():
     assert kept_again < 0.75 * temporary
 
 
+@pytest.mark.slow
 def test_an_expert_costs_three_products_forward_and_five_backward(monkeypatch):
     """Of the five two recompute what lies between the three products."""
     sizes = {"width": 16, "feed_forward_width": 24, "layers": 2}

@@ -170,6 +170,7 @@ def test_advantages_of_one_give_the_usual_loss():
     assert_same(actual, usual, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_teacher_logits_train_with_the_gradient_of_the_divergence():
     graph, trained, frozen, batch = prepared()
     step, teacher = OutputStep(graph, ("logits",)), numbers(B, M, V)
@@ -211,6 +212,7 @@ def test_micro_batches_use_the_dropout_of_training():
     assert np.abs(gradient[PROMPT] - without[PROMPT]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_micro_batches_compute_the_prompt_once():
     def flops(accumulate):
         graph, trained, frozen, batch = prepared()
@@ -224,6 +226,7 @@ def test_micro_batches_compute_the_prompt_once():
     assert flops(True) == flops(False)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_an_uncomputed_output_is_refused():
     graph, trained, frozen, batch = prepared()
     step = OutputStep(graph)
@@ -353,6 +356,7 @@ def test_unknown_outputs_are_refused():
 PATHS = ("decoder/layers/1/hidden", "decoder/layers/0/self_attention")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sample(1, ["none", "nothing"]))
 def test_an_intermediate_array_has_an_output_gradient(policy):
     """A gradient at the last block's output is one at the states that it yields."""

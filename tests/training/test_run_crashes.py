@@ -71,6 +71,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     monkeypatch.setattr(os, "fsync", full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", sample(1, [(1, 6, 9, 14), range(1, 50)]))
 def test_a_full_disk_keeps_the_last_good_state(calls, train, tmp_path, monkeypatch):
     """Every file of a run is synced, so that these are all of its writes."""

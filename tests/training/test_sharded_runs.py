@@ -106,6 +106,7 @@ def test_model_weights_have_no_adapter_format(
     assert "trained weights of the model itself" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_either_form(runs_in_both_formats, arguments, tmp_path):
     results = []
     for form, directory in runs_in_both_formats.items():

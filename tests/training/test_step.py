@@ -67,6 +67,7 @@ def test_only_the_prompt_is_changed_and_returned(family):
     assert all(np.isfinite(value) for value in metrics.values())
 
 
+@pytest.mark.slow
 def test_full_tuning_uses_the_same_code():
     graph, optimizer, state, frozen = prepared(
         "llama", ".*", parameter_groups.adamw(0.01)
@@ -99,6 +100,7 @@ def test_a_gradient_has_only_the_trained_leaves():
     }
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_equal_one_batch():
     batch = whole_batch(dummies.GPT2)
     micro_batches = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
@@ -137,6 +139,7 @@ def test_a_position_without_weight_changes_nothing():
     np.testing.assert_allclose(sums(parameters, moved), sums(parameters, batch))
 
 
+@pytest.mark.slow
 def test_metrics_are_computed_before_the_update():
     graph, optimizer, state, frozen = prepared("llama", r".*/prompt/.*")
     batch = whole_batch(dummies.LLAMA)
@@ -183,6 +186,7 @@ def test_a_fingerprint_distinguishes_models():
     assert fingerprint({k: v for k, v in frozen.items() if k != path}) != print_
 
 
+@pytest.mark.slow
 def test_micro_batches_are_summed_in_float32():
     config = dataclasses.replace(dummies.LLAMA, compute_dtype="bfloat16")
     graph, frozen = dummies.prompted(config)

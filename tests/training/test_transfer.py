@@ -124,6 +124,7 @@ def peft(folder: Path, files, kind: str = "LORA") -> tuple[Path, Adapter]:
     return folder, adapter
 
 
+@pytest.mark.slow
 def test_a_lora_is_added_to_a_prompt_of_another_run(make, prompt_run, tmp_path):
     trainer = open_run(make(tmp_path / "run", **continuation_options(prompt_run)))
     start, actual, source = trainer.start, state_of(trainer), moments(prompt_run)
@@ -161,6 +162,7 @@ def test_the_table_states_the_outcome_of_each_member(make, prompt_run, tmp_path)
     assert "ignored, in the source but not trained here:" not in lines
 
 
+@pytest.mark.slow
 def test_untrained_source_parameters_are_listed(make, continued_run, tmp_path):
     run = make(tmp_path / "run", start_from=str(continued_run))
     lines = open_run(run).report().splitlines()
@@ -181,6 +183,7 @@ def test_untrained_source_parameters_are_listed(make, continued_run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_same_groups_with_a_rate_below_rounding_keep_every_number(
     make, continued_run, tmp_path
 ):

@@ -117,6 +117,7 @@ def test_an_unpredicted_first_token_counts_in_no_column(
     np.testing.assert_allclose(whole[1], compared["mine"][1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
     lines = write_pairs(tmp_path / "a.jsonl", [("", "abc"), ("n", "u"), ("", "fed")])
     rows = write_rows(tmp_path / "rows.hdf5")
@@ -127,6 +128,7 @@ def test_lines_are_compared_on_the_same_tokens_too(model, prompt, tmp_path):
         np.testing.assert_allclose(metric, of_rows[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_text_before_empty_prompts_leaves_their_rows_unchanged(
     spaced, prompt, tmp_path
 ):
@@ -146,6 +148,7 @@ def test_a_text_before_empty_prompts_leaves_their_rows_unchanged(
         np.testing.assert_allclose(metric, of_rows[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_example_without_remaining_tokens_is_in_no_column(model, prompt, tmp_path):
     path = write_rows(tmp_path / "rows.hdf5", ["abc", "nu"], [0, 1])
     with h5py.File(path, "a") as file:

@@ -165,6 +165,7 @@ def test_labels_are_ranked_by_mean_nats_if_the_evaluation_sets_it(single_prompts
     np.testing.assert_allclose(mean, plain / [1, 3], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_ensemble_ranks_as_its_evaluation_does(single_prompts, monkeypatch):
     results = []
 

@@ -153,6 +153,7 @@ def logits(model, tokens):
     return jax.jit(lambda batch: model.logits(model.hidden(batch)))(batch)[:, 1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [DeepPrompt, AddedDeepPrompt, SoftPrompt])
 def test_a_prompt_computed_before_the_text_becomes_a_prefix(cls):
     prompt = prompt_of(cls, length=P)
