@@ -383,7 +383,10 @@ def ConcatTimeMultiTaskPrompt(
     """
 
 def ContextDistillation(
-    context: str,
+    context: str = "",
+    context_key: str | None = None,
+    contexts: Sequence[str] | str | None = None,
+    cache_bytes: int = 1073741824,
     divergence: Literal["forward", "reverse", "jsd"] = "forward",
     beta: float | None = None,
 ) -> Configured[_ContextDistillation]:
@@ -396,7 +399,16 @@ def ContextDistillation(
     read, so its completions need not be right.
 
     Attributes:
-      context: text that the teacher reads before each row, after the row's BOS.
+      context: text that the teacher reads before each row, after the row's BOS. Give
+        it, or `context_key`.
+      context_key: jsonl key or HDF5 data set `[rows]` of the text that the teacher
+        reads before each example, or of its number in `contexts`. Rows with the same
+        text share its keys and values.
+      contexts: the texts that `context_key` numbers, from 0: a list, or a jsonl file
+        whose lines have a `text`, or its token `ids`. None if the column has texts.
+      cache_bytes: maximum size of the keys and values of all `contexts`, which are then
+        computed once for the run; if they are larger, each step computes those that
+        its rows have.
       divergence: "forward" for `KL(teacher || student)`, with which the student covers
         all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
         which it avoids what the teacher finds unlikely; "jsd" for the generalized
@@ -406,7 +418,8 @@ def ContextDistillation(
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
-        row, or `beta` is given for another divergence.
+        row, rows have contexts and are packed, or `beta` is given for another
+        divergence.
 
     Examples:
       >>> loss = pt.ContextDistillation(context="upper: ")
@@ -1121,7 +1134,10 @@ def ORPO(beta: float = 0.1) -> Configured[_ORPO]:
     """
 
 def OnPolicyDistillation(
-    context: str,
+    context: str = "",
+    context_key: str | None = None,
+    contexts: Sequence[str] | str | None = None,
+    cache_bytes: int = 1073741824,
     divergence: Literal["forward", "reverse", "jsd"] = "reverse",
     beta: float | None = None,
 ) -> Configured[_OnPolicyDistillation]:
@@ -1136,6 +1152,9 @@ def OnPolicyDistillation(
 
     Attributes:
       context: as there.
+      context_key: as there.
+      contexts: as there.
+      cache_bytes: as there.
       divergence: as there, by default "reverse".
       beta: as there.
 

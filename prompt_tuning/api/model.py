@@ -42,7 +42,7 @@ from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.tools.inspection import input_vectors
 from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
 from prompt_tuning.texts.text_model import TextModel
-from prompt_tuning.training.distillation import open_evaluator
+from prompt_tuning.training.objective_data import open_evaluator
 from prompt_tuning.tuned.prediction import predict_inputs
 
 TRAINED = (".*/prompt/.*", ".*/adapters/.*")

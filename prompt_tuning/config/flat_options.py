@@ -30,6 +30,8 @@ BESIDE = (ADDED, HEAD)
 
 OF_LOSSES = (
     "context",
+    "context_key",
+    "contexts",
     "divergence",
     "beta",
     "margin",
@@ -231,6 +233,24 @@ TABLE = (
         "ContextDistillation.context",
         macro="CONTEXT",
         metavar="TEXT",
+    ),
+    FlatOption(
+        "context_key",
+        TRAINING,
+        "key of the text that a distillation's teacher reads before each record",
+        "ContextDistillation.context_key",
+        macro="CONTEXT_KEY",
+        metavar="KEY",
+    ),
+    FlatOption(
+        "contexts",
+        TRAINING,
+        "jsonl file of texts, whose numbers are under the context_key",
+        "ContextDistillation.contexts",
+        kind=str,
+        macro="CONTEXTS",
+        metavar="FILE",
+        default="none",
     ),
     FlatOption(
         "divergence",

@@ -55,6 +55,7 @@ class AlignedExamples(Examples):
             truncation=table.truncation,
             truncated=table.truncated,
             unlearned=table.unlearned,
+            contexts=table.contexts,
         )
         self.other = other
         self.uncounted = int(table.weight_counts.sum() - other.weight_counts.sum())

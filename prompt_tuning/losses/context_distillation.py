@@ -4,6 +4,7 @@ The teacher itself is built in `training.distillation`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 from jaxtyping import Array, Float
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import OpenShare
+from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
 from prompt_tuning.losses.logit_losses import FORWARD, Divergence, DivergenceKind
@@ -20,6 +21,7 @@ from prompt_tuning.losses.objective import (
     LossSums,
     ObjectiveConfig,
     OpenTeacher,
+    OwnContexts,
     TeacherModel,
     learned_targets,
     token_sums,
@@ -38,7 +40,16 @@ class ContextDistillation(ObjectiveConfig):
     read, so its completions need not be right.
 
     Attributes:
-      context: text that the teacher reads before each row, after the row's BOS.
+      context: text that the teacher reads before each row, after the row's BOS. Give
+        it, or `context_key`.
+      context_key: jsonl key or HDF5 data set `[rows]` of the text that the teacher
+        reads before each example, or of its number in `contexts`. Rows with the same
+        text share its keys and values.
+      contexts: the texts that `context_key` numbers, from 0: a list, or a jsonl file
+        whose lines have a `text`, or its token `ids`. None if the column has texts.
+      cache_bytes: maximum size of the keys and values of all `contexts`, which are then
+        computed once for the run; if they are larger, each step computes those that
+        its rows have.
       divergence: "forward" for `KL(teacher || student)`, with which the student covers
         all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
         which it avoids what the teacher finds unlikely; "jsd" for the generalized
@@ -48,7 +59,8 @@ class ContextDistillation(ObjectiveConfig):
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
-        row, or `beta` is given for another divergence.
+        row, rows have contexts and are packed, or `beta` is given for another
+        divergence.
 
     Examples:
       >>> loss = pt.ContextDistillation(context="upper: ")
@@ -58,17 +70,30 @@ class ContextDistillation(ObjectiveConfig):
       ... )
     """
 
-    context: str
+    context: str = ""
+    context_key: str | None = None
+    contexts: Sequence[str] | str | None = None
+    cache_bytes: PositiveInteger = 2**30
     divergence: DivergenceKind = "forward"
     beta: OpenShare | None = None
 
     def __post_init__(self):
         check_fields(self)
         name = type(self).__name__
-        if not self.context:
+        if not self.context and self.context_key is None:
             raise InputError(
                 f"{name}.context is empty: give the text that the prompt is to stand "
-                "for"
+                "for, or the context_key of each example's own"
+            )
+        if self.context and self.context_key is not None:
+            raise InputError(
+                f"{name}.context is one text for all examples, and context_key names "
+                "each one's own: give one of them"
+            )
+        if self.contexts is not None and self.context_key is None:
+            raise InputError(
+                f"{name}.contexts is a table, but no context_key names the column of "
+                "each example's number in it: give both"
             )
         if self.beta is not None and self.divergence != "jsd":
             raise InputError(
@@ -81,7 +106,22 @@ class ContextDistillation(ObjectiveConfig):
         """Builds the teacher that reads the context; see `ObjectiveConfig`."""
         beta = 0.5 if self.beta is None else float(self.beta)
         divergence = Divergence(self.divergence, beta)
-        return Distillation(open_teacher(self.context), divergence)
+        context = self.context
+        if self.context_key is not None:
+            context = OwnContexts(self.cache_bytes)
+        return Distillation(open_teacher(context), divergence)
+
+    def check_packing(self) -> None:
+        """Refuses packed rows if each example has its own context.
+
+        Raises:
+          InputError: with what to set.
+        """
+        if self.context_key is not None:
+            raise InputError(
+                "DataSource.packing is True, but each example has a context of its own "
+                f"({type(self).__name__}.context_key): set packing to False"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +137,9 @@ class OnPolicyDistillation(ContextDistillation):
 
     Attributes:
       context: as there.
+      context_key: as there.
+      contexts: as there.
+      cache_bytes: as there.
       divergence: as there, by default "reverse".
       beta: as there.
 

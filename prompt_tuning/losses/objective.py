@@ -104,7 +104,18 @@ class TeacherModel(Protocol):
         ...
 
 
-OpenTeacher = Callable[[str | None], TeacherModel]
+class OwnContexts(NamedTuple):
+    """Stands for the text that each example has in a column of its own.
+
+    Attributes:
+      cache_bytes: see `ContextDistillation`.
+    """
+
+    cache_bytes: int
+
+
+TeacherContext = str | OwnContexts | None
+OpenTeacher = Callable[[TeacherContext], TeacherModel]
 """Builds the frozen model that reads a text before each row, or alone for None."""
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Int64
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.context_column import CONTEXTS, ContextColumn
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.jsonl import JsonLine
@@ -40,6 +41,7 @@ class RolloutPrompt:
       row: its record, for rewards.
       location: where the record comes from.
       ends: ids that end an answer, in addition to the model's own.
+      context: number of what a teacher reads before it.
     """
 
     ids: tuple[int, ...]
@@ -47,6 +49,7 @@ class RolloutPrompt:
     row: Mapping[str, Any]
     location: str
     ends: tuple[int, ...] = ()
+    context: int = 0
 
 
 class RolloutPrompts(ExampleGroups):
@@ -58,6 +61,7 @@ class RolloutPrompts(ExampleGroups):
       rewards: what judges the answers; none if a teacher does.
       skipped: number of prompts that are too long.
       same_tokens: whether answers follow the prompt in one row (decoder-only).
+      contexts: column of the text that a teacher reads before each, or None.
     """
 
     def __init__(
@@ -68,10 +72,14 @@ class RolloutPrompts(ExampleGroups):
         skipped: int = 0,
         *,
         same_tokens: bool,
+        contexts: ContextColumn | None = None,
     ):
         self.prompts, self.rollouts, self.rewards = prompts, rollouts, rewards
         self.same_tokens = same_tokens
         self.columns = GRPO.columns if rewards else ()
+        self.contexts = contexts
+        if contexts is not None:
+            self.columns = (*self.columns, CONTEXTS)
         self.gold = np.zeros(len(prompts), np.int32)
         self.weights = np.ones(len(prompts), np.float32)
         self.skipped, self.truncated, self.unlearned = skipped, 0, 0
@@ -122,6 +130,7 @@ class RolloutPrompts(ExampleGroups):
                 for name, values in (
                     (ADVANTAGES, advantage),
                     (SAMPLER_LOGPROBS, logprobs),
+                    (CONTEXTS, prompt.context),
                 )
                 if name in self.columns
             },
@@ -150,7 +159,10 @@ class RolloutPrompts(ExampleGroups):
 
 
 def load_prompts(
-    source: DataSource, model: PromptedModel, rollouts: Rollouts
+    source: DataSource,
+    model: PromptedModel,
+    rollouts: Rollouts,
+    contexts: ContextColumn | None = None,
 ) -> RolloutPrompts:
     """Reads the prompts of a data source; completions only serve rewards.
 
@@ -168,6 +180,9 @@ def load_prompts(
     for line in _lines(source):
         with line.locating_errors():
             prompt = _prompt(line, source, encoding)
+            if contexts is not None:
+                number = contexts.number(line)
+                prompt = dataclasses.replace(prompt, context=number)
             _check_answers(line, rewards)
             if room is None or len(prompt.ids) <= room:
                 prompts.append(prompt)
@@ -182,7 +197,14 @@ def load_prompts(
                 )
     if not prompts:
         raise InputError(f"{source.files} has no prompt, expected at least one")
-    return RolloutPrompts(prompts, rollouts, rewards, skipped, same_tokens=decoder_only)
+    return RolloutPrompts(
+        prompts,
+        rollouts,
+        rewards,
+        skipped,
+        same_tokens=decoder_only,
+        contexts=contexts,
+    )
 
 
 def _check(source: DataSource, model: PromptedModel) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any, cast
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +16,12 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import CONTEXT, Parameters, describe, merge, split
 from prompt_tuning.data.examples.example_groups import ExampleGroups
-from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.data.examples.preference_examples import (
-    PreferenceExamples,
-    has_preferences,
-    load_preferences,
-)
-from prompt_tuning.data.examples.rated_examples import has_ratings, load_ratings
 from prompt_tuning.data.text.tokenizers import encode_prompt
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
-from prompt_tuning.evaluation.evaluator import Evaluator
-from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
-from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
-from prompt_tuning.losses.preference import AnswerObjective
+from prompt_tuning.losses.objective import (
+    OwnContexts,
+    TeacherContext,
+)
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
 from prompt_tuning.models.language_model import LanguageModel
@@ -39,6 +31,7 @@ from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding import collectives
+from prompt_tuning.training.example_teacher import ExampleTeacher, without_bos
 
 EMBEDDING = "token_embedder/embedding"
 
@@ -84,7 +77,7 @@ class Teacher:
         """
         known = self.prompt is not None and _context(0) in student
         if known and self.shared is not None and batch.segment_ids is None:
-            return self.shared.hidden(student, _without_bos(batch))
+            return self.shared.hidden(student, without_bos(batch))
         model = cast(LanguageModel, merge(self.graph, self.parameters(student)))
         prefix = None
         if known and self.shared is None:
@@ -115,25 +108,12 @@ def _context(number: int) -> str:
     return f"{CONTEXT}{number}"
 
 
-def _without_bos(batch: Batch) -> Batch:
-    """Returns rows that are not packed without their first token."""
-    return dataclasses.replace(
-        batch,
-        tokens=batch.tokens[:, 1:],
-        targets=batch.targets[:, 1:],
-        lengths=jnp.maximum(batch.lengths - 1, 0),
-        prefix_lengths=jnp.maximum(batch.prefix_lengths - 1, 0),
-        # BOS is never learned: a 0 belongs to no learned target.
-        loss_positions=jnp.maximum(batch.loss_positions - 1, 0),
-    )
-
-
 def open_teacher(
-    context: str | None,
+    context: TeacherContext,
     model: PromptedModel,
     trained: Collection[str],
     examples: Examples | ExampleGroups,
-) -> Teacher:
+) -> Teacher | ExampleTeacher:
     """Builds the teacher of a run that distills a context, or a reference.
 
     The teacher reads BOS, the context, and the row's text. If rows begin with BOS, the
@@ -141,8 +121,8 @@ def open_teacher(
     once for the whole batch.
 
     Args:
-      context: text that the teacher reads before each row; None for a reference, which
-        reads the rows alone.
+      context: text that the teacher reads before each row; `OwnContexts` if each
+        example has its own; None for a reference, which reads the rows alone.
       model: the student.
       trained: paths of the parameters that the run trains.
       examples: training examples.
@@ -166,24 +146,70 @@ def open_teacher(
         teacher = make_reference(model.config)
         _check_untrained(teacher, trained)
         return teacher
+    if isinstance(context, OwnContexts):
+        own_teacher = _open_example_teacher(context, model, examples)
+        _check_untrained(own_teacher, trained)
+        return own_teacher
     ids, placement = tokens_before_rows(context, model, examples)
     teacher = make_teacher(model.config, ids, placement)
     if placement == "after_bos":
         behind_bos = make_teacher(model.config, [*model.interface.begin_ids, *ids])
         teacher = dataclasses.replace(teacher, shared=behind_bos)
     _check_untrained(teacher, trained)
-    longest = int(examples.input_lengths.max()) + len(ids)
-    positions = model.config.maximum_positions
-    if positions is not None and longest > positions:
-        raise InputError(
-            f"the context has {len(ids)} tokens, and with the longest example "
-            f"{longest}, but the model has {positions} positions"
-            f"{model.config.positions_note}; shorten one of them"
-        )
+    _check_room(len(ids), model, examples)
     return teacher
 
 
-def _check_untrained(teacher: Teacher, trained: Collection[str]) -> None:
+def _open_example_teacher(
+    own: OwnContexts, model: PromptedModel, examples: Examples | ExampleGroups
+) -> ExampleTeacher:
+    """Builds the teacher that reads each example's own context before it.
+
+    Raises:
+      InputError: if the model cannot read contexts of examples, or one is too long.
+    """
+    config, reason = model.config, None
+    if config.architecture != "decoder_only" or config.bidirectional:
+        reason = "the model is not a decoder alone"
+    elif model.placement is not None or model.weight_storage.by_layer:
+        reason = "no device holds all weights"
+    if reason is not None or examples.contexts is None:
+        raise InputError(
+            "ContextDistillation.context_key names a context of each example, but "
+            f"{reason or 'these examples have none'}: give one context for all rows"
+        )
+    encoded = examples.contexts.encode(model.needed_tokenizer())
+    begin = model.interface.begin_ids
+    contexts = tuple((*begin, *ids) for ids in encoded)
+    if not all(contexts):
+        raise InputError("a context of an example has no tokens: give a longer text")
+    _check_room(max(map(len, encoded)), model, examples)
+    graph, abstract = reference_graph(config)
+    after_bos = begin_with_bos(examples, model)
+    return ExampleTeacher(graph, abstract, contexts, after_bos, own.cache_bytes)
+
+
+def _check_room(
+    length: int, model: PromptedModel, examples: Examples | ExampleGroups
+) -> None:
+    """Checks that a context fits the model together with the longest example.
+
+    Raises:
+      InputError: if it does not.
+    """
+    longest = int(examples.input_lengths.max()) + length
+    positions = model.config.maximum_positions
+    if positions is not None and longest > positions:
+        raise InputError(
+            f"the context has {length} tokens, and with the longest example "
+            f"{longest}, but the model has {positions} positions"
+            f"{model.config.positions_note}; shorten one of them"
+        )
+
+
+def _check_untrained(
+    teacher: Teacher | ExampleTeacher, trained: Collection[str]
+) -> None:
     """Refuses to train what the frozen model has, too.
 
     Raises:
@@ -200,85 +226,15 @@ def _check_untrained(teacher: Teacher, trained: Collection[str]) -> None:
 
 def make_reference(config: ModelConfig) -> Teacher:
     """Builds the frozen model of a config without anything before the rows."""
+    return Teacher(*reference_graph(config))
+
+
+def reference_graph(config: ModelConfig) -> tuple[nnx.GraphDef, tuple[str, ...]]:
+    """Returns the structure of the frozen model of a config, and its parameters."""
     graph, abstract = describe(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )
-    return Teacher(graph, tuple(abstract))
-
-
-def open_evaluator(
-    objective: ObjectiveConfig | None,
-    model: PromptedModel,
-    evaluation: Evaluation,
-    examples: Examples | None = None,
-) -> Evaluator:
-    """Opens an evaluation that measures a training objective if possible.
-
-    Args:
-      objective: objective of the run that the model belongs to.
-      model: evaluated model.
-      evaluation: settings of the evaluation.
-      examples: examples to use instead of all examples of the files.
-
-    Raises:
-      InputError: if the held-out data cannot be used.
-    """
-    preferences = held_out_preferences(objective, model, evaluation)
-    if examples is None and preferences is not None:
-        compared = preferences.examples
-        examples = compared.chosen if isinstance(compared, PreferenceExamples) else None
-    if examples is None:
-        examples = load_examples(evaluation.data, model.interface)
-    return Evaluator(
-        model,
-        evaluation,
-        examples=examples,
-        objective=held_out_objective(objective, model, examples),
-        preferences=preferences,
-    )
-
-
-def held_out_objective(
-    objective: ObjectiveConfig | None, model: PromptedModel, examples: Examples
-) -> HeldOutObjective | None:
-    """Builds an objective for held-out examples; None if it is not measured on them."""
-    if objective is None or objective.judges_answers:
-        return None
-    prepared = objective.prepare(
-        lambda context: open_teacher(context, model, (), examples)
-    )
-    return prepared if isinstance(prepared, HeldOutObjective) else None
-
-
-def held_out_preferences(
-    objective: ObjectiveConfig | None, model: PromptedModel, evaluation: Evaluation
-) -> PreferenceMeasure | None:
-    """Opens held-out answers, if an objective compares or rates them.
-
-    Returns:
-      None also if the data has completions alone.
-
-    Raises:
-      InputError: if the answers cannot be used.
-    """
-    if objective is None or not objective.judges_answers:
-        return None
-    if getattr(objective, "reference", None) == "precomputed":
-        # Held-out rows are read too seldom to store what the reference makes of them.
-        in_step: Any = dataclasses.replace(cast(Any, objective), reference="in_step")
-        objective = cast(ObjectiveConfig, in_step)
-    data = evaluation.data
-    if objective.compares_answers and has_preferences(data):
-        examples = load_preferences(data, model.interface)
-    elif objective.rates_answers and has_ratings(data):
-        examples = load_ratings(data, model.interface)
-    else:
-        return None
-    prepared = objective.prepare(
-        lambda context: open_teacher(context, model, (), examples)
-    )
-    assert isinstance(prepared, AnswerObjective)
-    return PreferenceMeasure(model, data, examples, prepared)
+    return graph, tuple(abstract)
 
 
 def tokens_before_rows(

@@ -26,7 +26,6 @@ from prompt_tuning.core.typed_json import read_limited
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_groups import ExampleGroups
-from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.data.examples.rated_examples import load_ratings
@@ -41,9 +40,14 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.prompts.trained_tokens import TrainedTokens
 from prompt_tuning.rollouts.prompt_table import load_prompts
-from prompt_tuning.training.distillation import open_evaluator, open_teacher
+from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
+from prompt_tuning.training.objective_data import (
+    context_column,
+    load_learned,
+    open_evaluator,
+)
 from prompt_tuning.training.pipeline_setup import (
     check_division,
     microbatch_shape,
@@ -222,12 +226,14 @@ class RunPlan:
         objective = self.run.objective or NATS_PER_WEIGHT
         self._check_head(objective)
         if self.run.rollouts is not None:
-            return load_prompts(self.data, self.model, self.run.rollouts)
+            return load_prompts(
+                self.data, self.model, self.run.rollouts, context_column(objective)
+            )
         if objective.compares_answers:
             return load_preferences(self.data, self.model.interface)
         if objective.rates_answers:
             return load_ratings(self.data, self.model.interface)
-        examples = load_examples(self.data, self.model.interface)
+        examples = load_learned(self.data, self.model.interface, objective)
         labels = objective.candidate_labels
         if labels is None:
             return examples

@@ -34,10 +34,11 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.training.distillation import (
+from prompt_tuning.training.distillation import tokens_before_rows
+from prompt_tuning.training.objective_data import (
     held_out_objective,
     held_out_preferences,
-    tokens_before_rows,
+    load_learned,
 )
 from prompt_tuning.tuned.load_tuned import load_tuned
 
@@ -70,7 +71,9 @@ class PlannedModel:
         compares = self.objective is not None and self.objective.compares_answers
         if compares and has_preferences(data):
             return load_chosen(data, interface, context_ids=self.context_ids)
-        return load_examples(data, interface, context_ids=self.context_ids)
+        return load_learned(
+            data, interface, self.objective, context_ids=self.context_ids
+        )
 
     def open(self, examples: Examples) -> "ComparedModel":
         """Opens the evaluation of the model on some of the examples."""

@@ -32,7 +32,8 @@ NEEDED = {
     "reward": ["exact_match"],
     "add_tokens": ["<a>"],
 }
-NEEDED_MACROS = {OPTIONS[name].macro: name for name in (*NEEDED, "context")}
+OF_DISTILLATION = ("context", "context_key")
+NEEDED_MACROS = {OPTIONS[name].macro: name for name in (*NEEDED, *OF_DISTILLATION)}
 
 
 def read_flat(choices: dict[str, Any], bindings=(), **permissions) -> Run:

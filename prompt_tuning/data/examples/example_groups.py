@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.row_sources import Repetition
@@ -28,10 +29,12 @@ class ExampleGroups(abc.ABC):
       repetition: see `RowSource`.
       has_prompt_ids: whether the data selects the prompt of each example.
       columns: names of the columns for an objective.
+      contexts: column of the text that a teacher reads before each, or None.
       has_groups: whether an example consists of several rows; always True.
     """
 
     columns: tuple[str, ...] = ()
+    contexts: ContextColumn | None = None
     has_groups = True
 
     gold: Int32[np.ndarray, "E"]

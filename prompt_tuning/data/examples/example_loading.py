@@ -1,5 +1,6 @@
 """Opens the files of a data source as a table of examples."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_reader import ClassRowReader
+from prompt_tuning.data.examples.context_column import CONTEXTS, ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
 from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRowReader
@@ -41,6 +43,7 @@ def load_examples(
     *,
     context_ids: Sequence[int] = (),
     edit: RecordEdit | None = None,
+    contexts: ContextColumn | None = None,
 ) -> Examples:
     """Opens the files of a data source, and checks every row once.
 
@@ -49,11 +52,15 @@ def load_examples(
       model: properties of the model that reads them.
       context_ids: token ids of a text to insert before the prompt of each example.
       edit: changes each record of a text file before it is encoded; None for none.
+      contexts: column of the text that a teacher reads before each example, or None.
 
     Raises:
       InputError: if a setting, a file or a row cannot be used with this model; the
         message gives its location.
     """
+    if contexts is not None:
+        columns = {**(source.columns or {}), CONTEXTS: contexts.key}
+        source, edit = dataclasses.replace(source, columns=columns), contexts.edit
     source.check(model)
     template, tasks = source.token_template(model), source.tasks(model)
     paths = source.paths
@@ -69,12 +76,8 @@ def load_examples(
     if context_ids:
         reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
     if model.labels:
+        _check_pooling(source, model)
         reader = ClassRowReader(reader, model)
-    if model.labels and model.pooling != "last" and source.packing:
-        raise InputError(
-            f"ClassHead.pooling is {model.pooling!r}, but DataSource.packing puts "
-            "several examples into a row: set packing to False, or pooling to 'last'"
-        )
     limits = Limits(
         model.vocabulary_size + (0 if template is None else template.length),
         model.maximum_length,
@@ -91,6 +94,8 @@ def load_examples(
         inserted=len(context_ids),
     )
     scanned = scan_rows(rows, reader, limits, tasks, truncation)
+    if contexts is not None:
+        contexts.check(rows)
     return Examples(
         rows,
         reader,
@@ -101,7 +106,21 @@ def load_examples(
         truncation=truncation,
         truncated=scanned.truncated,
         unlearned=scanned.unlearned,
+        contexts=contexts,
     )
+
+
+def _check_pooling(source: DataSource, model: ModelInterface) -> None:
+    """Refuses packed rows whose examples are pooled.
+
+    Raises:
+      InputError: with what to set.
+    """
+    if model.pooling != "last" and source.packing:
+        raise InputError(
+            f"ClassHead.pooling is {model.pooling!r}, but DataSource.packing puts "
+            "several examples into a row: set packing to False, or pooling to 'last'"
+        )
 
 
 def _row_reader(

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.row_readers import (
     Example,
     ExampleIndex,
@@ -39,6 +40,7 @@ class Examples:
       truncation: cuts examples that are too long; None to leave all as they are.
       truncated: number of examples that are cut.
       unlearned: number of rows left out because nothing in them is learned.
+      contexts: column of the text that a teacher reads before each, or None.
       without_completion: see `RowSource`.
       repetition: see `RowSource`.
       has_groups: whether an example consists of several rows; always False.
@@ -63,6 +65,7 @@ class Examples:
         truncation: Truncation | None = None,
         truncated: int = 0,
         unlearned: int = 0,
+        contexts: ContextColumn | None = None,
     ):
         self.rows = rows
         self.reader = reader
@@ -73,6 +76,7 @@ class Examples:
         self.truncation = truncation
         self.truncated = truncated
         self.unlearned = unlearned
+        self.contexts = contexts
         self.without_completion = rows.without_completion
         self.repetition = rows.repetition
 

@@ -1,0 +1,127 @@
+"""Opens examples, and held-out measures, as a training objective needs them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.context_column import ContextColumn
+from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.preference_examples import (
+    PreferenceExamples,
+    has_preferences,
+    load_preferences,
+)
+from prompt_tuning.data.examples.rated_examples import has_ratings, load_ratings
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
+from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
+from prompt_tuning.losses.preference import AnswerObjective
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.training.distillation import open_teacher
+
+
+def load_learned(
+    source: DataSource,
+    model: ModelInterface,
+    objective: ObjectiveConfig | None,
+    *,
+    context_ids: Sequence[int] = (),
+) -> Examples:
+    """Opens examples with the contexts that a distillation reads before them.
+
+    Raises:
+      InputError: as `load_examples`.
+    """
+    contexts = context_column(objective)
+    return load_examples(source, model, context_ids=context_ids, contexts=contexts)
+
+
+def context_column(objective: ObjectiveConfig | None) -> ContextColumn | None:
+    """Returns the column of each example's context, if an objective reads one.
+
+    Raises:
+      InputError: if its table of contexts cannot be read.
+    """
+    if not isinstance(objective, ContextDistillation) or objective.context_key is None:
+        return None
+    return ContextColumn(objective.context_key, objective.contexts)
+
+
+def open_evaluator(
+    objective: ObjectiveConfig | None,
+    model: PromptedModel,
+    evaluation: Evaluation,
+    examples: Examples | None = None,
+) -> Evaluator:
+    """Opens an evaluation that measures a training objective if possible.
+
+    Args:
+      objective: objective of the run that the model belongs to.
+      model: evaluated model.
+      evaluation: settings of the evaluation.
+      examples: examples to use instead of all examples of the files.
+
+    Raises:
+      InputError: if the held-out data cannot be used.
+    """
+    preferences = held_out_preferences(objective, model, evaluation)
+    if examples is None and preferences is not None:
+        compared = preferences.examples
+        examples = compared.chosen if isinstance(compared, PreferenceExamples) else None
+    if examples is None:
+        examples = load_learned(evaluation.data, model.interface, objective)
+    return Evaluator(
+        model,
+        evaluation,
+        examples=examples,
+        objective=held_out_objective(objective, model, examples),
+        preferences=preferences,
+    )
+
+
+def held_out_objective(
+    objective: ObjectiveConfig | None, model: PromptedModel, examples: Examples
+) -> HeldOutObjective | None:
+    """Builds an objective for held-out examples; None if it is not measured on them."""
+    if objective is None or objective.judges_answers:
+        return None
+    prepared = objective.prepare(
+        lambda context: open_teacher(context, model, (), examples)
+    )
+    return prepared if isinstance(prepared, HeldOutObjective) else None
+
+
+def held_out_preferences(
+    objective: ObjectiveConfig | None, model: PromptedModel, evaluation: Evaluation
+) -> PreferenceMeasure | None:
+    """Opens held-out answers, if an objective compares or rates them.
+
+    Returns:
+      None also if the data has completions alone.
+
+    Raises:
+      InputError: if the answers cannot be used.
+    """
+    if objective is None or not objective.judges_answers:
+        return None
+    if getattr(objective, "reference", None) == "precomputed":
+        # Held-out rows are read too seldom to store what the reference makes of them.
+        in_step: Any = dataclasses.replace(cast(Any, objective), reference="in_step")
+        objective = cast(ObjectiveConfig, in_step)
+    data = evaluation.data
+    if objective.compares_answers and has_preferences(data):
+        examples = load_preferences(data, model.interface)
+    elif objective.rates_answers and has_ratings(data):
+        examples = load_ratings(data, model.interface)
+    else:
+        return None
+    prepared = objective.prepare(
+        lambda context: open_teacher(context, model, (), examples)
+    )
+    assert isinstance(prepared, AnswerObjective)
+    return PreferenceMeasure(model, data, examples, prepared)
