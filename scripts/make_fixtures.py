@@ -164,6 +164,17 @@ PARTS: dict[str, Any] = {
     **{"conv_kernel": 3, "chunk_size": 4},
     "time_step_min": 0.8,  # some steps are smaller
 }
+# Two of three groups, each of two experts, after a layer without.
+LATENT: dict[str, Any] = {
+    **NO_HEAD_DIM,
+    "hidden_size": 16,
+    "num_key_value_heads": 4,
+    **{"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 4},
+    "kv_lora_rank": 8,
+    **{"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2},
+    **{"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5},
+    **{"moe_intermediate_size": 4, "first_k_dense_replace": 1},
+}
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 0.5,
@@ -498,6 +509,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"use_qk_norm": True, "attention_bias": True},
         "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
     },
+    "deepseek_v3": LATENT
+    | {
+        "q_lora_rank": 6,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+    },
+    "deepseek_v3_plain": LATENT
+    | {
+        **{"model_type": "deepseek_v3", "q_lora_rank": None},
+        **{"attention_bias": True, "rope_interleave": False},
+        "rope_parameters": DEFAULT,
+    },
     "bamba": {name: x for name, x in STATES.items() if name != "layer_types"}
     | {
         "num_hidden_layers": 3,
@@ -636,13 +658,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }
-# Projections of other mixers than attention, and of LFM2's attention.
+# Projections of other mixers than attention, of LFM2's and of latent attention.
 MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
     *(f"{name}.{part}_proj" for name in ("mamba", "mixer") for part in ("in", "out")),
     *("mixer.up_proj", "mixer.down_proj"),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
     "linear_attn.out_proj",
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
 )
 # Modules that IA3 scales at their input, and at their output.
 SCALED_INPUT = (
@@ -651,7 +674,7 @@ SCALED_INPUT = (
     *("layer.0.output.dense", "layer.1.output.dense"),  # not those of attention
 )
 SCALED_OUTPUT = (
-    *("k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
+    *("kv_b_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"),
     *("SelfAttention.k", "SelfAttention.v", "EncDecAttention.v", "up_proj"),
     *("conv.in_proj", "in_proj_qkvz", "mamba.in_proj", "mixer.in_proj"),
     *("self.key", "self.value", "key_proj", "value_proj", "k_lin", "v_lin", "Wqkv"),

@@ -5,6 +5,7 @@ BIASED: dict[str, tuple[str, ...]] = {
     "none": (),
     "qkv": QKV,
     "attention": (*QKV, "out"),
+    "latent": ("query_down", "key_value_down", "out"),
     "mlp": MLP,
     "out_mlp": ("out", *MLP),
     "all": (*QKV, "out", *MLP),

@@ -13,7 +13,7 @@ Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "n
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
 Pooling = Literal["last", "first", "mean"]
-Biases = Literal["none", "qkv", "attention", "mlp", "out_mlp", "all"]
+Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
@@ -91,7 +91,31 @@ def check_combinations(config: Any) -> None:
         )
     if config.parallel and config.norm_placement == "after_sum":
         raise InputError("norms after the sum need layers one after the other")
+    latent = config.key_value_rank > 0
+    if (
+        latent != (config.value_width is not None)
+        or (config.query_rank > 0 and not latent)
+        or (latent and not _fits_latent_attention(config))
+    ):
+        raise InputError(
+            "latent attention needs key_value_rank and value_width, a rotary_width "
+            "below the head_width, a key/value head for each query head, and neither "
+            "gates, sinks nor norms of heads, in a decoder-only model; other attention "
+            "has no key_value_rank, query_rank and value_width"
+        )
     _check_mixers(config)
+
+
+def _fits_latent_attention(config: Any) -> bool:
+    """Returns whether the other choices of a `ModelConfig` allow latent attention."""
+    return (
+        config.positions == "rotary"
+        and config.rotated_width < config.head_width
+        and config.key_value_heads == config.heads
+        and config.query_key_norm == "none"
+        and not (config.gated_attention or config.attention_sinks)
+        and config.architecture == "decoder_only"
+    )
 
 
 def _check_mixers(config: Any) -> None:
@@ -139,6 +163,30 @@ def _check_mixers(config: Any) -> None:
             "every layer of the model is recurrent, expected one with attention at "
             "least: models without keys and values are not implemented"
         )
+
+
+def check_layers(config: Any) -> None:
+    """Checks the choices of a `ModelConfig` that differ between layers.
+
+    Raises:
+      InputError: for a number that no layer has, and for windows of unknown size.
+    """
+    for name, layers in (
+        ("windowed_layers", config.layers),
+        ("encoder_windowed_layers", config.encoder_layers),
+        ("unrotated_layers", config.layers),
+        ("recurrent_layers", config.layers),
+        ("feed_forward_layers", config.layers),
+        ("dense_layers", config.layers),
+    ):
+        numbers = getattr(config, name)
+        if any(not 0 <= number < layers for number in numbers):
+            raise InputError(
+                f"ModelConfig.{name} is {shown(numbers)}, expected numbers from 0 to "
+                f"{layers - 1}"
+            )
+        if numbers and "windowed" in name and config.window is None:
+            raise InputError(f"{name} need a window, found None")
 
 
 def check_dtype(name: str, value: str) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from prompt_tuning.core.biased_projections import BIASED
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.expert_choices import check_experts
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_choices import (
@@ -29,6 +29,7 @@ from prompt_tuning.core.model_choices import (
     check_choices,
     check_combinations,
     check_dtype,
+    check_layers,
 )
 from prompt_tuning.core.model_sizes import check_products, check_sizes
 from prompt_tuning.core.quantization.stores import Store
@@ -129,6 +130,10 @@ class ModelConfig:
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
       minimum_step: least step of Mamba-2.
+      key_value_rank: width of the vector from which latent attention computes keys and
+        values (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
+      query_rank: width of the vector from which it computes queries; 0 for none.
+      value_width: width of values, if they are narrower than keys.
       gated_attention: whether a projection beside the query gates the output of
         attention (Qwen3-Next).
       relative_buckets: number of buckets of the relative position bias; of vectors of
@@ -249,6 +254,9 @@ class ModelConfig:
     recurrent_width: int = 0
     recurrent_key_width: int = 0
     minimum_step: float = 0.0
+    key_value_rank: int = 0
+    query_rank: int = 0
+    value_width: int | None = None
     gated_attention: bool = False
     relative_buckets: int = 32
     relative_maximum_distance: int = 128
@@ -313,7 +321,7 @@ class ModelConfig:
             )
         check_combinations(self)
         check_experts(self)
-        _check_layers(self)
+        check_layers(self)
         if not 0 <= self.dropout_rate < 1:
             raise InputError(
                 f"dropout_rate is {self.dropout_rate}, expected a number in [0, 1)"
@@ -351,6 +359,11 @@ class ModelConfig:
         return self.head_width if self.rotary_width is None else self.rotary_width
 
     @property
+    def width_of_values(self) -> int:
+        """Number of elements of each head's values."""
+        return self.value_width or self.head_width
+
+    @property
     def positions_note(self) -> str:
         """Why there are not more positions, as the end of a message, or nothing."""
         scaling = self.rotary_scaling
@@ -372,23 +385,3 @@ class ModelConfig:
     def dtype(self) -> jnp.dtype:
         """Dtype of activations."""
         return jnp.dtype(self.compute_dtype)
-
-
-def _check_layers(config: ModelConfig) -> None:
-    """Checks the choices that differ between layers."""
-    for name, layers in (
-        ("windowed_layers", config.layers),
-        ("encoder_windowed_layers", config.encoder_layers),
-        ("unrotated_layers", config.layers),
-        ("recurrent_layers", config.layers),
-        ("feed_forward_layers", config.layers),
-        ("dense_layers", config.layers),
-    ):
-        numbers = getattr(config, name)
-        if any(not 0 <= number < layers for number in numbers):
-            raise InputError(
-                f"ModelConfig.{name} is {shown(numbers)}, expected numbers from 0 to "
-                f"{layers - 1}"
-            )
-        if numbers and "windowed" in name and config.window is None:
-            raise InputError(f"{name} need a window, found None")

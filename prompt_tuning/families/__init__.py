@@ -12,6 +12,7 @@ from prompt_tuning.families.bert import BERT
 from prompt_tuning.families.bloom import BLOOM
 from prompt_tuning.families.cohere import COHERE, COHERE2
 from prompt_tuning.families.deberta_v2 import DEBERTA_V2
+from prompt_tuning.families.deepseek_v3 import DEEPSEEK_V3
 from prompt_tuning.families.distilbert import DISTILBERT
 from prompt_tuning.families.electra import ELECTRA
 from prompt_tuning.families.ernie4_5 import ERNIE4_5
@@ -71,10 +72,7 @@ REFUSED = {
         ("gemma4", "gemma4_text"),
         "embeddings of each layer and shared keys and values are not implemented",
     ),
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "kimi_k2"),
-        "latent attention is not implemented",
-    ),
+    "deepseek_v2": "its choice of experts is not implemented",
     **dict.fromkeys(
         ("llama4", "llama4_text"), "attention in chunks is not implemented"
     ),
@@ -82,6 +80,9 @@ REFUSED = {
     "phimoe": "its choice of experts (SparseMixer) is not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
+
+ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Other names of families; transformers knows the text part of Kimi K2.5 by both."""
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -135,6 +136,7 @@ FAMILIES: dict[str, Family] = {
         NEMOTRON_H,
         BAMBA,
         GLM4_MOE,
+        DEEPSEEK_V3,
         GPT_OSS,
         GPTJ,
         GPT_NEO,

@@ -120,11 +120,22 @@ def separate_experts(
 def routed_expert_recipes(
     config: ModelConfig, names: Collection[str]
 ) -> dict[str, Recipe]:
-    """Returns the recipes of experts chosen by sigmoids, and a shared one without gate.
+    """Returns the recipes of all parameters, with experts as of `routed_experts`.
 
     Layers without experts have a feed-forward layer with Llama's names.
     """
-    prefix = prefix_of(names)
+    modules = ATTENTION | feed_forward_modules(config)
+    experts = routed_experts(config, prefix_of(names))
+    return layout_recipes(config, names, modules=modules) | experts
+
+
+def routed_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
+    """Returns the recipes of experts chosen by sigmoids, and a shared one without gate.
+
+    Args:
+      config: config of the model.
+      prefix: prefix of names of layers.
+    """
     tensors = {
         "router_correction": ("gate.e_score_correction_bias", identity),
         **{
@@ -137,7 +148,7 @@ def routed_expert_recipes(
         f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.mlp.{name}", layers, transform)
         for ours, (name, transform) in tensors.items()
     }
-    return expert_recipes(config, names) | routing
+    return separate_experts(config, prefix) | routing
 
 
 def read_routed_experts(settings: HuggingFaceSettings) -> dict[str, Any]:

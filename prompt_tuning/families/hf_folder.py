@@ -33,7 +33,7 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.model_choices import check_dtype
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families import FAMILIES, REFUSED
+from prompt_tuning.families import ALIASES, FAMILIES, REFUSED
 from prompt_tuning.families.class_labels import class_fields, with_class_head
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gguf.settings import (
@@ -78,7 +78,7 @@ def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
     path = Path(path)
     sources = _read_sources(path)
     settings = sources[0]
-    family = FAMILIES[settings.text("model_type")]
+    family = FAMILIES[_model_type(settings)]
     fields: dict[str, Any] = {"family": family.model_type}
     fields |= family.read_fields(settings)
     for field, name in SOFT_CAPS.items():
@@ -122,7 +122,7 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     if is_gguf(path) and not file.exists():
         return [make_settings(read_gguf(path))]
     settings = read_settings(file)
-    model_type = settings.text("model_type")
+    model_type = _model_type(settings)
     if model_type not in FAMILIES:
         near = difflib.get_close_matches(model_type, FAMILIES, 1)
         hint = f" (the nearest is {near[0]})" if near else ""
@@ -137,6 +137,12 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
         sources.append(read_settings(folder / GENERATION))
     parts = FAMILIES[model_type].token_parts
     return sources + [settings.part(name) for name in parts]
+
+
+def _model_type(settings: HuggingFaceSettings) -> str:
+    """Returns the name of the family of a model."""
+    name: str = settings.text("model_type")
+    return ALIASES.get(name, name)
 
 
 def _fields_of_gguf(

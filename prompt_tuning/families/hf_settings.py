@@ -64,12 +64,17 @@ class HuggingFaceSettings(JsonObject):
         self, name: str, defaults: Mapping[str, Any] | None = None
     ) -> "HuggingFaceSettings":
         """Returns the settings of a part of the model, with defaults for some."""
-        part, values = self.nested(name), dict(defaults or {})
-        for key, value in part.values.items():
+        part = self.nested(name)
+        return type(self)(part.source, part.values).with_defaults(defaults or {})
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "HuggingFaceSettings":
+        """Returns the settings with defaults for some."""
+        values = dict(defaults)
+        for key, value in self.values.items():
             # A null without a default may mean something else than a missing setting.
             if value is not None or key not in values:
                 values[key] = value
-        return type(self)(part.source, values)
+        return type(self)(self.source, values)
 
     def activation(self, name: str) -> str:
         """Returns our name of an activation."""

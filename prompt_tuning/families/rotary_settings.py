@@ -95,6 +95,15 @@ def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:
     return {"query_scaling": scaling}
 
 
+def read_score_scale(settings: HuggingFaceSettings) -> float:
+    """Reads the factor of scores that YaRN adds to that of the width (DeepSeek V3)."""
+    block = _rotary_block(settings)
+    scale = block.number("mscale_all_dim", 0.0)
+    if _kind(block) == "default" or not scale:
+        return 1.0
+    return _yarn_magnitude(block.positive("factor"), scale) ** 2
+
+
 def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:
     """Returns the settings of layers without a window.
 

@@ -83,6 +83,12 @@ def check_attention(config: ModelConfig) -> None:
 
 def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
     """Returns what rules out every fused kernel; None if nothing does."""
+    if config.key_value_rank:
+        return Obstacle(
+            "the model has latent attention, whose values are narrower than its keys, "
+            "which the fused kernels do not compute",
+            "use another model",
+        )
     if config.positions == "relative":
         return Obstacle(
             "T5 adds a bias to its scores, which fused kernels do not read",

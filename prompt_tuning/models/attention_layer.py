@@ -1,6 +1,7 @@
 """The projections of attention in every block, and how streams attend to sources."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,25 @@ from prompt_tuning.models.disentangled import RelativePositions, distance_produc
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import flatten_streams
 from prompt_tuning.sharding import collectives
+
+
+class Projected(NamedTuple):
+    """What the projections of self-attention make of hidden states.
+
+    Attributes:
+      query: queries, with their positions.
+      keys: keys, with their positions.
+      values: values.
+      gate: factors of the attended values, or None.
+    """
+
+    query: Float[Array, "n H K"]
+    keys: Float[Array, "n G K"]
+    values: Float[Array, "n G K"]
+    gate: Float[Array, "n HK"] | None
 
 
 class Attention(nnx.Module):
@@ -52,7 +70,7 @@ class Attention(nnx.Module):
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         self.config, self.head_width = config, config.head_width
         self.dropout_rate = config.dropout_rate
-        self.scale = config.score_scale
+        self.scale, self.value_width = config.score_scale, config.width_of_values
         self.interleaved = config.rotary_interleaved
         inner = config.heads * config.head_width
         shared = config.key_value_heads * config.head_width
@@ -109,6 +127,21 @@ class Attention(nnx.Module):
             if config.attention_sinks
             else None
         )
+
+    def project(self, x: Float[Array, "n D"], angles: RotaryAngles | None) -> Projected:
+        """Projects hidden states for self-attention.
+
+        Args:
+          x: normalized hidden states.
+          angles: rotary angles of this block, or None.
+        """
+        x = collectives.copy_to_shards(x, "heads")
+        query, (keys, values) = self.queries(x), self.keys_and_values(x)
+        if angles is not None:
+            query, keys = rotate_queries_and_keys(
+                query, keys, angles, interleaved=self.interleaved
+            )
+        return Projected(query, keys, values, self.gate(x))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries; on a mesh, for the heads of this device."""
@@ -207,7 +240,7 @@ class Attention(nnx.Module):
             )
         ]
         flat = flatten_streams(list(map(positions_first, attended)))  # [n, H, K]
-        flat = flat.reshape(len(flat), -1)  # [n, H * K]
+        flat = flat[..., : self.value_width].reshape(len(flat), -1)  # [n, H * K]
         return self.out(flat if gate is None else flat * gate)
 
     def weights(

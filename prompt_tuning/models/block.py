@@ -25,11 +25,12 @@ from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.gated_delta import GatedDelta
+from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layers import FeedForward
 from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.recurrent_state import RecurrentState
-from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
+from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.short_convolution import ShortConvolution
 from prompt_tuning.models.streams import StreamView, split_streams
 from prompt_tuning.sharding import collectives
@@ -83,7 +84,8 @@ class Block(nnx.Module):
             return None
 
         def attention(name, layers):
-            return Attention(named_key(key, name), config, layers=layers)
+            kind = LatentAttention if config.key_value_rank else Attention
+            return kind(named_key(key, name), config, layers=layers)
 
         self.self_attention_norm = norm("self_attention_norm", before)
         recurrent = len(config.recurrent_layers)
@@ -227,15 +229,8 @@ class Block(nnx.Module):
 
     def _attend_to_self(self, normed, angles, views, past, key):
         assert self.self_attention is not None  # the block's only mixer
-        normed = collectives.copy_to_shards(normed, "heads")
-        query = self.self_attention.queries(normed)  # [n, H, K]
-        gate = self.self_attention.gate(normed)
-        keys, values = self.self_attention.keys_and_values(normed)  # [n, G, K] each
-        if angles is not None:
-            query, keys = rotate_queries_and_keys(
-                query, keys, angles, interleaved=self.self_attention.interleaved
-            )
-        query = named(query, "query")
+        query, keys, values, gate = self.self_attention.project(normed, angles)
+        query = named(query, "query")  # [n, H, K]
         # Of each stream, [R, Q, G, K].
         keys, values = (
             split_streams(named(part, name), views)

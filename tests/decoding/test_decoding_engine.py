@@ -15,6 +15,7 @@ from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slots import read_page
 from tests.support.dummies import (
+    DEEPSEEK,
     FAMILIES,
     GPT2,
     GRANITE4,
@@ -82,7 +83,10 @@ def one_after_the_other(model, parameters, rows, prompt) -> list[list[int]]:
 
 FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
-HYBRID = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4}
+OTHERS = {
+    **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
+    "deepseek": DEEPSEEK,
+}
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
 
@@ -98,12 +102,13 @@ BIASED = ("none", "biases", "both")
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
             ("granite4", RECURRENT),
+            ("deepseek", (*FEW, "prefix")),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),
 )
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
-    config = (FAMILIES | HYBRID)[name]
+    config = (FAMILIES | OTHERS)[name]
     engine = open_engine(config, kinds)
     rows = [[3, 1, 4], [*range(6, 11), *range(5, 11)]]  # one invokes the aLoRA
     for kind in kinds:
@@ -209,7 +214,7 @@ def test_an_unknown_adapter_is_refused_with_the_names_of_the_others():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("config", [LLAMA, GPT2, *HYBRID.values()])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, *OTHERS.values()])
 @pytest.mark.parametrize("kind", ["none", "soft", "lora"])
 def test_a_shared_text_is_read_as_if_each_row_began_with_it(config, kind):
     engine = open_engine(config, [kind])

@@ -415,3 +415,12 @@ def test_a_tied_head_that_differs_is_refused(config, tmp_path):
     with pytest.raises(InputError, match=r"lm_head\.weight in .* differs"):
         hf_folder.read_config(tmp_path)
     assert hf_folder.read_config(tmp_path, tied_head=False).tied_head is False
+
+
+def test_kimi_k2_is_read_as_the_deepseek_v3_that_it_is(tmp_path):
+    base = FIXTURES / "families/deepseek_v3/base"
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((base / "config.json").read_text())
+    settings["model_type"] = "kimi_k2"
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert hf_folder.read_config(tmp_path) == hf_folder.read_config(base)

@@ -50,6 +50,8 @@ PACKED = np.array([[0, 1, -1], [2, 3, 4]])
 # Models whose layers are not all alike, which cannot be read layer by layer.
 MIXED = (
     "bamba",
+    "deepseek_v3",
+    "deepseek_v3_plain",
     "glm4_moe",
     "granitemoehybrid",
     "granitemoehybrid_dense",

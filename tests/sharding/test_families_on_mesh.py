@@ -53,6 +53,9 @@ CASES = [
     ("nemotron_h", TENSOR),
     # Vectors of relative positions that all devices project.
     ("deberta-v2", TENSOR),
+    # Compressed vectors, which devices share.
+    ("deepseek_v3", TENSOR),
+    ("deepseek_v3_plain", MeshShape(data=1, fsdp=2, tensor=2)),
 ]
 
 

@@ -93,6 +93,18 @@ GRANITE4 = dataclasses.replace(
     recurrent_width=3,
     recurrent_key_width=5,
 )
+DEEPSEEK = dataclasses.replace(
+    LLAMA,
+    family="deepseek_v3",
+    key_value_heads=4,
+    head_width=6,
+    rotary_width=2,
+    rotary_interleaved=True,
+    **{"value_width": 3, "key_value_rank": 5, "query_rank": 6},
+    **{"experts": 4, "experts_per_token": 2, "routing": "sigmoid"},
+    **{"feed_forward_width": 8, "dense_layers": (0,), "dense_width": 24},
+    **{"shared_expert_width": 8, "shared_expert_gated": False},
+)
 T5_ORIGINAL, T5_GATED = (
     t5_config(
         width=16,

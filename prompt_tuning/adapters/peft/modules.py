@@ -114,6 +114,17 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "value": (width, keys),
         "out": (queries, width),
     }
+    if rank := config.key_value_rank:
+        unrotated = config.head_width - config.rotated_width
+        attended = config.heads * config.width_of_values
+        attention |= {
+            "query_down": (width, config.query_rank),
+            "query": (config.query_rank or width, queries),
+            "key_value_down": (width, rank + config.rotated_width),
+            "key": (rank, config.heads * unrotated),
+            "value": (rank, attended),
+            "out": (attended, width),
+        }
     return {
         **{
             f"{layer}/{name}": size

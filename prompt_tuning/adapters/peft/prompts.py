@@ -142,6 +142,19 @@ def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
     return tensors, _row_settings(shared[0], len(stacks)) | counts
 
 
+def _check_cached_heads(config: ModelConfig) -> None:
+    """Checks that the cache of transformers has keys and values of heads.
+
+    Raises:
+      InputError: if it has compressed ones.
+    """
+    if config.key_value_rank:
+        raise InputError(
+            "PEFT has no prefixes for a model with latent attention, because the cache "
+            "of transformers holds compressed keys there: train a soft prompt or LoRA"
+        )
+
+
 def read_prefix(
     tensors: Arrays, settings: Settings, config: ModelConfig, source: str
 ) -> Adapter:
@@ -156,6 +169,7 @@ def read_prefix(
       InputError: if the prefix belongs to a model of another shape, or differs between
         query heads that share keys and values (Falcon 40B: see `Family.cached_heads`).
     """
+    _check_cached_heads(config)
     stored = tensors[EMBEDDINGS]
     layers, heads = settings["num_layers"], settings["num_attention_heads"]
     shape = (layers, heads, settings["token_dim"] // heads)
@@ -199,6 +213,7 @@ def write_prefix(
     Raises:
       InputError: if the shape of the prefix does not fit the model's cache.
     """
+    _check_cached_heads(config)
     if PREFIX_PATH not in adapter.parameters:
         raise InputError(
             "PEFT puts prefixes into a decoder only; found "

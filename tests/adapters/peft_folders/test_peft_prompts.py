@@ -10,7 +10,7 @@ from prompt_tuning.adapters.factorized_prompts import factorized_adapter
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
-from tests.support.dummies import GPT2, LLAMA, T5_GATED
+from tests.support.dummies import DEEPSEEK, GPT2, LLAMA, T5_GATED
 
 P, N, R = 3, 2, 2
 D = LLAMA.width
@@ -271,6 +271,13 @@ def test_a_prefix_has_the_heads_of_falcons_cache():
     exported.tensors["prompt_embeddings"][0, 0] += 1
     with pytest.raises(InputError, match="differs between query heads"):
         from_peft(exported, config, "here")
+
+
+def test_a_prefix_of_heads_is_no_prefix_of_a_cache_of_compressed_keys():
+    ours = normal(DEEPSEEK.layers, 2, P, DEEPSEEK.heads, DEEPSEEK.head_width)
+    adapter = Adapter(kind="PREFIX_TUNING", parameters={"decoder/prompt/prompt": ours})
+    with pytest.raises(InputError, match="latent attention"):
+        to_peft(adapter, DEEPSEEK)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])

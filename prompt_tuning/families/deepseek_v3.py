@@ -1,0 +1,105 @@
+"""DeepSeek V3 and Kimi K2: latent attention, and experts chosen by sigmoids."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    BALANCING,
+    feed_forward_modules,
+    prefix_of,
+    read_routed_experts,
+    routed_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    NORMS,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import read_rotary, read_score_scale
+
+DEFAULTS = {
+    **{"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5},
+    **{"first_k_dense_replace": 3, "kv_lora_rank": 512},
+    **{"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128},
+}
+MODULES = {
+    "self_attention/query_down": "self_attn.q_a_proj",
+    "self_attention/key_value_down": "self_attn.kv_a_proj_with_mqa",
+    "self_attention/out": "self_attn.o_proj",
+}
+
+
+def read_deepseek_v3(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    compressed = settings.values.get("q_lora_rank", 1536) is not None
+    settings = settings.with_defaults(DEFAULTS)
+    rotated = settings.size("qk_rope_head_dim")
+    width = rotated + settings.size("qk_nope_head_dim")
+    fields = read_layout(settings)
+    heads = fields["heads"]
+    settings.require("num_key_value_heads", heads, "each head has its own keys")
+    return (
+        fields
+        | read_rotary(settings, rotated)
+        | read_routed_experts(settings)
+        | {
+            "rotary_width": rotated,
+            "rotary_interleaved": settings.flag("rope_interleave", True),
+            "head_width": width,
+            "value_width": settings.size("v_head_dim"),
+            "key_value_rank": settings.size("kv_lora_rank"),
+            "query_rank": settings.size("q_lora_rank", 1536) if compressed else 0,
+            "attention_multiplier": width**-0.5 * read_score_scale(settings),
+            "biases": "latent" if settings.flag("attention_bias", False) else "none",
+        }
+    )
+
+
+def deepseek_v3_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    widths = config.head_width - config.rotated_width, config.width_of_values
+    shares = tuple(width // math.gcd(*widths) for width in widths)
+    fused = {
+        f"self_attention/{name}": (
+            "self_attn.kv_b_proj",
+            FusedPart(i, shares, config.heads, in_first=False),
+        )
+        for i, name in enumerate(("key", "value"))
+    }
+    query = "q_b_proj" if config.query_rank else "q_proj"
+    modules = MODULES | {"self_attention/query": f"self_attn.{query}"}
+    norms = NORMS["before"] | {"self_attention/key_norm": "self_attn.kv_a_layernorm"}
+    if config.query_rank:
+        norms["self_attention/query_norm"] = "self_attn.q_a_layernorm"
+    else:
+        del modules["self_attention/query_down"]
+    modules |= feed_forward_modules(config)
+    layout = layout_recipes(config, names, fused=fused, modules=modules, norms=norms)
+    return layout | routed_experts(config, prefix_of(names))
+
+
+DEEPSEEK_V3 = dataclasses.replace(
+    LLAMA,
+    model_type="deepseek_v3",
+    title="DeepSeek V3, V3.1 and R1, Kimi K2",
+    read_fields=read_deepseek_v3,
+    recipes=deepseek_v3_recipes,
+    write_settings=None,
+    # Further layers that predict more tokens at once are not read.
+    inert=INERT
+    | BALANCING
+    | {"num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"},
+)
