@@ -21,7 +21,9 @@ SEVERAL_PROCESSES = False
 DESCRIPTION = (
     "Write a Hugging Face folder whose projections are quantized: NF4 in the layout of "
     "bitsandbytes, int4 and int8 in that of compressed-tensors. transformers, vLLM and "
-    "others read it, and so do all commands here, without rounding again. Prints how "
+    "others read it, and so do all commands here, without rounding again. Experts with "
+    "tensors of their own are quantized to int4 and int8, but not to NF4, for which "
+    "transformers 5 has no layout. Prints how "
     "much rounding changes each weight: the norm of the change, divided by the norm of "
     "the weight. Tensors are read and written one after the other."
 )
@@ -78,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
         roundings = opened.write(options.folder, advance)
     console = Console()
     print_lines(console, *change_table(roundings))
+    if opened.experts:
+        kept = sum(opened.stored[name].bytes for name in opened.experts)
+        print_lines(console, f"{format_size(kept)} of experts stay as they are")
     before, after = format_size(opened.bytes), format_size(opened.written_bytes)
     print_lines(console, f"{options.folder}: {after} instead of {before}")
     return 0
@@ -88,7 +93,9 @@ def change_table(roundings: "Mapping[str, Rounding]") -> list[str]:
     rows: dict[str, dict[str, Rounding]] = {}
     for name, rounding in roundings.items():
         layer, module = _place(name)
-        rows.setdefault(layer, {})[module] = rounding
+        row = rows.setdefault(layer, {})
+        # All experts of a layer are one module.
+        row[module] = rounding.joined([rounding, *filter(None, [row.get(module)])])
     modules = list(dict.fromkeys(module for row in rows.values() for module in row))
     first = max(len(layer) for layer in (*rows, "all"))
     every = {
@@ -121,4 +128,5 @@ def _place(name: str) -> tuple[str, str]:
     layer = re.sub(
         r"^(model|transformer|gpt_neox)\.|layers?\.|block\.|h\.", "", found[1]
     )
-    return layer, found[2].split(".")[-1]
+    experts = "experts." * bool(re.search(r"\bexperts\.\d+\.", found[2]))
+    return layer, experts + found[2].split(".")[-1]

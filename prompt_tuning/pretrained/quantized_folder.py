@@ -20,6 +20,7 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.quantization.stores import EXPERT_KERNELS
 from prompt_tuning.core.typed_json import JsonObject, read_object
 from prompt_tuning.families.hf_folder import find_recipes, read_config
 
@@ -40,13 +41,15 @@ class QuantizedFolder:
       settings: content of its `config.json`.
       stored: its tensors.
       quantized: names of the tensors to quantize, in order.
-      layout: how these are written.
+      experts: names of those of experts that stay as they are.
+      layout: how quantized tensors are written.
     """
 
     base: Path
     settings: JsonObject
     stored: Mapping[str, StoredTensor]
     quantized: tuple[str, ...]
+    experts: tuple[str, ...]
     layout: Layout
 
     @classmethod
@@ -69,10 +72,19 @@ class QuantizedFolder:
             )
         config, stored = read_config(base), open_safetensors(base)
         kept = KEPT.get(config.family or "")
+        recipes = find_recipes(config, stored)
+        experts = {
+            name
+            for path, recipe in recipes.items()
+            if path.endswith(EXPERT_KERNELS)
+            for name in recipe.sources
+        }
+        # Experts that share a tensor have no layout in which others read them.
+        kernels = (KERNEL, *EXPERT_KERNELS) if layout.experts else (KERNEL,)
         names = {
             name
-            for path, recipe in find_recipes(config, stored).items()
-            if path.endswith(KERNEL) and keeps_inputs(recipe)
+            for path, recipe in recipes.items()
+            if path.endswith(kernels) and keeps_inputs(recipe)
             if not any(part in path for part in ROUTING)
             for name in recipe.sources
             if kept is None or kept not in name
@@ -83,7 +95,8 @@ class QuantizedFolder:
                 f"{base}: the {config.family} family stores no projections as "
                 "[out, in], as linear layers that other programs quantize"
             )
-        return cls(base, settings, stored, quantized, layout)
+        others = tuple(name for name in stored if name in experts - names)
+        return cls(base, settings, stored, quantized, others, layout)
 
     @property
     def bytes(self) -> int:

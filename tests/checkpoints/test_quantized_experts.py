@@ -11,10 +11,12 @@ import jax
 import numpy as np
 import pytest
 
+from prompt_tuning.cli.main import main
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack
 from prompt_tuning.core.quantization.product import as_float32
 from prompt_tuning.core.quantization.stores import (
+    DTYPES,
     EXPERT_KERNELS,
     codebook_path,
     order_path,
@@ -42,6 +44,8 @@ TUNED = Tuning(
 )
 WIDE = "float32"
 STORES = {
+    "mixtral int4": "int4 in groups of 32",
+    "mixtral int8": "int8",
     "mixtral gptq": "int4 in groups of 32 with zero points",
     "mixtral fp8": "float8_e4m3fn",
     "gpt_oss": "mxfp4 in groups of 32",
@@ -55,6 +59,8 @@ def folders(tmp_path_factory) -> Mapping[str, Path]:
     gpt_oss = enlarge(FIXTURES / "gpt_oss/base", parent / "gpt_oss", 8)
     return {
         "mixtral": mixtral,
+        "mixtral int4": quantized(mixtral, parent / "int4", "int4", "--group", "32"),
+        "mixtral int8": quantized(mixtral, parent / "int8", "int8"),
         "mixtral gptq": write_quantized(mixtral, parent / "gptq", "gptq"),
         "mixtral fp8": write_quantized(mixtral, parent / "fp8", "fp8"),
         "gpt_oss in float32": gpt_oss,
@@ -62,6 +68,11 @@ def folders(tmp_path_factory) -> Mapping[str, Path]:
             Path(shutil.copytree(gpt_oss, parent / "mxfp4")),
         ),
     }
+
+
+def quantized(base: Path, folder: Path, store: str, *options: str) -> Path:
+    assert main(["quantize", str(base), str(folder), "--store", store, *options]) == 0
+    return folder
 
 
 def opened(
@@ -89,7 +100,7 @@ def test_experts_stand_for_the_published_weights(kind, folders):
         np.testing.assert_array_equal(meant, wide[path])
     assert "widened" not in plan.report()
     router = parameters["decoder/layers/mlp/router/kernel"]
-    assert router.dtype.name == "bfloat16"
+    assert router.dtype.name in DTYPES
 
 
 def test_layers_and_shards_equal_the_whole(folders):
@@ -148,7 +159,15 @@ def outcome(folder: Path, dtype: str | None):
     ("kind", "dtype", "grouped"),
     [
         ("mixtral gptq", None, False),
-        *sample(1, [("gpt_oss", None, True), ("mixtral fp8", None, False)]),
+        ("mixtral int8", None, False),
+        *sample(
+            1,
+            [
+                ("gpt_oss", None, True),
+                ("mixtral fp8", None, False),
+                ("mixtral int4", None, False),
+            ],
+        ),
     ],
 )
 def test_gradients_equal_those_of_the_widened_experts(

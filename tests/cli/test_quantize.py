@@ -20,9 +20,11 @@ from prompt_tuning.core.quantization.stores import codebook_path, scale_path
 from tests.checkpoints.test_published_stores import CONFIG, DOWN, opened
 from tests.support import dummies
 from tests.support.adapters import batch_of, our_logits
+from tests.support.quantized_folders import enlarge
 from tests.support.small_runs import write_model
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantized"
+FAMILIES = FIXTURES.parent / "families"
 INDEX = "model.safetensors.index.json"
 TOKENS = {"input_ids": np.array([[1, 2, 3, 4]]), "attention_mask": np.ones((1, 4), int)}
 
@@ -101,6 +103,34 @@ def test_transformers_computes_the_same(store, base, tmp_path):
     with torch.no_grad():
         theirs = model(torch.tensor(TOKENS["input_ids"])).logits.numpy()
     np.testing.assert_allclose(logits(folder), theirs, atol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("store", ["int4", "int8"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_transformers_computes_the_same_with_experts(family, store, tmp_path):
+    pytest.importorskip("compressed_tensors")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = enlarge(FAMILIES / family / "base", tmp_path / "base", 8)
+    options = ["--group", "32"] * (store == "int4")
+    folder = quantized(base, tmp_path / "model", "--store", store, *options)
+    assert opened(folder).plan.stores["decoder/layers/mlp/expert_up"].name == store
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map="cpu"
+    )
+    with torch.no_grad():
+        theirs = model(torch.tensor(TOKENS["input_ids"])).logits.numpy()
+    np.testing.assert_allclose(logits(folder), theirs, atol=1e-4)
+
+
+def test_experts_without_a_layout_stay_as_they_are(tmp_path, capsys):
+    folder = quantized(FAMILIES / "mixtral/base", tmp_path / "nf4")
+    assert "of experts stay as they are" in capsys.readouterr().out
+    stores = opened(folder).plan.stores
+    assert stores["decoder/layers/mlp/expert_up"].name == "float32"
+    assert stores["decoder/layers/self_attention/query/kernel"].name == "nf4"
 
 
 def test_what_cannot_be_quantized_is_refused(base, tmp_path, capsys):

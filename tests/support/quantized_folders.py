@@ -178,7 +178,8 @@ def enlarge(base: Path, folder: Path, factor: int) -> Path:
     """Writes a folder with random weights, whose widths are multiples of another's."""
     shutil.copytree(base, folder)
     random, tensors = np.random.default_rng(0), {}
-    counted = ("embed", "lm_head", "router", "moe.gate.", "sinks", "experts.gate_up")
+    counted = ("embed", "lm_head", "router", "moe.gate.", "mlp.gate.", "sinks")
+    counted += ("experts.gate_up",)
     for name, array in load_file(folder / "model.safetensors").items():
         first, *others = array.shape
         counts = any(part in name for part in (*counted, "experts.down"))
@@ -188,7 +189,8 @@ def enlarge(base: Path, folder: Path, factor: int) -> Path:
     save_file(tensors, folder / "model.safetensors")
     file = folder / "config.json"
     content = json.loads(file.read_text())
-    for name in ("hidden_size", "intermediate_size", "head_dim"):
+    sizes = ("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim")
+    for name in sizes:
         if content.get(name) is not None:
             content[name] *= factor
     file.write_text(json.dumps(content))

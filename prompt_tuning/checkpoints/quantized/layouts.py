@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
@@ -67,7 +67,13 @@ class Rounding:
 
 
 class Layout(abc.ABC):
-    """Writes weights `[out, in]` in the layout of another library."""
+    """Writes weights `[out, in]` in the layout of another library.
+
+    Attributes:
+      experts: whether the layout has a place for experts, each with its own tensors.
+    """
+
+    experts: ClassVar[bool]
 
     def __init__(self, group: int | None):
         self.group = group
@@ -137,8 +143,13 @@ def _scales(
 
 
 class NormalFloatLayout(Layout):
-    """NF4 of bitsandbytes: blocks of consecutive weights, two codes in each byte."""
+    """NF4 of bitsandbytes: blocks of consecutive weights, two codes in each byte.
 
+    transformers 5 joins the experts of a layer in one parameter, and quantizes with
+    bitsandbytes only modules of their own.
+    """
+
+    experts = False
     SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 
     def __init__(self, group: int | None, *, nested: bool = False):
@@ -256,6 +267,8 @@ class PackedLayout(Layout):
     A scale is `max|w| / (2^bits - 1) * 2` (as in compressed-tensors), in the type of
     the weights.
     """
+
+    experts = True
 
     def __init__(self, bits: int, group: int | None):
         super().__init__(group)
