@@ -34,6 +34,7 @@ OF_LOSSES = (
     "contexts",
     "divergence",
     "beta",
+    "reference",
     "margin",
     "reward",
     "group",
@@ -269,6 +270,15 @@ TABLE = (
         kind=NonnegativeNumber,
         macro="BETA",
         default="0.1; 2 for simpo; 0 with rewards; 0.5 for jsd",
+    ),
+    FlatOption(
+        "reference",
+        TRAINING,
+        "what dpo and kto compare with: the frozen model, run in_step or precomputed, "
+        "what the run in a directory trained, or none",
+        macro="REFERENCE",
+        default="in_step",
+        metavar="NAME",
     ),
     FlatOption(
         "margin",

@@ -4,9 +4,11 @@ The factories that a config can bind are plain dataclasses, classes and function
 package. gin calls a factory to build the object that the config describes.
 """
 
+import contextlib
+import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from prompt_tuning.config.option_checks import Choices
 from prompt_tuning.config.parsed_config import GivenConfig, explained, register
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 
 
@@ -112,6 +115,20 @@ def read_run_directory(
     )
     # The directory may have been moved since the run wrote its config.
     return dataclasses.replace(run, directory=str(directory))
+
+
+@contextlib.contextmanager
+def keeping_config() -> Iterator[None]:
+    """Keeps gin's config while another run is read and its prompts are built."""
+    names = ("_CONFIG", "_OPERATIVE_CONFIG", "_IMPORTS")
+    parts = [private_part(f"gin.config.{name}") for name in names]
+    kept = [copy.copy(part) for part in parts]
+    try:
+        yield
+    finally:
+        gin.clear_config()
+        for part, before in zip(parts, kept, strict=True):
+            part.update(before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,7 @@ PATHS = (
     *("Pretrained.checkpoint", "Pretrained.tokenizer"),
     *(FILES, "DataSource.chat_template", "Evaluation.category_names"),
     *("Run.start_from", "from_file.path", "OutputGradients.files"),
+    *("DPO.reference", "KTO.reference", "GRPO.reference"),
 )
 """Settings whose texts are paths."""
 SEVERAL = (FILES, "OutputGradients.files")

@@ -17,6 +17,8 @@ PRIVATE_PARTS = {
     "gin.config._REGISTRY": "gin-config 0.5.0",
     # The values in use, and the text of values: gin tells the text of those in use.
     "gin.config._OPERATIVE_CONFIG": "gin-config 0.5.0",
+    # The imports of a config, which are kept while another config is read.
+    "gin.config._IMPORTS": "gin-config 0.5.0",
     "gin.config._config_str": "gin-config 0.5.0",
     "gin.config._get_default_configurable_parameter_values": "gin-config 0.5.0",
     # Readers of files: gin adds readers, but keeps the one that reads any file.

@@ -1,6 +1,7 @@
 """Measures how a model tells good answers from bad ones."""
 
 import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,8 @@ class PreferenceMeasure:
       data: source of the answers.
       examples: the answers.
       objective: the objective.
+      precompute: returns the answers with what the objective reads of a reference,
+        given all parameters of the model; None if it reads nothing.
 
     Attributes:
       examples: the answers.
@@ -46,14 +49,18 @@ class PreferenceMeasure:
         data: DataSource,
         examples: ExampleGroups,
         objective: AnswerObjective,
+        precompute: Callable[[Parameters], ExampleGroups] | None = None,
     ):
-        self._model, self.examples = model, examples
+        self._model, self.examples, self._precompute = model, examples, precompute
         self._plan = plan_batches(data, model.interface, examples, shuffle=False)
         # The same object each time, so that its program is compiled once.
         self._measure = functools.partial(example_outcomes, objective)
 
     def __call__(self, parameters: Parameters) -> dict[str, MetricSums]:
         """Computes the metrics, `METRICS`."""
+        if self._precompute is not None:
+            self.examples = self._precompute(parameters)
+            self._precompute = None
         model, examples, plan = self._model, self.examples, self._plan
         batches = stream_batches(
             examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id

@@ -18,9 +18,9 @@ from prompt_tuning.losses.objective import (
 )
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.losses.preference import (
+    IN_STEP,
     AnswerScores,
     PreferenceObjective,
-    Reference,
     StoredReference,
     lead,
     log_ratios,
@@ -60,7 +60,9 @@ class DPO(ObjectiveConfig):
       reference: "in_step" runs the frozen model in each step; "precomputed" runs it
         once for every record, before the first step, and stores its log-probabilities
         in the run directory (`reference.npz`), which takes less time from the second
-        epoch on; "none" compares the probabilities themselves.
+        epoch on; "none" compares the probabilities themselves. The directory of another
+        run of the same model, e.g. the one that this run starts from, precomputes those
+        of the model with what that run trained.
 
     Raises:
       InputError: if a number is out of range, or smoothing does not apply to the loss.
@@ -78,7 +80,7 @@ class DPO(ObjectiveConfig):
     loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
     label_smoothing: ShareBelowOne = 0.0
     length_normalize: bool = False
-    reference: Reference = "in_step"
+    reference: str = IN_STEP
 
     def __post_init__(self):
         check_fields(self)
@@ -111,7 +113,8 @@ class ReferencedDPO(PreferenceObjective):
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained; None without a reference.
+      reference: the frozen model without what is trained, or with what another run
+        trained; None without a reference.
     """
 
     settings: DPO

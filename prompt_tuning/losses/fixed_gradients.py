@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from prompt_tuning.losses.objective import (
     LossSums,
     Objective,
     ObjectiveConfig,
-    TeacherModel,
+    OpenTeacher,
 )
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective
@@ -112,9 +112,7 @@ class OutputGradients(ObjectiveConfig):
         """The arrays of the files, by path."""
         return {path: _read(file) for path, file in self.files.items()}
 
-    def prepare(
-        self, open_teacher: Callable[[str], TeacherModel]
-    ) -> "WithOutputGradients":
+    def prepare(self, open_teacher: OpenTeacher) -> "WithOutputGradients":
         """Reads the files; see `ObjectiveConfig`."""
         del open_teacher
         return WithOutputGradients(self.objective, self.arrays)

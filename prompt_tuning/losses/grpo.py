@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import (
     NonnegativeNumber,
@@ -62,9 +63,11 @@ class GRPO(ObjectiveConfig):
         2025, equation 8); "sequence" averages the means of the answers (GRPO);
         "constant" divides by the number of answers times the maximum length
         (Dr. GRPO, Liu et al. 2025, section 3.2).
+      reference: directory of another run of the same model, whose prompts and adapters
+        the frozen model has in the divergence; None for the frozen model alone.
 
     Raises:
-      InputError: if a number is out of range.
+      InputError: if a number is out of range, or `reference` is given without `beta`.
 
     Examples:
       >>> def shout(prompt: str, completion: str, row: dict) -> float:
@@ -90,9 +93,15 @@ class GRPO(ObjectiveConfig):
     divergence: Literal["k3", "k1"] = "k3"
     ratio: Literal["token", "sequence"] = "token"
     average: Literal["token", "sequence", "constant"] = "token"
+    reference: str | None = None
 
     def __post_init__(self):
         check_fields(self)
+        if self.reference is not None and not self.beta:
+            raise InputError(
+                f"GRPO.reference is {shown(self.reference)}, which nothing reads, as "
+                "GRPO.beta is 0: set beta, e.g. to 0.04, or leave reference out"
+            )
 
     @property
     def samples_answers(self) -> bool:
@@ -106,7 +115,8 @@ class GRPO(ObjectiveConfig):
 
     def prepare(self, open_teacher: OpenTeacher) -> "GroupPolicy":
         """Opens the frozen model as the reference, if the loss reads it."""
-        return GroupPolicy(self, open_teacher(None) if self.beta else None)
+        reference = open_teacher(run=self.reference) if self.beta else None
+        return GroupPolicy(self, reference)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +125,8 @@ class GroupPolicy(Objective):
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained; None if `beta` is 0.
+      reference: the frozen model without what is trained, or with what another run
+        trained; None if `beta` is 0.
       temperature: temperature that answers are drawn with. Probabilities are those of
         logits divided by it.
       longest: maximum number of tokens of an answer.
@@ -133,6 +144,10 @@ class GroupPolicy(Objective):
     ) -> "GroupPolicy":
         """Returns the objective of answers that are drawn in another way."""
         return dataclasses.replace(self, temperature=temperature, longest=longest)
+
+    def context(self, parameters: Parameters) -> Parameters:
+        """Returns what the reference has and the trained model has not."""
+        return {} if self.reference is None else self.reference.read_context(parameters)
 
     @property
     def measured(self) -> tuple[str, ...]:

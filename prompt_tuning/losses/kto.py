@@ -17,8 +17,8 @@ from prompt_tuning.losses.objective import (
 )
 from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.losses.preference import (
+    IN_STEP,
     AnswerObjective,
-    Reference,
     StoredReference,
     log_ratios,
     open_reference,
@@ -42,7 +42,7 @@ class KTO(ObjectiveConfig):
 
     Attributes:
       beta: strength of the pull towards the frozen model.
-      reference: "in_step", "precomputed" or "none", as for `DPO`.
+      reference: "in_step", "precomputed", "none" or a run's directory, as for `DPO`.
       desirable_weight: weight of good answers, e.g. above 1 if there are fewer of them.
       undesirable_weight: weight of bad answers.
 
@@ -61,7 +61,7 @@ class KTO(ObjectiveConfig):
     beta: PositiveNumber = 0.1
     desirable_weight: PositiveNumber = 1.0
     undesirable_weight: PositiveNumber = 1.0
-    reference: Reference = "in_step"
+    reference: str = IN_STEP
 
     def __post_init__(self):
         check_fields(self)
@@ -84,7 +84,8 @@ class ReferencedKTO(AnswerObjective):
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained; None without a reference.
+      reference: the frozen model without what is trained, or with what another run
+        trained; None without a reference.
     """
 
     settings: KTO

@@ -7,7 +7,7 @@ its loss depends on padding.
 """
 
 import abc
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
@@ -115,8 +115,21 @@ class OwnContexts(NamedTuple):
 
 
 TeacherContext = str | OwnContexts | None
-OpenTeacher = Callable[[TeacherContext], TeacherModel]
-"""Builds the frozen model that reads a text before each row, or alone for None."""
+
+
+class OpenTeacher(Protocol):
+    """Builds the frozen model that is alone, or reads a text, or has an adapter."""
+
+    def __call__(
+        self, context: TeacherContext = None, *, run: str | None = None
+    ) -> TeacherModel:
+        """Builds it.
+
+        Args:
+          context: text that it reads before each row.
+          run: directory of a run whose prompts and adapters it has.
+        """
+        ...
 
 
 class ObjectiveConfig(abc.ABC):

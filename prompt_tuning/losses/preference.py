@@ -5,7 +5,7 @@ its loss compares the probabilities that the model gives to both.
 """
 
 import abc
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,15 @@ from prompt_tuning.losses.output_head import AnyHead
 
 REFERENCE_LOGPROBS = "reference_logprobs"
 """The column of each token's log-probability under a reference, in nats."""
-Reference = Literal["in_step", "precomputed", "none"]
+IN_STEP, PRECOMPUTED, NONE = "in_step", "precomputed", "none"
+"""Values of a `reference` that are not the directory of a run."""
 
 
 class StoredReference(NamedTuple):
     """A reference whose log-probabilities are computed before the first step.
 
     Attributes:
-      model: the frozen model without what is trained.
+      model: the frozen model without what is trained, or with another run's adapters.
     """
 
     model: TeacherModel
@@ -153,13 +154,20 @@ class PreferenceObjective(AnswerObjective):
 
 
 def open_reference(
-    kind: Reference, open_teacher: OpenTeacher
-) -> "TeacherModel | StoredReference | None":
-    """Opens the frozen model alone as a reference; None for no reference."""
-    if kind == "none":
+    kind: str, open_teacher: OpenTeacher
+) -> TeacherModel | StoredReference | None:
+    """Opens a reference.
+
+    Args:
+      kind: `IN_STEP` or `PRECOMPUTED` for the frozen model, `NONE`, or the directory of
+        a run.
+      open_teacher: see `OpenTeacher`.
+    """
+    if kind == NONE:
         return None
-    model = open_teacher(None)
-    return StoredReference(model) if kind == "precomputed" else model
+    if kind == IN_STEP:
+        return open_teacher()
+    return StoredReference(open_teacher(run=None if kind == PRECOMPUTED else kind))
 
 
 def log_ratios(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
+from pathlib import Path
 from typing import cast
 
 import jax
@@ -21,6 +22,7 @@ from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.losses.objective import (
     OwnContexts,
     TeacherContext,
+    TeacherModel,
 )
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
@@ -32,6 +34,7 @@ from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding import collectives
 from prompt_tuning.training.example_teacher import ExampleTeacher, without_bos
+from prompt_tuning.training.run_reference import open_run_reference
 
 EMBEDDING = "token_embedder/embedding"
 
@@ -109,11 +112,13 @@ def _context(number: int) -> str:
 
 
 def open_teacher(
-    context: TeacherContext,
+    context: TeacherContext = None,
+    *,
+    run: str | None = None,
     model: PromptedModel,
     trained: Collection[str],
     examples: Examples | ExampleGroups,
-) -> Teacher | ExampleTeacher:
+) -> TeacherModel:
     """Builds the teacher of a run that distills a context, or a reference.
 
     The teacher reads BOS, the context, and the row's text. If rows begin with BOS, the
@@ -123,6 +128,8 @@ def open_teacher(
     Args:
       context: text that the teacher reads before each row; `OwnContexts` if each
         example has its own; None for a reference, which reads the rows alone.
+      run: directory of a run whose prompts and adapters a reference has; None for the
+        frozen model alone.
       model: the student.
       trained: paths of the parameters that the run trains.
       examples: training examples.
@@ -145,7 +152,11 @@ def open_teacher(
     if context is None:
         teacher = make_reference(model.config)
         _check_untrained(teacher, trained)
-        return teacher
+        if run is None:
+            return teacher
+        return open_run_reference(
+            Path(run), model, int(examples.input_lengths.max(initial=0))
+        )
     if isinstance(context, OwnContexts):
         own_teacher = _open_example_teacher(context, model, examples)
         _check_untrained(own_teacher, trained)

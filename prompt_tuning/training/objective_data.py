@@ -1,8 +1,7 @@
 """Opens examples, and held-out measures, as a training objective needs them."""
 
-import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any, cast
 
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.context_column import ContextColumn
@@ -20,9 +19,10 @@ from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
-from prompt_tuning.losses.preference import AnswerObjective
+from prompt_tuning.losses.preference import AnswerObjective, StoredReference
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.training.distillation import open_teacher
+from prompt_tuning.training.stored_reference import with_stored_reference
 
 
 def load_learned(
@@ -91,7 +91,7 @@ def held_out_objective(
     if objective is None or objective.judges_answers:
         return None
     prepared = objective.prepare(
-        lambda context: open_teacher(context, model, (), examples)
+        functools.partial(open_teacher, model=model, trained=(), examples=examples)
     )
     return prepared if isinstance(prepared, HeldOutObjective) else None
 
@@ -109,10 +109,6 @@ def held_out_preferences(
     """
     if objective is None or not objective.judges_answers:
         return None
-    if getattr(objective, "reference", None) == "precomputed":
-        # Held-out rows are read too seldom to store what the reference makes of them.
-        in_step: Any = dataclasses.replace(cast(Any, objective), reference="in_step")
-        objective = cast(ObjectiveConfig, in_step)
     data = evaluation.data
     if objective.compares_answers and has_preferences(data):
         examples = load_preferences(data, model.interface)
@@ -121,7 +117,12 @@ def held_out_preferences(
     else:
         return None
     prepared = objective.prepare(
-        lambda context: open_teacher(context, model, (), examples)
+        functools.partial(open_teacher, model=model, trained=(), examples=examples)
     )
     assert isinstance(prepared, AnswerObjective)
-    return PreferenceMeasure(model, data, examples, prepared)
+    reference, precompute = getattr(prepared, "reference", None), None
+    if isinstance(reference, StoredReference):
+        precompute = functools.partial(
+            with_stored_reference, reference.model, examples, model, data
+        )
+    return PreferenceMeasure(model, data, examples, prepared, precompute)

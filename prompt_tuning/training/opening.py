@@ -34,9 +34,13 @@ from prompt_tuning.training.member_checks import (
 )
 from prompt_tuning.training.pipelined_step import pipelined_finish, pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan, plan_run
+from prompt_tuning.training.run_reference import RunReference
 from prompt_tuning.training.staged_sweep import check_stages, staged_sweep_step
 from prompt_tuning.training.step import Step, compile_step, join_step
-from prompt_tuning.training.stored_reference import with_stored_reference
+from prompt_tuning.training.stored_reference import (
+    REFERENCE_FILE,
+    with_stored_reference,
+)
 from prompt_tuning.training.streamed_step import streamed_step
 from prompt_tuning.training.sweep_step import compile_sweep_step, prompt_counts
 from prompt_tuning.training.trainer import AnyStep, Trainer
@@ -142,12 +146,16 @@ def open_members(
 def _with_reference(
     trainers: Sequence[Trainer], objective: Objective, parameters: Parameters
 ) -> Sequence[Trainer]:
-    """Adds a precomputed reference to the examples, if the objective reads one.
+    """Checks a reference, and adds a precomputed one to the examples.
 
     Raises:
-      InputError: if several runs step together, or rows are packed.
+      InputError: if it is a run of another model, or is to be precomputed for several
+        runs that step together.
     """
     reference, trainer = getattr(objective, "reference", None), trainers[0]
+    model = reference.model if isinstance(reference, StoredReference) else reference
+    if isinstance(model, RunReference):
+        model.check_model(trainer.fingerprint)
     if not isinstance(reference, StoredReference):
         return trainers
     if len(trainers) > 1:
@@ -160,10 +168,10 @@ def _with_reference(
         reference.model,
         trainer.examples,
         trainer.model,
-        parameters,
         trainer.run.source,
-        Path(trainer.run.directory),
-        lambda: trainer.fingerprint,
+        parameters,
+        Path(trainer.run.directory) / REFERENCE_FILE,
+        trainer.fingerprint,
     )
     return [dataclasses.replace(trainer, examples=examples)]
 

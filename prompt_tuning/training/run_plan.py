@@ -1,6 +1,7 @@
 """The plan of a run: its model is described and checked before weights are read."""
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -253,7 +254,9 @@ class RunPlan:
         config.check_columns(examples.columns)
         config.check_model(self.model.config)
         prepared = config.prepare(
-            lambda context: open_teacher(context, self.model, self.labels, examples)
+            functools.partial(
+                open_teacher, model=self.model, trained=self.labels, examples=examples
+            )
         )
         if isinstance(prepared, GroupPolicy) and self.run.rollouts is not None:
             return prepared.drawn(

@@ -29,12 +29,13 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.losses.objective import TeacherModel, target_losses
 from prompt_tuning.losses.preference import REFERENCE_LOGPROBS
-from prompt_tuning.models.scoring import merge_model
+from prompt_tuning.models.scoring import merge_model, token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.training.run_reference import RunReference
 
 REFERENCE_FILE = "reference.npz"
 MODEL, ROWS, COUNTS, VALUES = "model", "rows", "counts", "values"
-"""Arrays of the file: the frozen model's fingerprint as bytes, the digest of each row,
+"""Arrays of the file: the reference's fingerprint as bytes, the digest of each row,
 its number of learned tokens, and their log-probabilities, one row after the other."""
 Logprobs = Float32[np.ndarray, " m"]
 DIGEST = 16
@@ -51,8 +52,8 @@ class ReferencedExamples(ExampleGroups):
       examples: the examples.
       compute: returns the log-probabilities of the learned tokens of each row of the
         given examples, `[rows, m]`, in their order.
-      file: where they are stored.
-      fingerprint: returns the digest of the frozen model.
+      file: where they are stored; None to keep them in memory alone.
+      fingerprint: digest of the reference.
     """
 
     columns = (REFERENCE_LOGPROBS,)
@@ -61,8 +62,8 @@ class ReferencedExamples(ExampleGroups):
         self,
         examples: ExampleGroups,
         compute: Callable[[Collection[int]], list[Logprobs]],
-        file: Path,
-        fingerprint: Callable[[], str],
+        file: Path | None,
+        fingerprint: str,
     ):
         self._examples, self._compute = examples, compute
         self._file, self._fingerprint = file, fingerprint
@@ -117,8 +118,9 @@ class ReferencedExamples(ExampleGroups):
 
     def _read(self) -> dict[bytes, Logprobs]:
         """Returns the log-probabilities of all rows, and computes missing ones."""
-        model = self._fingerprint()
-        known = read_stored(self._file, model)
+        model, known = self._fingerprint, {}
+        if self._file is not None:
+            known = read_stored(self._file, model)
         missing = {}
         for number in range(len(self._examples)):
             rows = self._examples[number]
@@ -130,7 +132,9 @@ class ReferencedExamples(ExampleGroups):
             computed = self._compute(missing)
         rows = [row for of_example in missing.values() for row in of_example]
         known |= {digest(r): x for r, x in zip(rows, computed, strict=True)}
-        processes.run_on_first(lambda: write_stored(self._file, model, known))
+        file = self._file
+        if file is not None:
+            processes.run_on_first(lambda: write_stored(file, model, known))
         return known
 
 
@@ -195,6 +199,13 @@ def reference_logprobs(
     return -target_losses(reference.hidden(parameters, batch), head, batch).nll
 
 
+def answer_logprobs(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> Float[Array, "R m"]:
+    """Computes the log-probability of each learned token under a model."""
+    return -token_losses(graph, parameters, batch).nll
+
+
 def compute_logprobs(
     reference: TeacherModel,
     model: PromptedModel,
@@ -221,10 +232,14 @@ def compute_logprobs(
         if chosen & {*(batch := plan.batch(index)).rows.reshape(-1).tolist()}
     ]
     batches = (build_batch(examples, each, model.config.pad_id) for each in planned)
-    run = functools.partial(reference_logprobs, reference)
+    if isinstance(reference, RunReference):
+        run, scored = answer_logprobs, reference.model
+        parameters = reference.parameters(parameters)
+    else:
+        run, scored = functools.partial(reference_logprobs, reference), model
     found: dict[int, list[Logprobs]] = {}
     for each, (batch, logprobs) in zip(
-        planned, score_batches(run, model, parameters, batches), strict=True
+        planned, score_batches(run, scored, parameters, batches), strict=True
     ):
         by_example = np.asarray(logprobs).reshape(len(each.rows), -1, logprobs.shape[1])
         learned = batch.loss_weights.reshape(by_example.shape) != 0
@@ -238,10 +253,10 @@ def with_stored_reference(
     reference: TeacherModel,
     examples: ExampleGroups,
     model: PromptedModel,
-    parameters: Parameters,
     data: DataSource,
-    directory: Path,
-    fingerprint: Callable[[], str],
+    parameters: Parameters,
+    file: Path | None = None,
+    frozen_model: str = "",
 ) -> ReferencedExamples:
     """Returns examples with the log-probabilities of a reference.
 
@@ -249,21 +264,15 @@ def with_stored_reference(
       reference: the reference.
       examples: the examples.
       model: the model that is trained.
-      parameters: all of its parameters.
       data: settings of batches.
-      directory: run directory.
-      fingerprint: returns the digest of the frozen model.
-
-    Raises:
-      InputError: if rows are packed, which mixes the rows of examples.
+      parameters: all parameters of the model.
+      file: where they are stored; None to keep them in memory alone.
+      frozen_model: fingerprint of the frozen model, if there is a file.
     """
-    if data.packing:
-        raise InputError(
-            "a precomputed reference needs rows of one answer each: leave "
-            "DataSource.packing out, or set reference to 'in_step'"
-        )
     compute = functools.partial(
         compute_logprobs, reference, model, parameters, examples, data
     )
-    file = directory / REFERENCE_FILE
+    fingerprint = frozen_model
+    if isinstance(reference, RunReference):
+        fingerprint += reference.digest
     return ReferencedExamples(examples, compute, file, fingerprint)

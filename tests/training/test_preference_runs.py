@@ -3,14 +3,18 @@
 # TRL, PEFT and transformers are in the `bench` extra only.
 # pyright: reportMissingImports=false
 
+import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import prompt_tuning as pt
+from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training import stored_reference
 from prompt_tuning.training.stored_reference import REFERENCE_FILE, read_stored
@@ -252,3 +256,137 @@ def test_ratings_that_cannot_be_used_are_named(records, problem):
             objective=pt.KTO(),
             progress=False,
         )
+
+
+@pytest.fixture(scope="module")
+def first_run(files, tmp_path_factory) -> Path:
+    """A run of two steps whose LoRA is a reference."""
+    directory = tmp_path_factory.mktemp("first") / "run"
+    arguments = files.arguments(directory, Run__steps=2, LEARNING_RATE=0.1)
+    options = ["--gin_file=adapters/lora.gin", "--gin.LoRA.alpha=64.0"]
+    assert main(["train", "--no_report", *arguments, *options]) == 0
+    return directory
+
+
+def preferring(files, directory: Path, **settings) -> Any:
+    """Trains a prompt on a few pairs."""
+    records = [
+        {"prompt": p, "chosen": c, "rejected": c[::-1].lower()} for p, c in UPPER[:12]
+    ]
+    settings = {"method": pt.SoftPrompt(length=2), "steps": 2} | settings
+    return pt.tune(
+        str(settings.pop("model", files.decoder)),
+        settings.pop("method"),
+        records,
+        evaluation=records[:4],
+        batch_size=4,
+        buckets=1,
+        directory=str(directory),
+        log_every=1,
+        progress=False,
+        **settings,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_from_its_reference_begins_at_log_2(
+    files, first_run, tmp_path
+):
+    losses = {}
+    for name, kind in {"run": str(first_run), "frozen": "in_step"}.items():
+        tuned = preferring(
+            files,
+            tmp_path / name,
+            method=pt.LoRA(alpha=64.0),
+            objective=pt.DPO(beta=0.5, reference=kind),
+            start_from=str(first_run),
+            learning_rate=1e-9,
+        )
+        losses[name] = [logged(tmp_path / name)[0]["loss"]]
+        losses[name].append(tuned.evaluate()["preference_loss"])
+    np.testing.assert_allclose(losses["run"], np.log(2), atol=1e-5)
+    assert np.abs(np.array(losses["frozen"]) - np.log(2)).min() > 1e-3
+
+
+@pytest.mark.slow
+def test_a_divergence_from_the_run_it_starts_from_begins_at_0(
+    files, first_run, tmp_path
+):
+    found = {}
+    for name, reference in {"run": str(first_run), "frozen": None}.items():
+        pt.tune(
+            str(files.decoder),
+            pt.LoRA(alpha=64.0),
+            str(files.train),
+            objective=pt.GRPO(beta=0.1, reference=reference),
+            rollouts=pt.Rollouts(rewards=["length=3"], group=4, new_tokens=8),
+            start_from=str(first_run),
+            directory=str(tmp_path / name),
+            steps=1,
+            batch_size=4,
+            progress=False,
+        )
+        found[name] = logged(tmp_path / name)[0]["kl"]
+    assert abs(found["run"]) < 1e-6 < 1e-4 < found["frozen"]
+
+
+@pytest.mark.slow
+def test_a_reference_run_of_another_method_is_the_same_on_a_mesh(
+    files, first_run, tmp_path
+):
+    stored = []
+    for name, mesh in {"one": None, "mesh": pt.MeshShape(data=4, tensor=2)}.items():
+        objective = pt.KTO(reference=str(first_run))
+        rated = [
+            {"prompt": p, "completion": c, "label": len(c) > 4} for p, c in UPPER[:12]
+        ]
+        pt.tune(
+            str(files.decoder),
+            pt.SoftPrompt(length=2),
+            rated,
+            objective=objective,
+            mesh=mesh,
+            steps=1,
+            batch_size=4,
+            directory=str(tmp_path / name),
+            progress=False,
+        )
+        with np.load(tmp_path / name / REFERENCE_FILE) as file:
+            stored.append(file["values"])
+    np.testing.assert_allclose(stored[0], stored[1], atol=1e-5)
+
+
+def test_a_reference_run_of_another_model_is_refused(files, first_run, tmp_path):
+    other = shutil.copytree(files.decoder, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights = {name: 2 * array for name, array in weights.items()}
+    save_file(weights, other / "model.safetensors")
+    with pytest.raises(InputError, match="is a run of another frozen model"):
+        preferring(
+            files,
+            tmp_path / "run",
+            model=other,
+            objective=pt.DPO(reference=str(first_run)),
+        )
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(
+        InputError, match="reference is 'elsewhere', expected 'in_step'"
+    ):
+        preferring(files, tmp_path / "run", objective=pt.DPO(reference="elsewhere"))
+
+
+@pytest.mark.slow
+def test_the_command_keeps_its_config_with_a_reference_run(files, first_run, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    lines = [{"prompt": p, "chosen": c, "rejected": "no"} for p, c in UPPER[:8]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["train", "--no_report", "--model", str(files.decoder), "--train"]
+    command += [str(file), "--loss", "dpo", "--reference", str(first_run), "--out"]
+    command += [str(tmp_path / "run"), "--batch_size", "4", "--prompt_length", "3"]
+    assert main([*command, "--steps", "1"]) == 0
+    config = (tmp_path / "run" / "config.gin").read_text()
+    assert f"'{first_run}'" in config
+    assert "alpha" not in config  # of the other run
+    stored = (tmp_path / "run" / REFERENCE_FILE).read_bytes()
+    assert main(["train", "--run", str(tmp_path / "run"), "--steps", "2"]) == 0
+    assert (tmp_path / "run" / REFERENCE_FILE).read_bytes() == stored
