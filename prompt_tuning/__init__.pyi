@@ -434,7 +434,7 @@ def DPO(
     loss: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid",
     label_smoothing: float = 0.0,
     length_normalize: bool = False,
-    reference: Literal["in_step", "precomputed", "none"] = "in_step",
+    reference: str = "in_step",
 ) -> Configured[_DPO]:
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
@@ -465,7 +465,9 @@ def DPO(
       reference: "in_step" runs the frozen model in each step; "precomputed" runs it
         once for every record, before the first step, and stores its log-probabilities
         in the run directory (`reference.npz`), which takes less time from the second
-        epoch on; "none" compares the probabilities themselves.
+        epoch on; "none" compares the probabilities themselves. The directory of another
+        run of the same model, e.g. the one that this run starts from, precomputes those
+        of the model with what that run trained.
 
     Raises:
       InputError: if a number is out of range, or smoothing does not apply to the loss.
@@ -768,6 +770,7 @@ def GRPO(
     divergence: Literal["k3", "k1"] = "k3",
     ratio: Literal["token", "sequence"] = "token",
     average: Literal["token", "sequence", "constant"] = "token",
+    reference: str | None = None,
 ) -> Configured[_GRPO]:
     """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
 
@@ -796,9 +799,11 @@ def GRPO(
         2025, equation 8); "sequence" averages the means of the answers (GRPO);
         "constant" divides by the number of answers times the maximum length
         (Dr. GRPO, Liu et al. 2025, section 3.2).
+      reference: directory of another run of the same model, whose prompts and adapters
+        the frozen model has in the divergence; None for the frozen model alone.
 
     Raises:
-      InputError: if a number is out of range.
+      InputError: if a number is out of range, or `reference` is given without `beta`.
 
     Examples:
       >>> def shout(prompt: str, completion: str, row: dict) -> float:
@@ -908,7 +913,7 @@ def KTO(
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
-    reference: Literal["in_step", "precomputed", "none"] = "in_step",
+    reference: str = "in_step",
 ) -> Configured[_KTO]:
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, equation 7).
 
@@ -925,7 +930,7 @@ def KTO(
 
     Attributes:
       beta: strength of the pull towards the frozen model.
-      reference: "in_step", "precomputed" or "none", as for `DPO`.
+      reference: "in_step", "precomputed", "none" or a run's directory, as for `DPO`.
       desirable_weight: weight of good answers, e.g. above 1 if there are fewer of them.
       undesirable_weight: weight of bad answers.
 
@@ -1609,6 +1614,8 @@ def Rollouts(
     updates: int = 1,
     slots: int = 64,
     reward_seconds: float = 10.0,
+    resample: int = 0,
+    replay: bool = False,
     equal_steps: int = 20,
 ) -> Configured[_Rollouts]:
     """How answers are sampled in training, and what judges them.
@@ -1622,8 +1629,9 @@ def Rollouts(
         "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
         (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
         that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
-        falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
-        or the name of one, "module:function".
+        falling to 0 at twice that), "logprob" (mean log-probability of its tokens
+        under the frozen model, in nats), a function `(prompt, completion, row) ->
+        number`, or the name of one, "module:function".
       weights: factor of each reward; None for 1.
       group: number of answers to each prompt; rewards need at least 2.
       new_tokens: maximum number of tokens of an answer, with its end.
@@ -1636,6 +1644,12 @@ def Rollouts(
       updates: steps that learn from each answer.
       slots: maximum number of answers that are sampled together.
       reward_seconds: maximum time of a call of a reward.
+      resample: how often in a step groups of equal rewards, from which nothing is
+        learned, are replaced by those of further prompts (dynamic sampling of DAPO, Yu
+        et al. 2025, section 3.2). Those that are left then stay.
+      replay: whether in a group of equal rewards the last answer is replaced by the
+        best earlier one to the same prompt, if its reward is higher. Its ratio is that
+        to the probabilities that it was drawn with.
       equal_steps: the run stops if in so many rollouts in a row all answers to each
         prompt have the same reward, so nothing is learned; 0 to continue.
 

@@ -41,6 +41,8 @@ OF_LOSSES = (
     "new_tokens",
     "temperature",
     "updates",
+    "resample",
+    "replay",
 )
 """Options that only some losses have."""
 

@@ -7,7 +7,7 @@ ROLLOUT_OPTIONS = (
         "reward",
         TRAINING,
         "what judges the model's answers: exact_match, numeric_answer, "
-        "regex=EXPRESSION, json_schema=FILE, length=CHARACTERS, or a function "
+        "regex=EXPRESSION, json_schema=FILE, length=CHARACTERS, logprob, or a function "
         "module:function of (prompt, completion, row); the sum of several counts",
         "Rollouts.rewards",
         kind=list,
@@ -42,5 +42,20 @@ ROLLOUT_OPTIONS = (
         "steps that learn from each answer",
         "Rollouts.updates",
         macro="UPDATES",
+    ),
+    FlatOption(
+        "resample",
+        TRAINING,
+        "how often in a step groups of equal rewards are replaced by those of further "
+        "prompts",
+        "Rollouts.resample",
+        macro="RESAMPLE",
+    ),
+    FlatOption(
+        "replay",
+        TRAINING,
+        "learn from the best earlier answer again where all new ones are equally worse",
+        "Rollouts.replay",
+        macro="REPLAY",
     ),
 )

@@ -72,7 +72,11 @@ class AnswerSampler:
         self._compiled = False
 
     def __call__(
-        self, prompts: Sequence[RolloutPrompt], parameters: Parameters, number: int
+        self,
+        prompts: Sequence[RolloutPrompt],
+        parameters: Parameters,
+        number: int,
+        sampling: int = 0,
     ) -> list[list[SampledAnswer]]:
         """Samples a group of answers to each prompt.
 
@@ -80,9 +84,15 @@ class AnswerSampler:
           prompts: the prompts.
           parameters: all parameters of the model.
           number: number of the rollout, which the draws depend on, besides the seed.
+          sampling: number of the sampling in the rollout; parameters are those of the
+            one before.
         """
-        self._engine.add_adapter(POLICY, self._model, parameters)
-        (seed,) = np.random.SeedSequence([self._seed, number]).generate_state(1)
+        draws = [self._seed, number]
+        if sampling:
+            draws.append(sampling)
+        else:
+            self._engine.add_adapter(POLICY, self._model, parameters)
+        (seed,) = np.random.SeedSequence(draws).generate_state(1)
         settings = self._settings
         requests = [
             Request(

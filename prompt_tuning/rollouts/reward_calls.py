@@ -26,12 +26,15 @@ class Answer:
       completion: text of the answer.
       row: record of the prompt.
       location: where the record comes from, for messages.
+      logprob: mean log-probability of its tokens under the frozen model, in nats; None
+        if no reward needs it.
     """
 
     prompt: str
     completion: str
     row: Mapping[str, Any]
     location: str
+    logprob: float | None = None
 
     def __str__(self) -> str:
         return (
@@ -108,6 +111,9 @@ def _judge(reward: Reward, answer: Answer) -> float:
     Raises:
       InputError: if it cannot be used.
     """
+    if reward.function is None:
+        assert answer.logprob is not None
+        return answer.logprob
     try:
         value = reward.function(answer.prompt, answer.completion, dict(answer.row))
     except Exception as problem:

@@ -31,11 +31,14 @@ class Reward:
       name: name, for messages and metrics.
       function: see `RewardFunction`.
       answer_key: key of a record that the reward reads; None if it reads none.
+      is_logprob: whether it is the answer's log-probability under the frozen model,
+        and has no function.
     """
 
     name: str
-    function: RewardFunction
+    function: RewardFunction | None
     answer_key: str | None = None
+    is_logprob: bool = False
 
 
 def reward_name(reward: str | RewardFunction) -> str:
@@ -179,6 +182,14 @@ def _length(name: str, value: str | None, answer_key: str) -> Reward:
     return Reward(f"{name}={value}", judge)
 
 
+def _logprob(name: str, value: str | None, answer_key: str) -> Reward:
+    """The mean log-probability of the answer's tokens under the frozen model."""
+    del answer_key
+    if value is not None:
+        raise InputError(f"the reward {name} has no value: leave out ={value}")
+    return Reward(name, None, is_logprob=True)
+
+
 def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
     """1 if a completion is JSON that the schema in a file allows, else 0.
 
@@ -247,10 +258,11 @@ BUILT_IN: Mapping[str, Callable[[str, str | None, str], Reward]] = {
     "regex": _regex,
     "json_schema": _json_schema,
     "length": _length,
+    "logprob": _logprob,
 }
 """Makes each built-in reward from its name, its value and the key of answers."""
 FORMS = (
     *("exact_match", "numeric_answer", "regex=EXPRESSION"),
-    *("json_schema=FILE", "length=CHARACTERS"),
+    *("json_schema=FILE", "length=CHARACTERS", "logprob"),
 )
 """The built-in rewards as users write them."""

@@ -1,9 +1,10 @@
 """The answers of a run, with their rewards if there are some: `rollouts.jsonl`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.step_log import StepLog, read_lines
 from prompt_tuning.core.typed_json import JsonObject
 
@@ -21,19 +22,37 @@ class RolloutLog:
     Args:
       directory: run directory.
       after_step: number of completed steps; answers of later ones are removed.
+      resume: called with each answer that is kept.
+      last: step of the last rollout, if the next ones depend on it.
 
     Raises:
-      InputError: if the file is a link out of the directory, or damaged.
+      InputError: if the file is a link out of the directory, or damaged, or ends with
+        another step than `last`.
     """
 
-    def __init__(self, directory: Path, after_step: int):
+    def __init__(
+        self,
+        directory: Path,
+        after_step: int,
+        resume: Callable[[JsonObject], None] | None = None,
+        last: int | None = None,
+    ):
         file, self.equal = directory / ROLLOUTS_FILE, 0
         kept: list[bytes] = []
         learned: dict[int, bool] = {}
-        for line, (step, advantage) in read_lines(file, _advantage, MAXIMUM_LOG):
+        for line, (content, step, advantage) in read_lines(file, _parse, MAXIMUM_LOG):
             if step <= after_step:
                 kept.append(line)
                 learned[step] = learned.get(step, False) or advantage != 0
+                if resume is not None:
+                    resume(content)
+        found = max(learned, default=0)
+        if last not in (None, found):
+            raise InputError(
+                f"{file} ends with step {found}, expected {last}: the next prompts "
+                "depend on it (Rollouts.resample and replay); restore the file, or "
+                "start again in another directory"
+            )
         for step in sorted(learned, reverse=True):
             if learned[step]:
                 break
@@ -59,6 +78,6 @@ class RolloutLog:
         self._lines.close()
 
 
-def _advantage(answer: JsonObject) -> tuple[int, float | None]:
-    """Returns the step of an answer, and its advantage if it has one."""
-    return answer.integer("step"), answer.number("advantage", None)
+def _parse(answer: JsonObject) -> tuple[JsonObject, int, float | None]:
+    """Returns an answer, its step, and its advantage if it has one."""
+    return answer, answer.integer("step"), answer.number("advantage", None)

@@ -31,8 +31,9 @@ class Rollouts:
         "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
         (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
         that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
-        falling to 0 at twice that), a function `(prompt, completion, row) -> number`,
-        or the name of one, "module:function".
+        falling to 0 at twice that), "logprob" (mean log-probability of its tokens
+        under the frozen model, in nats), a function `(prompt, completion, row) ->
+        number`, or the name of one, "module:function".
       weights: factor of each reward; None for 1.
       group: number of answers to each prompt; rewards need at least 2.
       new_tokens: maximum number of tokens of an answer, with its end.
@@ -45,6 +46,12 @@ class Rollouts:
       updates: steps that learn from each answer.
       slots: maximum number of answers that are sampled together.
       reward_seconds: maximum time of a call of a reward.
+      resample: how often in a step groups of equal rewards, from which nothing is
+        learned, are replaced by those of further prompts (dynamic sampling of DAPO, Yu
+        et al. 2025, section 3.2). Those that are left then stay.
+      replay: whether in a group of equal rewards the last answer is replaced by the
+        best earlier one to the same prompt, if its reward is higher. Its ratio is that
+        to the probabilities that it was drawn with.
       equal_steps: the run stops if in so many rollouts in a row all answers to each
         prompt have the same reward, so nothing is learned; 0 to continue.
 
@@ -76,6 +83,8 @@ class Rollouts:
     updates: PositiveInteger = 1
     slots: AxisLength = 64
     reward_seconds: PositiveNumber = 10.0
+    resample: NonnegativeInteger = 0
+    replay: bool = False
     equal_steps: NonnegativeInteger = 20
 
     def __post_init__(self):
@@ -107,6 +116,12 @@ class Rollouts:
                 f"{objective} learns from a teacher and reads no rewards: leave them "
                 "out, or learn from them with GRPO (--loss grpo)"
             )
+        for name in ("resample", "replay"):
+            if not learned and getattr(self, name):
+                raise InputError(
+                    f"Rollouts.{name} is {getattr(self, name)}, but {objective} reads "
+                    "no rewards, of which it depends: leave it out"
+                )
         if learned and not self.rewards:
             raise InputError(
                 f"Rollouts.rewards is empty, and {objective} learns from rewards: give "

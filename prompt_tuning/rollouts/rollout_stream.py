@@ -1,20 +1,29 @@
 """The batches of a run that learns from its own answers."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan, PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch, split_micro_batches
+from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.rollouts.advantages import equal_groups, group_advantages
+from prompt_tuning.rollouts.answer_groups import Group, Rollout
 from prompt_tuning.rollouts.answer_sampler import AnswerSampler, SampledAnswer
+from prompt_tuning.rollouts.best_answers import BestAnswer, BestAnswers
+from prompt_tuning.rollouts.frozen_scores import FrozenScores
+from prompt_tuning.rollouts.prompt_order import Place, PromptOrder
 from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
 from prompt_tuning.rollouts.reward_calls import Answer, RewardCalls
 from prompt_tuning.rollouts.rollout_log import RolloutLog
@@ -26,48 +35,12 @@ compiled."""
 Metrics = dict[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Judgement:
-    """Rewards of `G` answers to each of `P` prompts.
-
-    Attributes:
-      rewards: each of the `k` rewards of each answer, `[P, G, k]`.
-      totals: their weighted sums, `[P, G]`.
-      advantages: advantages of the answers, `[P, G]`.
-    """
-
-    rewards: np.ndarray
-    totals: np.ndarray
-    advantages: np.ndarray
-
-    @property
-    def equal(self) -> bool:
-        """Whether nothing is learned from them."""
-        return not self.advantages.any()
-
-
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """Answers to the prompts of a batch.
-
-    Attributes:
-      prompts: the `P` prompts.
-      answers: `G` answers to each.
-      judgement: their rewards; None without rewards.
-      seconds: time that sampling took.
-    """
-
-    prompts: Sequence[RolloutPrompt]
-    answers: Sequence[Sequence[SampledAnswer]]
-    judgement: Judgement | None
-    seconds: float
-
-
 class RolloutStream:
     """Samples, judges and records the answers of one step after another.
 
-    A rollout depends only on the parameters of its step, its number and the seed, so a
-    run that was killed samples the same answers again.
+    A rollout depends only on the parameters of its step, its number, the seed, and on
+    the recorded answers of the rollouts before, so a run that was killed samples the
+    same answers again.
 
     Args:
       model: the model with what is trained.
@@ -77,6 +50,9 @@ class RolloutStream:
       directory: run directory.
       done: number of completed steps.
       seed: seed of the run.
+
+    Raises:
+      InputError: if the recorded answers are needed and not there.
     """
 
     def __init__(
@@ -90,13 +66,25 @@ class RolloutStream:
         seed: int,
     ):
         self._model, self._prompts, self._plan = model, prompts, plan
-        self._settings = prompts.rollouts
-        rows = len(plan.batch(0).rows) * self._settings.group
+        self._settings = settings = prompts.rollouts
+        rows = len(plan.batch(0).rows) * settings.group
         self._sampler = AnswerSampler(model, parameters, prompts, seed, rows)
-        self._judge = RewardCalls(prompts.rewards, self._settings.reward_seconds)
-        self.log = RolloutLog(directory, done)
+        self._judge = RewardCalls(prompts.rewards, settings.reward_seconds)
+        self._frozen_scores = None
+        if any(reward.is_logprob for reward in prompts.rewards):
+            self._frozen_scores = FrozenScores(model)
+        self._order = PromptOrder(plan, done // settings.updates)
+        self._best = BestAnswers()
+        depends = done and (settings.resample or settings.replay)
+        last = done + 1 - settings.updates if depends else None
+        self.log = RolloutLog(directory, done, self._resume, last)
         self._last: Rollout | None = None
         self._batch: Batch | None = None
+
+    def _resume(self, line: JsonObject) -> None:
+        """Continues behind a recorded answer."""
+        self._order.resume(line)
+        self._best.resume(line)
 
     def batch(self, parameters: Parameters, done: int) -> tuple[Batch, Metrics]:
         """Returns the batch after some completed steps, and the rollout's metrics.
@@ -109,11 +97,10 @@ class RolloutStream:
           InputError: if a reward cannot be used.
         """
         number, again = divmod(done, self._settings.updates)
-        planned = self._plan.batch(number)
         if not again or self._batch is None or self._last is None:
-            self._last = self._roll_out(planned, parameters, number)
+            self._last = self._roll_out(parameters, number)
             self._record(self._last, done + 1)
-            self._batch = self._build(planned, self._last)
+            self._batch = self._build(self._last)
         return self._batch, self._metrics(self._last)
 
     def between(self, done: int) -> bool:
@@ -130,68 +117,122 @@ class RolloutStream:
             f"in the last {self.log.equal} rollouts all answers to each prompt had the "
             "same reward, so there is nothing to learn"
         )
-        if self._last is not None and self._last.judgement is not None:
+        if self._last is not None:
+            group = self._last.groups[0]
             reason += (
-                f"; for example {shown(self._last.answers[0][0].text)} to "
-                f"{shown(self._last.prompts[0].text)} has the reward "
-                f"{self._last.judgement.totals[0, 0]:g}"
+                f"; for example {shown(group.answers[0].text)} to "
+                f"{shown(group.prompt.text)} has the reward {group.totals[0]:g}"
             )
         return f"{reason} (Rollouts.equal_steps)"
 
-    def _roll_out(
-        self, planned: PlannedBatch, parameters: Parameters, number: int
-    ) -> Rollout:
-        """Samples the answers to the prompts of a batch, and judges them."""
-        numbers = planned.rows[planned.rows != FILLING].tolist()
-        prompts = [self._prompts.prompts[n] for n in numbers]
-        began = time.monotonic()
-        answers = self._sampler(prompts, parameters, number)
-        seconds = time.monotonic() - began
-        return Rollout(prompts, answers, self._judged(prompts, answers), seconds)
+    def _roll_out(self, parameters: Parameters, number: int) -> Rollout:
+        """Samples the answers to the prompts of a step, and judges them.
 
-    def _judged(
+        Groups of equal rewards are replaced as often as `Rollouts.resample` allows.
+        """
+        places, planned = self._order.batch()
+        groups, seconds = self._sample(places, planned, parameters, number)
+        learned = list(range(len(groups)))
+        for sampling in range(1, self._settings.resample + 1):
+            equal = [n for n, group in enumerate(learned) if groups[group].equal]
+            if not equal:
+                break
+            places, length = self._order.further(len(equal), sampling)
+            length = max(planned.input_length, length)
+            planned = dataclasses.replace(planned, input_length=length)
+            found, time_taken = self._sample(places, planned, parameters, number)
+            seconds += time_taken
+            useful = [n for n, group in enumerate(found) if not group.equal]
+            for place, n in zip(equal, useful, strict=False):
+                learned[place] = len(groups) + n
+            groups += found
+        totals = np.stack([groups[n].learned_totals for n in learned])
+        advantages = np.zeros(totals.shape)
+        if self._prompts.rewards:
+            advantages = group_advantages(totals, self._settings.advantage)
+        return Rollout(planned, groups, learned, advantages, seconds)
+
+    def _sample(
         self,
+        places: Sequence[Place],
+        planned: PlannedBatch,
+        parameters: Parameters,
+        number: int,
+    ) -> tuple[list[Group], float]:
+        """Samples and judges a group of answers to each prompt."""
+        prompts = [self._prompts.prompts[place.prompt] for place in places]
+        began = time.monotonic()
+        sampling = places[0].sampling
+        answers = self._sampler(prompts, parameters, number, sampling)
+        seconds = time.monotonic() - began
+        rewards = self._rewards(planned, prompts, answers, parameters)
+        weights = np.ones(rewards.shape[-1])
+        if self._settings.weights is not None:
+            weights = np.array([float(weight) for weight in self._settings.weights])
+        parts = (places, prompts, answers, rewards, rewards @ weights)
+        groups = list(itertools.starmap(Group, zip(*parts, strict=True)))
+        if self._settings.replay:
+            step = number * self._settings.updates + 1
+            groups = [self._with_best(group, step) for group in groups]
+        return groups, seconds
+
+    def _with_best(self, group: Group, step: int) -> Group:
+        """Replays the best earlier answer, and keeps a better new one."""
+        prompt, k = group.place.prompt, int(group.totals.argmax())
+        total = float(group.totals[k])
+        if group.equal:
+            replayed = self._best.better(prompt, total)
+            group = dataclasses.replace(group, replayed=replayed)
+        found = BestAnswer(group.answers[k], group.rewards[k], total, step)
+        if self._best.keep(prompt, found):
+            group = dataclasses.replace(group, best=k)
+        return group
+
+    def _rewards(
+        self,
+        planned: PlannedBatch,
         prompts: Sequence[RolloutPrompt],
         answers: Sequence[Sequence[SampledAnswer]],
-    ) -> Judgement | None:
-        """Judges answers by the rewards, if there are some."""
+        parameters: Parameters,
+    ) -> Float64[np.ndarray, "P G k"]:
+        """Returns the rewards of answers; `k` is 0 if there are none."""
+        count, group = len(prompts), self._settings.group
         if not self._prompts.rewards:
-            return None
+            return np.zeros((count, group, 0))
+        logprobs: list[Any] = [None] * (count * group)
+        if self._frozen_scores is not None:
+            examples = [
+                self._prompts.answered(prompt, answer.ids, answer.logprobs, 0.0)
+                for prompt, given in zip(prompts, answers, strict=True)
+                for answer in given
+            ]
+            rows = np.full(len(planned.rows) * group, FILLING)
+            rows[: len(examples)] = np.arange(len(examples))
+            batch = self._pad(planned, examples, rows)
+            logprobs = self._frozen_scores(parameters, batch)[: len(examples)].tolist()
+        given = itertools.chain.from_iterable(answers)
+        asked = [prompt for prompt in prompts for _ in range(group)]
         judged = [
-            Answer(prompt.text, answer.text, prompt.row, prompt.location)
-            for prompt, group in zip(prompts, answers, strict=True)
-            for answer in group
+            Answer(prompt.text, answer.text, prompt.row, prompt.location, logprob)
+            for prompt, answer, logprob in zip(asked, given, logprobs, strict=True)
         ]
-        settings = self._settings
-        rewards = self._judge(judged).reshape(len(prompts), settings.group, -1)
-        weights = [1.0] * rewards.shape[-1]
-        if settings.weights is not None:
-            weights = [float(weight) for weight in settings.weights]
-        totals = rewards @ np.array(weights)
-        advantages = group_advantages(totals, settings.advantage)
-        return Judgement(rewards, totals, advantages)
+        return self._judge(judged).reshape(count, group, -1)
 
     def _record(self, rollout: Rollout, step: int) -> None:
         """Writes the answers to the file of the run."""
         names = [reward.name for reward in self._prompts.rewards]
-        judgement, lines = rollout.judgement, []
-        for n, (prompt, group) in enumerate(
-            zip(rollout.prompts, rollout.answers, strict=True)
-        ):
-            for k, answer in enumerate(group):
-                line = {"step": step, "prompt": prompt.text, "completion": answer.text}
-                if judgement is not None:
-                    line["reward"] = float(judgement.totals[n, k])
-                    line["advantage"] = float(judgement.advantages[n, k])
-                line |= {"tokens": len(answer.ids), "truncated": answer.truncated}
-                if judgement is not None and len(names) > 1:
-                    values = judgement.rewards[n, k].tolist()
-                    line["rewards"] = dict(zip(names, values, strict=True))
-                lines.append(line)
-        self.log.write(lines, equal=judgement is not None and judgement.equal)
+        advantages = dict(zip(rollout.learned, rollout.advantages, strict=True))
+        lines = []
+        for n, group in enumerate(rollout.groups):
+            own = advantages.get(n, np.zeros(len(group.answers)))
+            fields = group.place.fields if self._settings.resample else {}
+            lines += [line | fields for line in group.lines(step, own, names)]
+        equal = bool(names) and not rollout.advantages.any()
+        self.log.write(lines, equal=equal)
 
     def _metrics(self, rollout: Rollout) -> Metrics:
-        answers = [answer for group in rollout.answers for answer in group]
+        """Returns metrics of all answers that were sampled, learned or not."""
+        answers = [answer for group in rollout.groups for answer in group.answers]
         tokens = sum(len(answer.ids) for answer in answers)
         logprobs = sum(sum(answer.logprobs) for answer in answers)
         metrics = {
@@ -201,58 +242,66 @@ class RolloutStream:
             "truncated_share": sum(x.truncated for x in answers) / len(answers),
             "sampled_per_second": tokens / max(rollout.seconds, 1e-9),
         }
-        judgement = rollout.judgement
-        if judgement is None:
+        if not self._prompts.rewards:
             return metrics
-        metrics["reward"] = float(judgement.totals.mean())
-        metrics["equal_share"] = float(equal_groups(judgement.totals).mean())
+        totals = np.stack([group.totals for group in rollout.groups])
+        metrics["reward"] = float(totals.mean())
+        metrics["equal_share"] = float(equal_groups(totals).mean())
+        if self._settings.resample:
+            metrics["sampled_groups"] = float(len(totals))
+        if self._settings.replay:
+            replayed = (rollout.groups[n].replayed for n in rollout.learned)
+            metrics["replayed"] = float(sum(x is not None for x in replayed))
         if len(self._prompts.rewards) > 1:
-            means = judgement.rewards.mean((0, 1)).tolist()
+            means = np.stack([group.rewards for group in rollout.groups]).mean((0, 1))
             for reward, mean in zip(self._prompts.rewards, means, strict=True):
-                metrics[f"reward/{reward.name}"] = mean
+                metrics[f"reward/{reward.name}"] = float(mean)
         return metrics
 
-    def _build(self, planned: PlannedBatch, rollout: Rollout) -> Batch:
-        """Returns the rows of the answers, padded to one of few lengths."""
-        settings, group = self._settings, self._settings.group
-        advantages = np.zeros((len(rollout.prompts), group))
-        if rollout.judgement is not None:
-            advantages = rollout.judgement.advantages
+    def _build(self, rollout: Rollout) -> Batch:
+        """Returns the rows of the answers that are learned."""
+        planned, masked = rollout.planned, self._settings.mask_truncated
         examples = [
             self._prompts.answered(
-                prompt,
+                rollout.groups[n].prompt,
                 answer.ids,
                 answer.logprobs,
                 float(advantage),
-                learned=not (settings.mask_truncated and answer.truncated),
+                learned=not (masked and answer.truncated),
             )
-            for prompt, answers, of_prompt in zip(
-                rollout.prompts, rollout.answers, advantages, strict=True
+            for n, of_group in zip(rollout.learned, rollout.advantages, strict=True)
+            for answer, advantage in zip(
+                rollout.groups[n].learned, of_group, strict=True
             )
-            for answer, advantage in zip(answers, of_prompt, strict=True)
         ]
-        longest = max(len(x.ids) for answers in rollout.answers for x in answers)
-        maximum, length = settings.new_tokens, SHORTEST_ROW
+        rows = np.full((len(planned.rows), self._settings.group), FILLING)
+        order = np.arange(len(examples)).reshape(-1, self._settings.group)
+        rows[planned.rows != FILLING] = order
+        batch = self._pad(planned, examples, rows.reshape(-1))
+        if self._plan.accumulate == 1:
+            return batch
+        return split_micro_batches(batch, self._plan.accumulate)
+
+    def _pad(
+        self, planned: PlannedBatch, examples: Sequence[Example], rows: np.ndarray
+    ) -> Batch:
+        """Returns rows of answers, padded to one of few lengths."""
+        longest = max(
+            len(example.targets) - example.prefix_length for example in examples
+        )
+        maximum, length = self._settings.new_tokens, SHORTEST_ROW
         while length < longest:
             length *= 2
         length = min(length, maximum)
         inputs = planned.input_length
         if planned.same_tokens:
             inputs -= maximum - length
-        rows = np.full((len(planned.rows), group), FILLING)
-        rows[planned.rows != FILLING] = np.arange(len(examples)).reshape(-1, group)
-        batch = build_batch(
-            examples,
-            PlannedBatch(
-                rows.reshape(-1),
-                inputs,
-                inputs if planned.same_tokens else length,
-                length,
-                same_tokens=planned.same_tokens,
-            ),
-            self._model.config.pad_id,
-            columns=self._prompts.columns,
+        shape = PlannedBatch(
+            rows,
+            inputs,
+            inputs if planned.same_tokens else length,
+            length,
+            same_tokens=planned.same_tokens,
         )
-        if self._plan.accumulate == 1:
-            return batch
-        return split_micro_batches(batch, self._plan.accumulate)
+        pad_id = self._model.config.pad_id
+        return build_batch(examples, shape, pad_id, columns=self._prompts.columns)

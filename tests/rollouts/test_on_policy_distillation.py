@@ -11,7 +11,7 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.parameters import merge
-from prompt_tuning.rollouts import rollout_stream
+from prompt_tuning.rollouts.answer_sampler import AnswerSampler
 from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.batch_sources import RolloutBatches
 from prompt_tuning.training.gradients import gradients
@@ -92,15 +92,15 @@ def test_a_killed_run_of_the_command_ends_with_the_same_bits(
     files, tmp_path, monkeypatch
 ):
     assert distill(files, tmp_path / "whole") == 0
-    sample = rollout_stream.RolloutStream._roll_out
+    sample = AnswerSampler.__call__
 
-    def kill(self, planned, parameters, number):
-        rollout = sample(self, planned, parameters, number)
+    def kill(self, prompts, parameters, number, *rest):
+        answers = sample(self, prompts, parameters, number, *rest)
         if number == 2:
             raise Killed
-        return rollout
+        return answers
 
-    monkeypatch.setattr(rollout_stream.RolloutStream, "_roll_out", kill)
+    monkeypatch.setattr(AnswerSampler, "__call__", kill)
     with pytest.raises(Killed):
         distill(files, tmp_path / "killed")
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.grpo import SAMPLER_LOGPROBS, GroupPolicy
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.scoring import merge_model
-from prompt_tuning.rollouts import rollout_stream
+from prompt_tuning.rollouts.answer_sampler import AnswerSampler
 from prompt_tuning.rollouts.prompt_table import RolloutPrompts
 from prompt_tuning.rollouts.rollout_log import ROLLOUTS_FILE
 from prompt_tuning.training.batch_sources import RolloutBatches
@@ -168,15 +168,15 @@ def test_a_killed_run_ends_with_the_same_bits(files, tmp_path, monkeypatch, upda
     settings: dict[str, Any] = {"rollouts": {"updates": updates}}
     reinforce(files, tmp_path / "whole", **settings)
     expected = trained_prompt(tmp_path / "whole", 6)
-    sample = rollout_stream.RolloutStream._roll_out
+    sample = AnswerSampler.__call__
 
-    def kill(self, planned, parameters, number):
-        rollout = sample(self, planned, parameters, number)
+    def kill(self, prompts, parameters, number, *rest):
+        answers = sample(self, prompts, parameters, number, *rest)
         if number * updates == 4:
             raise Killed
-        return rollout
+        return answers
 
-    monkeypatch.setattr(rollout_stream.RolloutStream, "_roll_out", kill)
+    monkeypatch.setattr(AnswerSampler, "__call__", kill)
     with pytest.raises(Killed):
         reinforce(files, tmp_path / "killed", **settings)
     monkeypatch.undo()
@@ -245,6 +245,169 @@ def test_truncated_answers_are_masked_on_request(files, tmp_path):
     cut = (whole.loss_weights.sum(1) == 8) & ~masked.loss_weights.any(1)
     assert cut.any()
     np.testing.assert_array_equal(masked.loss_weights[~cut], whole.loss_weights[~cut])
+
+
+def often_equal(prompt: str, completion: str, row) -> float:
+    """A reward in which answers to every other prompt do not differ."""
+    return even(prompt, completion, row) if len(prompt) % 2 else 0.5
+
+
+def sampled_groups(answers: list[dict]) -> dict[tuple[int, ...], list[dict]]:
+    """Returns the answers of each group by step, batch and position."""
+    groups: dict[tuple[int, ...], list[dict]] = {}
+    for answer in answers:
+        place = tuple(answer[name] for name in ("step", "batch", "position"))
+        groups.setdefault(place, []).append(answer)
+    return groups
+
+
+def test_groups_without_variance_are_replaced_by_further_prompts(files, tmp_path):
+    settings: dict[str, Any] = {"rewards": [often_equal], "rollouts": {"resample": 30}}
+    reinforce(files, tmp_path / "run", **settings)
+    answers = answers_of(tmp_path / "run")
+    groups = sampled_groups(answers)
+    useful = [x for x in groups.values() if len({y["reward"] for y in x}) > 1]
+    learned = [x for x in groups.values() if any(y["advantage"] for y in x)]
+    assert {len(group) for group in groups.values()} == {4}
+    # Four groups of each step are learned, and all of them differ in their rewards.
+    steps = [group[0]["step"] for group in learned]
+    assert steps == [step for step in range(1, 7) for _ in range(4)]
+    assert len(useful) >= len(learned)
+    # No prompt comes twice before each of the 32 has come.
+    places = list(dict.fromkeys(place[1:] for place in groups))
+    assert len(places) == len(groups)
+    order = [group[0]["prompt"] for _, group in sorted(groups.items(), key=epochs)]
+    assert len(groups) > 32
+    assert len(set(order[:32])) == 32
+    lines = [line for line in logged(tmp_path / "run") if "reward" in line]
+    for line in lines:
+        own = [x for x in answers if x["step"] == line["step"]]
+        # As in DAPO, metrics are of all that was sampled.
+        assert line["sampled_groups"] == len(own) / 4
+        assert line["reward"] == pytest.approx(np.mean([x["reward"] for x in own]))
+
+
+def epochs(group) -> tuple[int, int]:
+    """Returns the place of a group in the plan."""
+    (_, batch, position), _ = group
+    return batch, position
+
+
+def test_a_run_without_differences_stops_with_dynamic_sampling(files, tmp_path):
+    rewards = [lambda *_: 0.25]
+    for _ in range(2):
+        tuned = reinforce(
+            files,
+            tmp_path / "run",
+            rewards=rewards,
+            rollouts={"equal_steps": 3, "resample": 2},
+        )
+        assert tuned.result is not None and tuned.result.step == 3
+        assert "nothing to learn" in str(tuned.result.reason)
+    # Each step sampled its four prompts, and four others twice.
+    assert len(sampled_groups(answers_of(tmp_path / "run"))) == 3 * 4 * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [0, 1])
+def test_a_run_killed_in_dynamic_sampling_ends_with_the_same_bits(
+    files, tmp_path, monkeypatch, sampling
+):
+    settings: dict[str, Any] = {
+        "rewards": [often_equal, "logprob"],
+        "rollouts": {"resample": 2, "replay": True, "weights": [1, 0]},
+    }
+    reinforce(files, tmp_path / "whole", **settings)
+    sample = AnswerSampler.__call__
+
+    def kill(self, prompts, parameters, number, *rest):
+        answers = sample(self, prompts, parameters, number, *rest)
+        if (number, *rest) == (5, sampling):
+            raise Killed
+        return answers
+
+    monkeypatch.setattr(AnswerSampler, "__call__", kill)
+    with pytest.raises(Killed):
+        reinforce(files, tmp_path / "killed", **settings)
+    monkeypatch.undo()
+    reinforce(files, tmp_path / "killed", **settings)
+    expected = trained_prompt(tmp_path / "whole", 6)
+    assert trained_prompt(tmp_path / "killed", 6) == expected
+    written = (tmp_path / "whole" / ROLLOUTS_FILE).read_text()
+    assert (tmp_path / "killed" / ROLLOUTS_FILE).read_text() == written
+
+
+def test_the_best_earlier_answer_is_replayed_where_all_are_worse(files, tmp_path):
+    seen: set[str] = set()
+
+    def once(prompt: str, completion: str, row) -> float:
+        """A reward that only the first answer to each prompt has."""
+        new = prompt not in seen
+        seen.add(prompt)
+        return float(new)
+
+    settings: dict[str, Any] = {"rewards": [once], "rollouts": {"replay": True}}
+    reinforce(files, tmp_path / "run", 10, **settings)
+    answers = answers_of(tmp_path / "run")
+    replayed = [answer for answer in answers if "replayed" in answer]
+    best = [answer for answer in answers if "best" in answer and answer["reward"]]
+    # All 32 prompts were answered in eight steps; then eight of them again.
+    assert (len(best), len(replayed)) == (32, 8)
+    first = {answer["prompt"]: answer for answer in best}
+    for answer in replayed:
+        assert answer["completion"] == first[answer["prompt"]]["completion"]
+        assert answer["replayed"] == first[answer["prompt"]]["step"] < answer["step"]
+        assert answer["advantage"] > 0
+    # The answer that it replaces is recorded, too.
+    assert len(answers) == 10 * 16 + 8
+    (tmp_path / "run" / ROLLOUTS_FILE).unlink()
+    with pytest.raises(InputError, match="ends with step 0, expected 10"):
+        reinforce(files, tmp_path / "run", 12, **settings)
+
+
+def test_a_replayed_answer_keeps_the_probabilities_it_was_drawn_with(files, tmp_path):
+    model, method = files.decoder, pt.LoRA(rank=2)
+    trainer = open_trainer(files, tmp_path / "run", model, method)
+    prompts = trainer.examples
+    assert isinstance(prompts, RolloutPrompts)
+    prompts.rollouts = dataclasses.replace(prompts.rollouts, replay=True)
+    rewards = iter([1.0] + [0.0] * 1000)
+    (reward,) = prompts.rewards
+    reward = dataclasses.replace(reward, function=lambda *_: next(rewards))
+    prompts.rewards = [reward]
+    trainer = dataclasses.replace(trainer, batch_plan=OnePrompt(trainer.batch_plan))
+    source = RolloutBatches(trainer, Meter(), 0)
+    first, second = (source.next([trainer.start], done)[0].whole for done in range(2))
+    source.close()
+    np.testing.assert_array_equal(second.tokens[3], first.tokens[0])
+    logprobs = [batch.columns[SAMPLER_LOGPROBS] for batch in (first, second)]
+    np.testing.assert_array_equal(logprobs[1][3], logprobs[0][0])
+    assert not np.array_equal(logprobs[1][0], logprobs[0][0])
+
+
+class OnePrompt:
+    """A plan that repeats its first batch."""
+
+    def __init__(self, plan):
+        self._plan, self.accumulate = plan, plan.accumulate
+
+    def batch(self, index: int):
+        """Returns the first batch."""
+        del index
+        return self._plan.batch(0)
+
+
+def test_the_logprob_reward_is_that_of_the_sampler_before_any_step(files, tmp_path):
+    # The LoRA changes nothing yet, so the policy is the frozen model.
+    model, method = files.decoder, pt.LoRA(rank=2)
+    run = {"rewards": ["logprob"], "method": method, "model": model}
+    reinforce(files, tmp_path / "run", 1, rollouts={"replay": True}, **run)
+    answers = answers_of(tmp_path / "run")
+    best = [answer for answer in answers if "best" in answer]
+    assert len(best) == 4
+    for answer in best:
+        mean = np.mean(answer["best"]["logprobs"])
+        assert answer["reward"] == pytest.approx(mean, abs=1e-5)
 
 
 @pytest.mark.slow

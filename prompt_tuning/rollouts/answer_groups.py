@@ -1,0 +1,110 @@
+"""Groups of answers to one prompt, with their rewards."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from prompt_tuning.data.batching.batch_plan import PlannedBatch
+from prompt_tuning.rollouts.advantages import equal_groups
+from prompt_tuning.rollouts.answer_sampler import SampledAnswer
+from prompt_tuning.rollouts.best_answers import BEST, BestAnswer
+from prompt_tuning.rollouts.prompt_order import Place
+from prompt_tuning.rollouts.prompt_table import RolloutPrompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Answers to one prompt.
+
+    Attributes:
+      place: the prompt's place in the order of the run.
+      prompt: the prompt.
+      answers: the `G` answers that were sampled.
+      rewards: each of the `k` rewards of each answer, `[G, k]`; none without rewards.
+      totals: their weighted sums, `[G]`; 0 without rewards.
+      best: number of the answer that is the best to its prompt so far; None if an
+        earlier one is, or none is kept.
+      replayed: earlier answer that is learned instead of the last one; None for none.
+    """
+
+    place: Place
+    prompt: RolloutPrompt
+    answers: Sequence[SampledAnswer]
+    rewards: np.ndarray
+    totals: np.ndarray
+    best: int | None = None
+    replayed: BestAnswer | None = None
+
+    @property
+    def learned(self) -> Sequence[SampledAnswer]:
+        """The `G` answers that are learned."""
+        if self.replayed is None:
+            return self.answers
+        return [*self.answers[:-1], self.replayed.answer]
+
+    @property
+    def learned_totals(self) -> np.ndarray:
+        """Rewards of the answers that are learned, `[G]`."""
+        if self.replayed is None:
+            return self.totals
+        return np.append(self.totals[:-1], self.replayed.total)
+
+    @property
+    def equal(self) -> bool:
+        """Whether all answers that are learned have the same reward."""
+        return bool(equal_groups(self.learned_totals[None])[0])
+
+    def lines(
+        self, step: int, advantages: Float64[np.ndarray, "G"], names: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the fields of each sampled answer, then of a replayed one.
+
+        Args:
+          step: step that learns from them.
+          advantages: advantages of the answers that are learned; 0 for a group that is
+            not.
+          names: names of the rewards.
+        """
+        answers = list(zip(self.answers, self.rewards, self.totals, strict=True))
+        if self.replayed is not None:
+            # The answer that it replaces is not learned.
+            advantages = np.insert(advantages, -1, 0)
+            answers.append(
+                (self.replayed.answer, self.replayed.rewards, self.replayed.total)
+            )
+        for k, (answer, rewards, total) in enumerate(answers):
+            line: dict[str, Any] = {"step": step, "prompt": self.prompt.text}
+            line["completion"] = answer.text
+            if names:
+                line |= {"reward": float(total), "advantage": float(advantages[k])}
+            line |= {"tokens": len(answer.ids), "truncated": answer.truncated}
+            if len(names) > 1:
+                line["rewards"] = dict(zip(names, rewards.tolist(), strict=True))
+            if k == self.best:
+                found = BestAnswer(answer, rewards, float(total), step)
+                line[BEST] = found.fields(self.place.prompt)
+            elif k == len(self.answers) and self.replayed is not None:
+                line["replayed"] = self.replayed.step
+            yield line
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """Answers to the prompts of a step.
+
+    Attributes:
+      planned: the planned batch, with the length that the prompts have.
+      groups: all groups that were sampled.
+      learned: numbers of the `P` groups that are learned.
+      advantages: advantages of their answers, `[P, G]`.
+      seconds: time that sampling took.
+    """
+
+    planned: PlannedBatch
+    groups: Sequence[Group]
+    learned: Sequence[int]
+    advantages: np.ndarray
+    seconds: float

@@ -1,0 +1,81 @@
+"""The best earlier answer to each prompt, which a run may learn from again."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from prompt_tuning.core.typed_json import JsonObject
+from prompt_tuning.rollouts.answer_sampler import SampledAnswer
+
+BEST = "best"
+"""Field of a recorded answer that was the best one so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BestAnswer:
+    """An earlier answer.
+
+    Attributes:
+      answer: the answer, with its log-probabilities when it was drawn.
+      rewards: its `k` rewards.
+      total: their weighted sum.
+      step: step that it was drawn in.
+    """
+
+    answer: SampledAnswer
+    rewards: Float64[np.ndarray, "k"]
+    total: float
+    step: int
+
+    def fields(self, prompt: int) -> Mapping[str, Any]:
+        """Returns what `BestAnswers.resume` reads besides the fields of each answer.
+
+        Args:
+          prompt: number of its prompt.
+        """
+        return {
+            "prompt": prompt,
+            "ids": list(self.answer.ids),
+            "logprobs": list(self.answer.logprobs),
+            "rewards": self.rewards.tolist(),
+        }
+
+
+class BestAnswers:
+    """The best answer to each prompt so far; of equal ones the newest."""
+
+    def __init__(self):
+        self._by_prompt: dict[int, BestAnswer] = {}
+
+    def resume(self, line: JsonObject) -> None:
+        """Takes over an answer of an earlier rollout, if it was the best so far."""
+        if BEST not in line:
+            return
+        kept = line.nested(BEST)
+        answer = SampledAnswer(
+            tuple(kept.integers("ids")),
+            tuple(kept.sequence("logprobs")),
+            line.text("completion"),
+            line.flag("truncated"),
+        )
+        self._by_prompt[kept.integer("prompt")] = BestAnswer(
+            answer,
+            np.array(kept.sequence("rewards"), np.float64),
+            line.number("reward"),
+            line.integer("step"),
+        )
+
+    def better(self, prompt: int, total: float) -> BestAnswer | None:
+        """Returns the best earlier answer to a prompt if its reward is higher."""
+        best = self._by_prompt.get(prompt)
+        return best if best is not None and best.total > total else None
+
+    def keep(self, prompt: int, found: BestAnswer) -> bool:
+        """Keeps an answer unless a better one is known; returns whether it is kept."""
+        if self.better(prompt, found.total) is not None:
+            return False
+        self._by_prompt[prompt] = found
+        return True
