@@ -188,7 +188,7 @@ def test_a_prompt_that_needs_the_rows_positions_does_not_run_once():
             model_of(family, once)
 
 
-@pytest.mark.parametrize("family", [x for x in families_of(2) if x not in JOINED])
+@pytest.mark.parametrize("family", families_of(2, without=JOINED))
 def test_a_prompt_that_runs_once_for_the_batch_gives_the_same_gradient(family):
     config = config_of(family)
     causal = config.architecture == "decoder_only" and not config.bidirectional
