@@ -36,6 +36,7 @@ from prompt_tuning.losses.context_distillation import (
 from prompt_tuning.losses.context_distillation import (
     OnPolicyDistillation as _OnPolicyDistillation,
 )
+from prompt_tuning.losses.contrastive import Contrastive as _Contrastive
 from prompt_tuning.losses.dpo import DPO as _DPO
 from prompt_tuning.losses.fixed_gradients import OutputGradients as _OutputGradients
 from prompt_tuning.losses.grpo import GRPO as _GRPO
@@ -427,6 +428,40 @@ def ContextDistillation(
       >>> tuned = pt.tune(
       ...     model, prompt, pairs, objective=loss, steps=2, progress=False
       ... )
+    """
+
+def Contrastive(
+    temperature: float = 0.05, pooling: Literal["last", "first", "mean"] = "mean"
+) -> Configured[_Contrastive]:
+    """InfoNCE of texts (van den Oord et al. 2018, equation 4).
+
+    Use it to tune embeddings: vectors of texts by `Model.embed`. Each record has a
+    `query`, a `positive` text and perhaps `negatives`. With the cosine `s` of two
+    vectors, the loss of a query is `-log softmax(s / temperature)` of its positive
+    among the positives and negatives of all records of the batch (Henderson et al.
+    2017, section 4.4), so larger batches are harder. Micro-batches of `accumulate` have
+    their own candidates. `accuracy` is the share of queries whose positive is nearest.
+
+    Attributes:
+      temperature: divisor of the cosines.
+      pooling: states that make the vector of a text: the mean of its tokens', the last
+        or the first; as in `Model.embed`.
+
+    Raises:
+      InputError: if a setting is out of range.
+
+    Examples:
+      >>> rows = [{"query": p, "positive": c} for p, c in pairs]
+      >>> tuned = pt.tune(
+      ...     model,
+      ...     pt.LoRA(rank=2),
+      ...     rows,
+      ...     objective=pt.Contrastive(temperature=0.05),
+      ...     steps=2,
+      ...     progress=False,
+      ... )
+      >>> tuned.embed(["abc"]).shape
+      (1, 128)
     """
 
 def DPO(

@@ -126,7 +126,7 @@ def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NextCommand:
-    """The command that uses a run after training: with labels, or with texts.
+    """The command that uses a run after training: its labels, texts or vectors.
 
     Attributes:
       command: name of the command.
@@ -139,6 +139,8 @@ class NextCommand:
     @classmethod
     def of(cls, run: Run) -> "NextCommand":
         """Chooses the command by the run's data; may read its first record."""
+        if run.objective is not None and run.objective.embeds is not None:
+            return cls("evaluate", "--baseline")
         if label_settings(run) is not None:
             return cls("predict", "FILE")
         chat = run.source.is_text and not run.source.has_pairs

@@ -32,7 +32,8 @@ ROLLOUT_OPTIONS = (
     FlatOption(
         "temperature",
         TRAINING,
-        "temperature that answers are sampled with",
+        "temperature that answers are sampled with; of contrastive, the divisor of "
+        "cosines",
         "Rollouts.temperature",
         macro="TEMPERATURE",
     ),

@@ -12,6 +12,7 @@ _LISTED = {
     "PolicyGradient": "prompt_tuning.losses.policy_gradient",
     "ContextDistillation": "prompt_tuning.losses.context_distillation",
     "OnPolicyDistillation": "prompt_tuning.losses.context_distillation",
+    "Contrastive": "prompt_tuning.losses.contrastive",
     "DPO": "prompt_tuning.losses.dpo",
     "ORPO": "prompt_tuning.losses.orpo",
     "SimPO": "prompt_tuning.losses.simpo",

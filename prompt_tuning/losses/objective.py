@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.rows.token_columns import column_setting
@@ -173,6 +174,11 @@ class ObjectiveConfig(abc.ABC):
         return False
 
     @property
+    def embeds(self) -> Pooling | None:
+        """States that make the vectors of texts to compare; None for other losses."""
+        return None
+
+    @property
     def samples_answers(self) -> bool:
         """Whether rows are answers that the trained model samples (`Run.rollouts`)."""
         return False
@@ -188,7 +194,8 @@ class ObjectiveConfig(abc.ABC):
         Raises:
           InputError: if the objective compares rows, with what to set.
         """
-        if self.candidate_labels is not None or self.judges_answers:
+        compares = self.candidate_labels is not None or self.judges_answers
+        if compares or self.embeds is not None:
             raise InputError(
                 f"DataSource.packing is True, but Run.objective is a "
                 f"{type(self).__name__}, which compares whole rows, one for each class "

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.losses.contrastive import mean_vectors
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.objective import (
     AnySums,
@@ -46,12 +47,14 @@ def pooled_states(
 
     These are the states after the final norm, before an encoder's transform of them.
     """
-    model = merge_model(graph, parameters)
+    model = _without_transform(merge_model(graph, parameters))
+    return mean_vectors(model.hidden(batch), batch.loss_weights)
+
+
+def _without_transform(model: LanguageModel) -> LanguageModel:
     if model.head is not None:
         model.head.transform = None
-    hidden = model.hidden(batch).astype(jnp.float32)
-    weights = batch.loss_weights[..., None]  # [B, m, 1]
-    return jnp.sum(hidden * weights, 1) / jnp.sum(weights, 1)
+    return model
 
 
 class HeldOutLosses(NamedTuple):
@@ -168,6 +171,8 @@ def loss_sums(
       prefix: result of the model's `prefix`, if it was run before.
     """
     model = merge_model(graph, parameters)
+    if objective.embeds is not None:
+        model = _without_transform(model)
     with intermediates.capture(objective.intermediates) as arrays:
         hidden = model.hidden(batch, key, prefix=prefix)
     sums = objective.sums(hidden, model.output_head(), batch, parameters)

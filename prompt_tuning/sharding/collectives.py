@@ -261,6 +261,13 @@ def gather_rows(x: Shaped[Array, "B *rest"]) -> Shaped[Array, "R *rest"]:
     return _gather_rows(rows, tensor, x) if rows or tensor else x
 
 
+def gather_batch(x: Float[Array, "B *rest"]) -> Float[Array, "R *rest"]:
+    """All-gathers the rows of all devices; the backward pass sums their gradients."""
+    layout = _layout.get()
+    rows = () if layout is None else layout.row_axes
+    return _gather_rows(rows, (), x) if rows else x
+
+
 def local_rows(x: Shaped[Array, "R *rest"]) -> Shaped[Array, "B *rest"]:
     """Selects this device's rows of an array that all devices have.
 

@@ -17,7 +17,9 @@ from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
+from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.losses.contrastive import Contrastive
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
 from prompt_tuning.losses.preference import AnswerObjective, StoredReference
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -69,6 +71,8 @@ def open_evaluator(
     Raises:
       InputError: if the held-out data cannot be used.
     """
+    if isinstance(objective, Contrastive):
+        return RetrievalEvaluator(model, evaluation, objective)
     preferences = held_out_preferences(objective, model, evaluation)
     if examples is None and preferences is not None:
         compared = preferences.examples

@@ -33,6 +33,7 @@ from prompt_tuning.data.examples.rated_examples import load_ratings
 from prompt_tuning.decoding.row_checks import check_scores
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.ranking import build_candidates
+from prompt_tuning.evaluation.retrieval import open_texts
 from prompt_tuning.losses.function_objective import FunctionObjective
 from prompt_tuning.losses.grpo import GroupPolicy
 from prompt_tuning.losses.objective import Objective, ObjectiveConfig
@@ -230,6 +231,8 @@ class RunPlan:
             return load_prompts(
                 self.data, self.model, self.run.rollouts, context_column(objective)
             )
+        if objective.embeds is not None:
+            return open_texts(self.model, self.data, objective.embeds)
         if objective.compares_answers:
             return load_preferences(self.data, self.model.interface)
         if objective.rates_answers:
@@ -270,7 +273,8 @@ class RunPlan:
         Raises:
           InputError: if it is one of texts, or an encoder has no head of classes.
         """
-        check_scores(self.model)
+        if objective.embeds is None:
+            check_scores(self.model)
         known = isinstance(objective, TokenObjective | FunctionObjective)
         if self.model.config.labels and not known:
             raise InputError(

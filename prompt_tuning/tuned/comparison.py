@@ -26,7 +26,9 @@ from prompt_tuning.evaluation.aligned_examples import align_examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
+from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.losses.contrastive import Contrastive
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
@@ -74,6 +76,11 @@ class PlannedModel:
         return load_learned(
             data, interface, self.objective, context_ids=self.context_ids
         )
+
+    def open_retrieval(self, objective: Contrastive) -> "ComparedModel":
+        """Opens the evaluation of the model's vectors of texts."""
+        evaluator = RetrievalEvaluator(self.model, self.evaluation, objective)
+        return ComparedModel(self.name, self.model, evaluator, self.read)
 
     def open(self, examples: Examples) -> "ComparedModel":
         """Opens the evaluation of the model on some of the examples."""
@@ -147,8 +154,12 @@ def open_comparison(
     planned = [PlannedModel(name, model, evaluation, lambda: parameters)]
     if baseline and not bare:
         planned.append(_frozen(run, _without_tasks(evaluation), NO_PROMPT))
+    if text_prompts and isinstance(run.objective, Contrastive):
+        raise InputError("vectors of texts are compared without --text_prompt")
     for text in text_prompts:
         planned.append(_with_text(run, _without_tasks(evaluation), text))
+    if isinstance(run.objective, Contrastive):
+        return [one.open_retrieval(run.objective) for one in planned]
     planned = [dataclasses.replace(one, objective=run.objective) for one in planned]
     tables = align_examples([(one.name, one.examples()) for one in planned])
     return [one.open(table) for one, table in zip(planned, tables, strict=True)]

@@ -1,0 +1,225 @@
+"""Examples of texts that belong together: a query, a positive text, and negatives."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_groups import ExampleGroups
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.examples.truncation import truncation_of
+from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.rows.row_sources import Repetition
+from prompt_tuning.data.rows.text_records import read_records
+
+QUERIES, POSITIVE, NEGATIVES = (
+    ("query", "anchor"),
+    "positive",
+    ("negatives", "negative"),
+)
+"""Keys of the texts; published data use both names of queries and of negatives."""
+
+
+class ContrastiveExamples(ExampleGroups):
+    """`E` examples of `C` texts each: query, positive, and equally many negatives.
+
+    Args:
+      texts: tokens of the texts of each example.
+      pooling: states that make the vector of a text; see `text_embeddings.Pooling`.
+      skipped: number of examples that are left out because a text is too long.
+      truncated: number of examples with a cut text.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[Sequence[int]]],
+        pooling: str,
+        skipped: int = 0,
+        truncated: int = 0,
+    ):
+        self._texts = [[np.array(x, np.int32) for x in each] for each in texts]
+        self._pooling = pooling
+        self.skipped, self.truncated = skipped, truncated
+        self.unlearned = self.without_completion = self.uncounted = 0
+        self.repetition, self.has_prompt_ids = Repetition(0, 0, 0), False
+        self.gold = np.zeros(len(texts), np.int32)
+        self.weights = np.ones(len(texts), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the rows of one example; those that make its vector have a weight.
+
+        The state of a token is the one that predicts the next, so the last weight is
+        that of the position after the text.
+        """
+        rows = []
+        for ids in self._texts[number]:
+            weights = np.zeros(len(ids) + 1, np.float32)
+            chosen = {"mean": slice(1, None), "last": -1, "first": 1}[self._pooling]
+            weights[chosen] = 1
+            rows.append(Example(ids, ids, weights, len(ids)))
+        return rows
+
+    def candidates(self) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "E"]]:
+        """Returns the numbers of different texts that are no queries.
+
+        Texts count from the first positive, `C - 1` for each example.
+
+        Returns:
+          the first of each, and the place of each example's positive among them.
+        """
+        texts = [ids.tobytes() for each in self._texts for ids in each[1:]]
+        places, chosen = {}, []
+        for number, text in enumerate(texts):
+            if text not in places:
+                places[text] = len(chosen)
+                chosen.append(number)
+        positives = [places[text] for text in texts[:: self.rows_per_example - 1]]
+        return np.array(chosen, np.int64), np.array(positives, np.int64)
+
+    @property
+    def rows_per_example(self) -> int:
+        """Number of texts of an example, `C`."""
+        return len(self._texts[0])
+
+    @property
+    def input_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of tokens of each example's longest text."""
+        longest = [max(len(ids) for ids in texts) for texts in self._texts]
+        return np.array(longest, np.int64)
+
+    @property
+    def target_lengths(self) -> Int64[np.ndarray, "E"]:
+        """Number of tokens of each example's longest text."""
+        return self.input_lengths
+
+    @property
+    def weight_counts(self) -> Int64[np.ndarray, "E"]:
+        """Number of states that make the vector of a text, at most."""
+        lengths = self.input_lengths
+        return lengths if self._pooling == "mean" else np.ones_like(lengths)
+
+
+def load_contrastive(
+    source: DataSource,
+    model: ModelInterface,
+    encode: Callable[[str], list[int]],
+    pooling: str,
+) -> ContrastiveExamples:
+    """Reads the files of a data source as texts that belong together.
+
+    Args:
+      source: the files and how they are read.
+      model: properties of the model that reads them.
+      encode: returns the tokens of a text.
+      pooling: see `ContrastiveExamples`.
+
+    Raises:
+      InputError: if a setting, a file or a record cannot be used; see `DataSource`.
+    """
+    source.check(model)
+    if not source.is_text:
+        raise InputError(
+            f"{source.paths[0]} contains token ids, but the objective compares texts: "
+            f"give records with {QUERIES[0]!r}, {POSITIVE!r} and {NEGATIVES[0]!r}"
+        )
+    if model.prompt_count > 1:
+        raise InputError(
+            f"the model has {model.prompt_count} prompts, but texts of a contrastive "
+            "objective share one: leave the others out"
+        )
+    shortened = _Shortened(source, model)
+    texts: list[list[list[int]]] = []
+    for path in source.paths:
+        for line in read_records(path):
+            if len(texts) == source.maximum_examples:
+                break
+            place = f"{path}, {line.unit} {line.number}"
+            words = _texts_of(line.content, place)
+            rows = [shortened(model.scored_row(encode(x)), place) for x in words]
+            if None in rows:
+                continue
+            texts.append([row for row in rows if row is not None])
+            if len(rows) != len(texts[0]):
+                raise InputError(
+                    f"{place} has {len(rows) - 2} negatives, expected "
+                    f"{len(texts[0]) - 2}, as the first record: give all records "
+                    "equally many"
+                )
+    if not texts:
+        raise InputError(f"{source.paths[0]} has no record that fits the model")
+    return ContrastiveExamples(texts, pooling, shortened.skipped, shortened.cut)
+
+
+class _Shortened:
+    """Cuts or leaves out texts that are too long, and counts their records."""
+
+    def __init__(self, source: DataSource, model: ModelInterface):
+        self._source, self._maximum = source, model.maximum_length
+        cut = truncation_of(
+            model, source.on_too_long, same_tokens=True, has_template=False
+        )
+        ends = {"classifies": True, "input_eos": model.encodes}  # keep an encoder's EOS
+        self._truncation = cut and dataclasses.replace(cut, **ends)
+        self._skipped: set[str] = set()
+        self._cut: set[str] = set()
+
+    @property
+    def skipped(self) -> int:
+        """Number of records that are left out."""
+        return len(self._skipped)
+
+    @property
+    def cut(self) -> int:
+        """Number of records with a cut text."""
+        return len(self._cut)
+
+    def __call__(self, ids: list[int], place: str) -> list[int] | None:
+        """Returns a text that fits; None to leave its record out.
+
+        Raises:
+          InputError: if it has no token, or more than fit and such texts are errors.
+        """
+        if not ids:
+            raise InputError(f"{place}: a text has no token, so it has no vector")
+        if self._maximum is None or len(ids) <= self._maximum:
+            return ids
+        if self._truncation is not None:
+            self._cut.add(place)
+            return self._truncation.cut_prompt(ids, self._maximum)
+        if self._source.on_too_long == "skip":
+            self._skipped.add(place)
+            return None
+        raise InputError(
+            f"{place}: a text has {len(ids)} tokens, but the model reads at most "
+            f"{self._maximum}: to cut such texts, type "
+            f"{how_to_set('DataSource.on_too_long', 'truncate_right')}"
+        )
+
+
+def _texts_of(record: Mapping[str, Any], place: str) -> list[str]:
+    """Returns the query, the positive and the negatives of a record.
+
+    Raises:
+      InputError: if one is missing or is no text.
+    """
+    query = next((record[key] for key in QUERIES if key in record), None)
+    negatives = next((record[key] for key in NEGATIVES if key in record), [])
+    if isinstance(negatives, str):
+        negatives = [negatives]
+    if isinstance(negatives, list):
+        texts = [query, record.get(POSITIVE), *negatives]
+        if all(isinstance(text, str) and text for text in texts):
+            return texts
+    raise InputError(
+        f"{place} has the keys {shown(sorted(record))}, expected texts that are not "
+        f"empty: {QUERIES[0]!r} or {QUERIES[1]!r}, {POSITIVE!r}, and perhaps "
+        f"{NEGATIVES[0]!r}, a list of texts, or {NEGATIVES[1]!r}"
+    )
