@@ -33,6 +33,7 @@ from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
+from tests.support.adapters import batch_of, our_logits
 from tests.support.exhaustive import sample
 from tests.support.quantized_folders import enlarge, write_mxfp4, write_quantized
 
@@ -188,3 +189,24 @@ def test_gradients_equal_those_of_the_widened_experts(
         for shape in [[layers, *wide], *([] if grouped else [wide])]:
             size = ",".join(map(str, shape))
             assert not re.findall(rf"(?:f32|bf16)\[{size}\]", program)
+
+
+@pytest.mark.torch
+def test_mxfp4_gives_the_logits_of_transformers(folders):
+    """Which widens the experts, as without a GPU."""
+    import torch
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    ids = np.array([[5, 1, 7, 3, 22, 9, 14, 2]])
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folders["gpt_oss"],
+        dtype=torch.float32,
+        quantization_config=Mxfp4Config(dequantize=True),
+    )
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    model = opened(folders["gpt_oss"])
+    assert str(model.plan.stores[EXPERTS[0]]) == STORES["gpt_oss"]
+    batch = batch_of({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    logits = our_logits(model.read_parameters(), batch, graph=model.graph)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
