@@ -172,7 +172,10 @@ class ModelConfig:
       encoder_input: special tokens of an encoder's input: EOS after the text (T5), also
         BOS before it (BART), or only BOS (T5Gemma).
       token_types: number of types of tokens, whose vectors are added to those of tokens
-        and prompts; only the first type is used (BERT).
+        and prompts (BERT).
+      separator_id: token after which the tokens of a text have the second type instead
+        of the first; None if all have the first. Opening a model sets it to the end
+        token of the tokenizer.
       unnormed_first: whether the first block has no norm before attention (ModernBERT).
       transform_activation: activation of a dense layer before the head (the pooler of
         BERT, or the transform of its masked language model); None without that layer.
@@ -282,6 +285,7 @@ class ModelConfig:
     decoder_start_id: int = 0
     encoder_input: EncoderInput = "text_eos"
     token_types: int = 0
+    separator_id: int | None = None
     unnormed_first: bool = False
     transform_activation: TransformActivation | None = None
     transform_norm: bool = False

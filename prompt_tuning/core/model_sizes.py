@@ -54,6 +54,7 @@ def check_sizes(config: Any) -> None:
         "relative_maximum_distance": (config.relative_buckets // 2 + 1, MAXIMUM_SIZE),
         "bos_id": (0, MAXIMUM_INTEGER),
         "eos_id": (0, MAXIMUM_INTEGER),
+        "separator_id": (0, MAXIMUM_INTEGER),
         "pad_id": (0, MAXIMUM_INTEGER),
         "decoder_start_id": (0, MAXIMUM_INTEGER),
         "norm_epsilon": (0, 1),

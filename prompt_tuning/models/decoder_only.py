@@ -21,6 +21,7 @@ from prompt_tuning.models.input_layers import (
     embed_inputs,
     embedding_norm,
     position_embedder,
+    second_types,
     type_embedder,
 )
 from prompt_tuning.models.language_model import LanguageModel
@@ -358,6 +359,11 @@ class DecoderOnly(LanguageModel):
 
     def _text_stream(self, tokens, rows: RowInfo, key) -> Stream:
         text = self.token_embedder(tokens, self.config.dtype)
+        if self.type_embedder is not None and self.config.separator_id is not None:
+            # Prompts and these tokens get the first type where they are joined.
+            first, second, *_ = self.type_embedder.embedding[...].astype(text.dtype)
+            given = tokens, rows.segment_ids, self.config.separator_id
+            text += second_types(*given)[..., None] * (second - first)
         stream = self.decoder.text_stream(text, rows, key)
         if self.invocation:
             segments = rows.segments(tokens.shape[1])

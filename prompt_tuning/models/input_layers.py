@@ -2,14 +2,16 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from prompt_tuning.core.dropout import dropout
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.layers import Embedding
 from prompt_tuning.models.norms import Norm, normalize
+from prompt_tuning.models.row_info import positions_in_segment
 from prompt_tuning.models.streams import Stream
 
 
@@ -35,6 +37,24 @@ def embedding_norm(key: Key[Array, ""], config: ModelConfig) -> Norm | None:
     if not config.embedding_norm:
         return None
     return Norm(named_key(key, "embedding_norm"), config, stacked=None)
+
+
+def second_types(
+    tokens: Int[Array, "B T"], segments: Int[Array, "B T"] | None, separator: int
+) -> Bool[Array, "B T"]:
+    """Marks the tokens that follow a separator in their text.
+
+    Args:
+      tokens: the rows.
+      segments: number of each token's example in packed rows, else None.
+      separator: see `ModelConfig.separator_id`.
+    """
+    ends = (tokens == separator).astype(jnp.int32)
+    before = jnp.cumsum(ends, axis=1) - ends
+    if segments is not None:
+        starts = jnp.arange(tokens.shape[1]) - positions_in_segment(segments)
+        before -= jnp.take_along_axis(before, starts, axis=1)
+    return before > 0
 
 
 class InputLayers(nnx.Module):
@@ -72,7 +92,7 @@ def embed_inputs(
       positions: table of learned positions, or None.
       norm: norm of the sums, or None.
       key: random key for dropout; None disables dropout.
-      types: table of types of tokens, of which all have the first, or None.
+      types: table of types of tokens, of which all get the first, or None.
     """
     hidden = stream.hidden.astype(config.dtype)
     if config.input_multiplier != 1:

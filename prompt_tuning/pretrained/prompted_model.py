@@ -44,9 +44,9 @@ from prompt_tuning.pretrained.fresh_parameters import (
 )
 from prompt_tuning.pretrained.source import (
     Pretrained,
-    find_tokenizer,
     open_checkpoint,
     open_embeddings,
+    with_tokenizer,
 )
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.pretrained.trained_rows import open_rows
@@ -335,7 +335,7 @@ def open_pretrained(
     check_location(source.weights, source.trained_weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
     check_attention(config)
-    tokenizer = find_tokenizer(source, config)
+    config, tokenizer = with_tokenizer(source, config)
     tuning, started = tuning or Tuning(), PromptPair()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)

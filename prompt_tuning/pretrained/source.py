@@ -246,6 +246,16 @@ def read_vocabulary(source: Pretrained) -> Vocabulary:
     )
 
 
+def with_tokenizer(
+    source: Pretrained, config: ModelConfig
+) -> tuple[ModelConfig, Tokenizer | None]:
+    """Loads the tokenizer, whose end token separates texts of different types."""
+    tokenizer = find_tokenizer(source, config)
+    if config.token_types > 1 and tokenizer is not None:
+        config = dataclasses.replace(config, separator_id=tokenizer.eos_id)
+    return config, tokenizer
+
+
 def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
     """Loads the tokenizer of the source or the checkpoint; None if absent.
 

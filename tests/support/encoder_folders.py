@@ -63,6 +63,7 @@ def write_word_pieces(folder: Path) -> None:
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, numbers[token]) for token in ("[CLS]", "[SEP]")],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
