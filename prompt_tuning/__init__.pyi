@@ -224,6 +224,7 @@ def ClassHead(
     labels: Sequence[str] | None = None,
     pooling: Literal["last", "first", "mean"] | None = None,
     dense: bool = False,
+    problem: Literal["single_label", "multi_label", "regression"] | None = None,
 ) -> Configured[_ClassHead]:
     """A head `[C, D]` for the classes of a task, trained beside a frozen model.
 
@@ -232,7 +233,9 @@ def ClassHead(
     reads each example once. The completion of each example is the name of its class.
     The model reads the prompt alone, and the head scores the classes by its last state
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. A model with such a head generates no text. An encoder (BERT)
+    does by the last one. With several labels for a text or numbers (`problem`), the
+    completion is a list of names or a number, and the loss is that of transformers for
+    the problem. A model with such a head generates no text. An encoder (BERT)
     has the head that transformers gives it: a dense layer of the first state, and a
     bias of each class. The dense layer is trained where PEFT trains it (RoBERTa), or
     the checkpoint has none; else it is frozen (the pooler of BERT).
@@ -242,16 +245,22 @@ def ClassHead(
     from a normal distribution of deviation 0.02, as in transformers.
 
     Attributes:
-      labels: names of the `C` classes; those of the checkpoint if None.
+      labels: names of the `C` classes; those of the checkpoint if None. In a
+        regression those of its numbers, "value" for one.
       pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
         of vectors before the text if there are some) or the "mean" of all tokens'
         states; as the model's own head if None, which is "last" in decoders, and
         "first" in most encoders.
+      problem: "single_label" for one class of each text; "multi_label" for any of the
+        classes, each with a probability of its own; "regression" for numbers, learned
+        by their squared error. None for that of the checkpoint's head, or else
+        "single_label".
       dense: whether the dense layer before the rows is trained even where PEFT and the
         default leave it frozen (the pooler of BERT).
 
     Raises:
-      InputError: if there are fewer than two labels, or two are equal.
+      InputError: if there are fewer than two labels (one in a regression), or two are
+        equal.
 
     Examples:
       >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4

@@ -255,7 +255,9 @@ class Model(TextModel):
           prompt_id: prompt of all inputs, for a model with several.
 
         Returns:
-          `Prediction(label, probabilities)` of one input, or a list of them.
+          `Prediction(label, probabilities)` of one input, or a list of them; with a
+            head for other problems `LabelSet(labels, probabilities)`, or
+            `Numbers(values)` of a regression.
 
         Raises:
           InputError: if an argument cannot be used.

@@ -167,13 +167,30 @@ def _how_to_load(target: Path, form: str, source: "ConversionSource") -> str:
         words = [str(checkpoint), "--tokenizer", str(source.tokenizer)]
         words += [f"--gin.{binding}" for binding in config_bindings(source.config)]
         model = shlex.join(words)
+    if form == "merged" and _is_encoder(source):
+        return f"in Python, prompt_tuning.load({str(target)!r}).embed(TEXT)"
+    command = "predict" if _classifies(source) else "generate"
     if form == "merged":
-        return f"prompt-tuning generate --model {path} TEXT"
+        return f"prompt-tuning {command} --model {path} TEXT"
     if form == "t5x_model":
         return f"prompt-tuning train --train FILE --model {model}"
     if form == "checkpoint":
         return f"prompt-tuning train --model {model} --train FILE --start_from {path}"
     file = f"{path}/FILE" if form == "t5x" else path
-    here = f"prompt-tuning generate --model {model} --prompt {file} TEXT"
+    here = f"prompt-tuning {command} --model {model} --prompt {file} TEXT"
     peft = f"; with PEFT, PeftModel.from_pretrained(model, {str(target)!r})"
     return here + peft if form == "peft" else here
+
+
+def _classifies(source: "ConversionSource") -> bool:
+    """Returns whether the adapters or their model have a head of classes."""
+    from prompt_tuning.adapters.adapter import CLASSES_PATH
+
+    stored = any(CLASSES_PATH in adapter.parameters for adapter in source.adapters)
+    return stored or bool(source.config and source.config.labels)
+
+
+def _is_encoder(source: "ConversionSource") -> bool:
+    """Returns whether the model only computes vectors of texts."""
+    config = source.config
+    return config is not None and config.bidirectional and not config.labels

@@ -211,7 +211,7 @@ def _predict(
             )
         answers = [{"output": output} for output in outputs]
     else:
-        count = len(lines) * len(evaluation.labels or ())
+        count = len(lines) * len(evaluation.labels or of_head)
         with progress_bar(PREDICTING, count, shown=is_first()) as advance:
             predictions = predict_labels(model, parameters, evaluation, inputs, advance)
         answers = [prediction._asdict() for prediction in predictions]

@@ -141,7 +141,7 @@ class NextCommand:
         """Chooses the command by the run's data; may read its first record."""
         if run.objective is not None and run.objective.embeds is not None:
             return cls("evaluate", "--baseline")
-        if label_settings(run) is not None:
+        if label_settings(run) is not None or run.tuning.class_head is not None:
             return cls("predict", "FILE")
         chat = run.source.is_text and not run.source.has_pairs
         return cls("generate", "--chat TEXT" if chat else "TEXT")

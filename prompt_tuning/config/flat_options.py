@@ -24,8 +24,8 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES
 
-ADDED, HEAD = "add_tokens", "head"
-BESIDE = (ADDED, HEAD)
+ADDED, HEAD, PROBLEM = "add_tokens", "head", "problem"
+BESIDE = (ADDED, HEAD, PROBLEM)
 """The options of what is trained beside any method."""
 
 OF_LOSSES = (
@@ -138,6 +138,14 @@ TABLE = (
         "generates no text",
         "ClassHead.pooling",
         choices=("last", "first", "mean"),
+    ),
+    FlatOption(
+        PROBLEM,
+        METHOD,
+        "what a head decides: one of the --labels, any of them, or a number (default: "
+        "single_label)",
+        "ClassHead.problem",
+        choices=("single_label", "multi_label", "regression"),
     ),
     FlatOption(
         "prompt_text",

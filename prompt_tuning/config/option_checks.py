@@ -16,7 +16,7 @@ from prompt_tuning.config.config_table import (
 )
 from prompt_tuning.config.config_values import literal
 from prompt_tuning.config.flat_option import METHOD
-from prompt_tuning.config.flat_options import BESIDE, HEAD, OF_LOSSES
+from prompt_tuning.config.flat_options import BESIDE, HEAD, OF_LOSSES, PROBLEM
 from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
@@ -88,6 +88,10 @@ def check_training(choices: Choices) -> None:
                 f"{option.flag} has no effect on --method {name}; it is an option of "
                 f"{_users('method', option.name)}"
             )
+    if PROBLEM in choices and not (HEAD in choices or _uses(method, HEAD)):
+        raise InputError(
+            "--problem has no effect without a head: give --head, or leave it out"
+        )
     _check_needed(f"--method {name}", method, choices)
     loss = choices.get("loss", DEFAULT_LOSS)
     objective = find_choice("loss", loss)

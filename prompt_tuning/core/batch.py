@@ -108,3 +108,8 @@ class LabelBatch:
         rows, length = self.tokens.shape
         _, count, width = self.labels.shape
         return f"{rows} x {length}, {count} labels x {width}"
+
+
+def value_columns(count: int) -> tuple[str, ...]:
+    """Returns the names of the columns with the values of `C` classes of a head."""
+    return tuple(f"class_value_{number}" for number in range(count))

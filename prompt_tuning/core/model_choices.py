@@ -13,6 +13,8 @@ Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "n
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
 Pooling = Literal["last", "first", "mean"]
+ClassProblem = Literal["single_label", "multi_label", "regression"]
+"""What a head of classes decides: one class, which of the classes, or numbers."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
@@ -37,6 +39,7 @@ CHOICES: dict[str, Any] = {
     "encoder_input": EncoderInput,
     "attention": AttentionMethod,
     "pooling": Pooling,
+    "problem": ClassProblem,
 }
 """Fields that have one of a few names."""
 

@@ -17,6 +17,7 @@ from prompt_tuning.core.model_choices import (
     Architecture,
     AttentionMethod,
     Biases,
+    ClassProblem,
     EncoderInput,
     Norm,
     NormPlacement,
@@ -200,6 +201,8 @@ class ModelConfig:
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
         for a head that scores tokens (see `prompts.class_head`).
+      problem: what that head decides: one class, which of the classes, or a number in
+        the place of each class.
       unscored_end: token whose states a head of classes skips at the end of a row.
     """
 
@@ -298,6 +301,7 @@ class ModelConfig:
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
     labels: tuple[str, ...] = ()
+    problem: ClassProblem = "single_label"
     unscored_end: int | None = None
     attention: AttentionMethod = "auto"
     rematerialization: Rematerialization = dataclasses.field(

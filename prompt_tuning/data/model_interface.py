@@ -7,10 +7,21 @@ import numpy as np
 from jaxtyping import Int
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import Architecture, EncoderInput, Pooling
+from prompt_tuning.core.model_choices import (
+    Architecture,
+    ClassProblem,
+    EncoderInput,
+    Pooling,
+)
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer
+
+OF_CONFIG = (
+    *("architecture", "vocabulary_size", "bos_id", "encoder_input", "positions_note"),
+    *("labels", "problem", "unscored_end"),
+)
+"""Fields that have the value of the same field of the model's config."""
 
 
 def begin_length(
@@ -47,6 +58,7 @@ class ModelInterface:
       prefix_attention: whether prompt tokens attend to each other in both directions.
       rows: how the rows of a batch are divided among devices.
       labels: names of the classes that the head scores; empty if it scores tokens.
+      problem: what such a head decides; see `ModelConfig.problem`.
       unscored_end: token whose states such a head skips at the end of a row.
       pooling: state of a row that such a head reads; see `ModelConfig.pooling`.
       encodes: whether the model is an encoder alone, whose texts end with EOS.
@@ -68,6 +80,7 @@ class ModelInterface:
     prefix_attention: bool = False
     rows: RowDivision = ONE_PART
     labels: tuple[str, ...] = ()
+    problem: ClassProblem = "single_label"
     unscored_end: int | None = None
     pooling: Pooling = "last"
     encodes: bool = False

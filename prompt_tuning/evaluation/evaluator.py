@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
@@ -30,19 +30,20 @@ from prompt_tuning.evaluation.exact_match import (
     decide_by_tokens,
     exact_matches,
 )
-from prompt_tuning.evaluation.label_ranker import LabelRanker
-from prompt_tuning.evaluation.metric_sums import MetricSums, class_metrics, mean_metric
+from prompt_tuning.evaluation.label_measure import LabelMeasure
+from prompt_tuning.evaluation.metric_sums import (
+    MetricSums,
+    mean_metric,
+)
 from prompt_tuning.evaluation.preference_measure import METRICS as PREFERENCE_METRICS
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.evaluation.ranking import (
     completion_tokens,
     given_tokens,
-    gold_label_indices,
 )
 from prompt_tuning.evaluation.results import (
     AnswerTexts,
     EvaluationResult,
-    Ranking,
     prediction_lines,
     split_by_category,
 )
@@ -123,10 +124,10 @@ class Evaluator:
         self._objective, self._preferences = objective, preferences
         self._token_measure = token_measure(objective)
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
-        self._ranker, self._gold = None, np.zeros(0, np.int64)
+        self._labels = None
         if evaluation.labels or model.config.labels:
-            self._ranker = LabelRanker(model, evaluation, context_ids)
-            self._gold = self._gold_labels(self._ranker)
+            given = (model, evaluation, self._examples, context_ids)
+            self._labels = LabelMeasure(*given)
         self._references = self._read_references()
         self.categories = None
         if evaluation.category_key is not None:
@@ -155,16 +156,16 @@ class Evaluator:
     def metric_names(self) -> list[str]:
         """Names of the metrics, also in the log of training."""
         evaluation = self._evaluation
-        names = [LOSS, *([CROSS_ENTROPY] if self._objective else []), "accuracy"]
+        names = [LOSS, *([CROSS_ENTROPY] if self._objective else [])]
+        numbers = self._model.config.problem == "regression"
+        names += [] if numbers else ["accuracy"]
         names += PREFERENCE_METRICS if self._preferences else []
         names += [PERPLEXITY] if PERPLEXITY in evaluation.metrics else []
         names += ["exact_match"] if evaluation.exact_match else []
         names += [
             name for metric in evaluation.text_metrics for name in METRIC_NAMES[metric]
         ]
-        kinds = [] if self._ranker is None else ["label"]
-        kinds += ["calibrated"] if evaluation.calibrate else []
-        return names + [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
+        return names + ([] if self._labels is None else self._labels.metric_names)
 
     @property
     def examples(self) -> Examples:
@@ -234,10 +235,10 @@ class Evaluator:
             matches = self._exact_matches(parameters, tokens)
             metrics["exact_match"] = mean_metric(matches)
         ranking = None
-        if self._ranker is not None:
-            rows = self._rows
-            ranking = self._ranker.rank(parameters, rows.given, rows.prompt_ids)
-            metrics |= self._label_metrics(ranking)
+        if self._labels is not None:
+            given = self._rows.given, self._rows.prompt_ids
+            ranking = self._labels.ranker.rank(parameters, *given)
+            metrics |= self._labels.metrics(ranking)
         categories, by_category = self.categories, {}
         if categories is not None:
             token_metrics = {
@@ -296,22 +297,12 @@ class Evaluator:
             return row
         answers = [0]
         # The inputs of a head of classes are cut already.
-        if self._ranker is not None and not self._ranker.has_head:
-            answers.append(self._ranker.answer_length)
+        if self._labels is not None and not self._labels.ranker.has_head:
+            answers.append(self._labels.ranker.answer_length)
         if self._evaluation.generates:
             answers.append(self._evaluation.new_tokens)
         room = truncation.maximum - max(answers)
         return row if room < 1 else truncation.cut_prompt(row, room)
-
-    def _gold_labels(self, ranker: LabelRanker) -> Int64[np.ndarray, "n"]:
-        """Returns the index of each example's label."""
-        if ranker.has_head:
-            numbers = range(len(self._examples))
-            return np.array([self._examples[i].targets[-1] for i in numbers], np.int64)
-        encoded, labels = ranker.encoded, ranker.labels
-        return np.array(
-            gold_label_indices(self._model, self._examples, encoded, labels)
-        )
 
     def _read_references(self) -> list[list[str]] | None:
         """Returns the reference texts of each example, if any metric needs them."""
@@ -323,8 +314,8 @@ class Evaluator:
 
     def _expected(self) -> list[str]:
         """Returns the text of each completion: with a class head, the label."""
-        if self._ranker is not None and self._ranker.has_head:
-            return [self._ranker.labels[number] for number in self._gold]
+        if self._labels is not None and self._labels.ranker.has_head:
+            return self._labels.expected()
         return self._texts(self._rows.completions)
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
@@ -337,8 +328,8 @@ class Evaluator:
 
     def _check_room(self) -> None:
         """Checks that every answer fits after its row, before anything runs."""
-        if self._ranker is not None:
-            self._ranker.check_room(self._rows.given)
+        if self._labels is not None:
+            self._labels.ranker.check_room(self._rows.given)
         if self._evaluation.generates:
             check_rows(self._model, self._rows.given, self._evaluation.new_tokens)
 
@@ -383,14 +374,3 @@ class Evaluator:
             for name in self._evaluation.text_metrics:
                 metrics |= TEXT_METRICS[name](texts, self._references)
         return metrics
-
-    def _label_metrics(self, ranking: Ranking) -> Mapping[str, MetricSums]:
-        ranked = {"label": ranking.nats, "calibrated": ranking.calibrated}
-        return {
-            name: metric
-            for prefix, nats in ranked.items()
-            if nats is not None
-            for name, metric in class_metrics(
-                nats.argmin(axis=1), self._gold, len(ranking.labels), prefix
-            ).items()
-        }

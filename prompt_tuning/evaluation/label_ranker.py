@@ -51,6 +51,12 @@ class LabelRanker:
         self.encoded: list[list[int]] = []
         if self.has_head:
             _check_labels(self.labels, model.config.labels)
+            if evaluation.calibrate and model.config.problem != "single_label":
+                raise InputError(
+                    "Evaluation.calibrate is set, but the model's head does not choose "
+                    f"one class (ClassHead.problem is {model.config.problem!r}): leave "
+                    "it out"
+                )
         else:
             self.encoded = encode_labels(model, evaluation.data, self.labels)
 
@@ -91,7 +97,8 @@ class LabelRanker:
         """
         nats = self._nats(parameters, rows, prompt_ids, on_batch)
         if not self._content_free:
-            return Ranking(self.labels, nats)
+            problem = self._model.config.problem
+            return Ranking(self.labels, nats, problem=problem)
         # Each prompt is calibrated by itself: [N, f, C], then one for each row.
         count, texts = self._model.prompt_count, len(self._content_free)
         without = None

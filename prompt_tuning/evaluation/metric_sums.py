@@ -77,6 +77,27 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
         return np.asarray(f1.sum(axis=-1) / present.sum(axis=-1))
 
 
+def micro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
+    """Computes the F1 of the answers of all classes together; see `macro_f1`."""
+    right, answered, gold = (x.sum(-1) for x in np.split(sums, 3, axis=-1))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(2 * right / (answered + gold))
+
+
+def correlation(sums: Sums) -> Float[np.ndarray, "*lead"]:
+    """Computes the mean over `C` numbers of Pearson's correlation of `x` and `y`.
+
+    Args:
+      sums: `[..., 6 C]`: `x`, `y`, `x**2`, `y**2`, `x y` and 1, each of all numbers.
+    """
+    x, y, xx, yy, xy, count = np.split(sums, 6, axis=-1)  # each [..., C]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        x, y = x / count, y / count
+        variances = np.maximum(xx / count - x**2, 0), np.maximum(yy / count - y**2, 0)
+        covariance = xy / count - x * y
+        return np.asarray((covariance / np.sqrt(np.prod(variances, axis=0))).mean(-1))
+
+
 def mean_metric(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
     """Averages one number of each example."""
     numbers = np.asarray(values, np.float64)
@@ -97,6 +118,45 @@ def class_metrics(
         f"{prefix}_accuracy": mean_metric(answers == gold),
         f"{prefix}_macro_f1": MetricSums(rows, macro_f1, per_example=False),
     }
+
+
+def label_set_metrics(
+    answers: Bool[np.ndarray, "n C"], gold: Bool[np.ndarray, "n C"], prefix: str
+) -> dict[str, MetricSums]:
+    """Computes the metrics of examples that may have several labels.
+
+    The accuracy is the share of examples whose labels are all right.
+    """
+    rows = np.concatenate([answers & gold, answers, gold], axis=1).astype(float)
+    return {
+        f"{prefix}_accuracy": mean_metric((answers == gold).all(axis=1)),
+        f"{prefix}_micro_f1": MetricSums(rows, micro_f1, per_example=False),
+        f"{prefix}_macro_f1": MetricSums(rows, macro_f1, per_example=False),
+    }
+
+
+def number_metrics(
+    answers: Float[np.ndarray, "n C"], gold: Float[np.ndarray, "n C"]
+) -> dict[str, MetricSums]:
+    """Computes the squared error and the correlations of numbers.
+
+    Spearman's correlation is Pearson's of the ranks among all examples, which a
+    bootstrap does not compute anew.
+    """
+    from scipy.stats import rankdata
+
+    errors = mean_metric(np.square(answers - gold).mean(axis=1))
+    pairs = {
+        "pearson": (answers, gold),
+        "spearman": (rankdata(answers, axis=0), rankdata(gold, axis=0)),
+    }
+    metrics = {"mse": dataclasses.replace(errors, lower_is_better=True)}
+    for name, (x, y) in pairs.items():
+        x, y = x - x.mean(axis=0), y - y.mean(axis=0)
+        columns = [x, y, x**2, y**2, x * y, np.ones_like(x)]
+        rows = np.concatenate(columns, axis=1)
+        metrics[name] = MetricSums(rows, correlation, per_example=False)
+    return metrics
 
 
 def intervals(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Integer
 
+from prompt_tuning.core.model_choices import ClassProblem
 from prompt_tuning.evaluation.calibration import log_probabilities
 from prompt_tuning.evaluation.categories import NO_CATEGORY, Categories
 from prompt_tuning.evaluation.metric_sums import MetricSums
@@ -38,11 +39,14 @@ class Ranking:
       labels: texts of the labels.
       nats: cost of each label for each example, `[n, C]`; the lowest is the answer.
       calibrated: the costs after calibration, or None.
+      problem: what a head of classes decides; see `ModelConfig.problem`. In a
+        regression the costs are minus the numbers.
     """
 
     labels: Sequence[str]
     nats: Float[np.ndarray, "n C"]
     calibrated: Float[np.ndarray, "n C"] | None = None
+    problem: ClassProblem = "single_label"
 
     @property
     def costs(self) -> Float[np.ndarray, "n C"]:
@@ -60,9 +64,28 @@ class Ranking:
 
         The cost of a label is the sum of the negative log-probabilities of its tokens,
         the end token included if the data has one, or their mean with
-        `Evaluation.length_normalize`.
+        `Evaluation.length_normalize`. If several labels may be true, each has a
+        probability of its own.
         """
+        if self.problem == "multi_label":
+            return np.exp(-self.nats)
         return np.exp(log_probabilities(self.costs))
+
+    def answer(self, index: int) -> dict[str, float]:
+        """Returns the probability of each label of an example, or its numbers."""
+        numbers = self.problem == "regression"
+        values = -self.nats[index] if numbers else self.probabilities[index]
+        return dict(zip(self.labels, values.tolist(), strict=True))
+
+
+def values_text(
+    labels: Sequence[str], values: Sequence[float], problem: ClassProblem
+) -> str:
+    """Writes the answer of a head whose classes have values: labels, or numbers."""
+    if problem == "regression":
+        return ", ".join(f"{value:.6g}" for value in values)
+    pairs = zip(labels, values, strict=True)
+    return ", ".join(label for label, value in pairs if value > 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +164,7 @@ def prediction_lines(
             line["category"] = None if none else categories.names[number]
         generated = None if texts.generated is None else texts.generated[index]
         line |= {"input": given, "target": expected, "output": generated}
-        if ranking is not None:
+        if ranking is not None and ranking.problem == "single_label":
             label = ranking.labels[int(ranking.answers[index])]
             nats = map(float, ranking.nats[index])
             line |= {
@@ -149,6 +172,12 @@ def prediction_lines(
                 "label": label,
                 "label_nats": dict(zip(ranking.labels, nats, strict=True)),
             }
+        elif ranking is not None:
+            answer = ranking.answer(index)
+            numbers = list(answer.values())
+            text = values_text(ranking.labels, numbers, ranking.problem)
+            kind = "values" if ranking.problem == "regression" else "probabilities"
+            line |= {"output": text, kind: answer}
         scores = {name: float(each[index]) for name, each in values.items()}
         line["scores"] = {n: x for n, x in scores.items() if math.isfinite(x)}
         yield json.dumps(line, ensure_ascii=False) + "\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, transpose
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.model_choices import TransformActivation
+from prompt_tuning.core.model_choices import ClassProblem, TransformActivation
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
@@ -21,7 +21,12 @@ BIAS = "head/bias"
 DENSE, DENSE_BIAS = "head/transform/kernel", "head/transform/bias"
 ARCHITECTURES, NAMES, PROBLEM = "architectures", "id2label", "problem_type"
 PAD = "pad_token_id"
-SINGLE_LABEL = "single_label_classification"
+PROBLEMS: Mapping[str, ClassProblem] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+}
+"""Our name of each `problem_type`."""
 OF_TOKENS: dict[str, Any] = {
     "tied_head": False,
     "head_bias": False,
@@ -104,7 +109,7 @@ def class_fields(
       layers: the family's head of classes.
 
     Raises:
-      InputError: for a head that does not choose one class, or names that do not fit.
+      InputError: for an unknown problem, or names that do not fit.
     """
     classes = settings.values.get(ARCHITECTURES)
     classifies = isinstance(classes, list) and any(
@@ -116,15 +121,30 @@ def class_fields(
         return {}
     if fields["architecture"] != "decoder_only":
         return {}
-    problem = settings.values.get(PROBLEM)
-    if problem not in (None, SINGLE_LABEL):
-        settings.refuse(PROBLEM, f"{SINGLE_LABEL!r}: other heads are not read")
+    problem = _read_problem(settings, stored[rows])
     names = _read_names(settings, stored[rows])
+    fields = {**layers.fields, "labels": names, "problem": problem}
     if layers.dense:
-        return {**layers.fields, "labels": names}
+        return fields
     pad = settings.integer(PAD, minimum=-1) if PAD in settings else -1
-    skipped = None if pad < 0 else pad
-    return {**layers.fields, "labels": names, "unscored_end": skipped}
+    return fields | {"unscored_end": None if pad < 0 else pad}
+
+
+def _read_problem(settings: HuggingFaceSettings, head: StoredTensor) -> ClassProblem:
+    """Returns what a head decides: numbers if it has one row, as in transformers.
+
+    Raises:
+      InputError: for another problem, or a class without others.
+    """
+    problem = settings.values.get(PROBLEM)
+    single = head.shape[:1] == (1,)
+    if problem is None:
+        return "regression" if single else "single_label"
+    if problem not in PROBLEMS or (single and problem != "regression"):
+        rows = " of a head with one row" if single else ""
+        expected = ["regression"] if single else list(PROBLEMS)
+        settings.refuse(PROBLEM, f"{' or '.join(map(repr, expected))}{rows}")
+    return PROBLEMS[problem]
 
 
 def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str, ...]:
@@ -134,11 +154,6 @@ def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str,
         raise InputError(
             f"{head.source} has a head of classes of shape {head.shape}, expected a "
             "row for each class"
-        )
-    if count < 2:
-        raise InputError(
-            f"{head.source} has a head of one number, which is a regression, expected "
-            "the scores of two or more classes"
         )
     default = {str(number): f"LABEL_{number}" for number in range(count)}
     given = settings.value(NAMES, default)

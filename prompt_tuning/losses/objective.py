@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.batch import Batch, value_columns
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
@@ -21,7 +21,8 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.rows.token_columns import column_setting
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.normalizers import weight_sum
-from prompt_tuning.losses.output_head import AnyHead
+from prompt_tuning.losses.output_head import AnyHead, as_output_head
+from prompt_tuning.losses.value_loss import value_loss
 
 
 class LossSums(NamedTuple):
@@ -329,7 +330,15 @@ def target_losses(
     label_smoothing: float | int = 0.0,
     soft_cap: float | int | None = None,
 ) -> TokenLoss:
-    """Computes the loss at each of `batch.loss_positions`; see `token_loss`."""
+    """Computes the loss at each of `batch.loss_positions`; see `token_loss`.
+
+    A head whose classes have values takes those; the other arguments are not for it.
+    """
+    head = as_output_head(head)
+    if head.problem != "single_label":
+        names = value_columns(len(head.kernel))
+        values = jnp.stack([batch.columns[name] for name in names], axis=-1)
+        return value_loss(hidden, head, values)
     targets = learned_targets(batch)
     return token_loss(hidden, head, targets, z_loss, label_smoothing, soft_cap)
 

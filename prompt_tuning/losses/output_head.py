@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
+from prompt_tuning.core.model_choices import ClassProblem
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedColumns:
@@ -45,6 +47,7 @@ class OutputHead:
       rows: `[n, D]`, rows that replace the kernel's or follow them, without a bias;
         None for none.
       columns: the tokens of these rows.
+      problem: what a head of classes decides; it sets the loss (`value_loss`).
     """
 
     kernel: Float[Array, "V D"]
@@ -55,6 +58,9 @@ class OutputHead:
     rows: Float[Array, "n D"] | None = None
     columns: ReplacedColumns | None = dataclasses.field(
         default=None, metadata={"static": True}
+    )
+    problem: ClassProblem = dataclasses.field(
+        default="single_label", metadata={"static": True}
     )
 
 

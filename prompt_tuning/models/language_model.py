@@ -1,5 +1,6 @@
 """The base of all language models: an embedding table, the stacks, an output head."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -215,6 +216,12 @@ class LanguageModel(nnx.Module):
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
+        if self.config.problem != "single_label":
+            head = as_output_head(self._linear_head())
+            return dataclasses.replace(head, problem=self.config.problem)
+        return self._linear_head()
+
+    def _linear_head(self) -> AnyHead:
         classes = self.class_rows
         if classes is not None:
             return classes.output_head()

@@ -102,11 +102,18 @@ def class_nll(
 ) -> Float[Array, "B C"]:
     """Computes the negative log likelihood of each class of a class head, in nats.
 
-    The labels of the batch are not read; one token for each text is enough.
+    It is that of one class of all, or of each class being true if several may be; in a
+    regression it is minus each number. The labels of the batch are not read; one token
+    for each text is enough.
     """
     model = merge_model(graph, parameters)
     first, _ = model.label_states(batch)
-    return -jax.nn.log_softmax(model.logits(first))
+    scores = model.logits(first)
+    if model.config.problem == "regression":
+        return -scores
+    if model.config.problem == "multi_label":
+        return jax.nn.softplus(-scores)
+    return -jax.nn.log_softmax(scores)
 
 
 def label_losses(

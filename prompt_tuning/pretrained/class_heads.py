@@ -20,6 +20,9 @@ from prompt_tuning.families.class_labels import BIAS, DENSE, DENSE_BIAS, HEAD
 from prompt_tuning.families.hf_folder import find_family, find_recipes
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
 
+VALUE = "value"
+"""Name of the number of a regression, unless it has another."""
+
 
 def open_classes(
     spec: ClassHead,
@@ -41,12 +44,7 @@ def open_classes(
     Raises:
       InputError: if no labels are known, or the model is an encoder-decoder.
     """
-    labels = tuple(spec.labels or config.labels)
-    if not labels:
-        raise InputError(
-            "ClassHead.labels is None, and the model has no head of classes whose "
-            "labels it could be: give the names of the classes (--labels)"
-        )
+    labels, problem = _labels(spec, config), spec.problem or config.problem
     if config.architecture != "decoder_only":
         raise InputError(
             "ClassHead is for decoder-only models, and this is an encoder-decoder: "
@@ -88,9 +86,26 @@ def open_classes(
             dense = jnp.asarray(read(DENSE, width, width))
             dense_bias = jnp.asarray(read(DENSE_BIAS, width)) if layers.bias else None
     # The model itself has no other head than the trained one.
-    fields = {**layers.fields, "labels": labels, "tied_head": True, "head_bias": False}
+    fields = {**layers.fields, "labels": labels, "problem": problem}
+    fields |= {"tied_head": True, "head_bias": False}
     rows = ClassRows(kernel, pooling, bias, dense, dense_bias)
     return dataclasses.replace(config, **fields), rows
+
+
+def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
+    """Returns the names of the classes, or of numbers.
+
+    Raises:
+      InputError: if there are none.
+    """
+    numbers = (spec.problem or config.problem) == "regression"
+    labels = tuple(spec.labels or config.labels or ((VALUE,) if numbers else ()))
+    if not labels:
+        raise InputError(
+            "ClassHead.labels is None, and the model has no head of classes whose "
+            "labels it could be: give the names of the classes (--labels)"
+        )
+    return labels
 
 
 def open_frozen_head(

@@ -30,7 +30,7 @@ from prompt_tuning.core.parameters import (
 )
 from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.status_line import status
-from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.data.model_interface import OF_CONFIG, ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import adaptable, build_model
@@ -278,23 +278,17 @@ class PromptedModel:
         if self.layout is not None:
             rows = RowDivision(self.layout.row_parts, tuple(self.layout.row_axes))
         return ModelInterface(
-            architecture=self.config.architecture,
-            vocabulary_size=self.config.vocabulary_size,
+            **{name: getattr(self.config, name) for name in OF_CONFIG},
             tokenizer=self.tokenizer,
             origin=str(self.plan.origin),
-            bos_id=self.config.bos_id,
             eos_id=self.eos_id,
-            encoder_input=self.config.encoder_input,
             maximum_length=self.maximum_length,
-            positions_note=self.config.positions_note,
             predicts_first_token=self.predicts_first_token,
             prompt_length=self.prompt_length,
             prompt_count=self.prompt_count,
             placement=self.prompting.placement,
             prefix_attention=self.prompting.prefix_attention,
             rows=rows,
-            labels=self.config.labels,
-            unscored_end=self.config.unscored_end,
             pooling=self.prompts.pooling or self.config.pooling,
             encodes=self.config.bidirectional,
         )

@@ -279,8 +279,9 @@ def _rebuild_classes(
     if CLASSES_PATH not in adapter.parameters:
         return []
     count = len(adapter.parameters[CLASSES_PATH])
-    labels = config.labels
+    labels, problem = config.labels, config.problem
     if len(labels) != count:
         labels = [f"LABEL_{number}" for number in range(count)]
+        problem = "regression" if count == 1 else "single_label"  # as in transformers
     dense = f"{CLASSES_FOLDER}dense" in adapter.parameters
-    return [ClassHead(labels=labels, dense=dense)]
+    return [ClassHead(labels=labels, dense=dense, problem=problem)]

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.model_choices import Pooling
+from prompt_tuning.core.model_choices import ClassProblem, Pooling
 from prompt_tuning.losses.output_head import AnyHead, OutputHead
 
 NAME = "classes"
@@ -36,7 +36,9 @@ class ClassHead:
     reads each example once. The completion of each example is the name of its class.
     The model reads the prompt alone, and the head scores the classes by its last state
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. A model with such a head generates no text. An encoder (BERT)
+    does by the last one. With several labels for a text or numbers (`problem`), the
+    completion is a list of names or a number, and the loss is that of transformers for
+    the problem. A model with such a head generates no text. An encoder (BERT)
     has the head that transformers gives it: a dense layer of the first state, and a
     bias of each class. The dense layer is trained where PEFT trains it (RoBERTa), or
     the checkpoint has none; else it is frozen (the pooler of BERT).
@@ -46,16 +48,22 @@ class ClassHead:
     from a normal distribution of deviation 0.02, as in transformers.
 
     Attributes:
-      labels: names of the `C` classes; those of the checkpoint if None.
+      labels: names of the `C` classes; those of the checkpoint if None. In a
+        regression those of its numbers, "value" for one.
       pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
         of vectors before the text if there are some) or the "mean" of all tokens'
         states; as the model's own head if None, which is "last" in decoders, and
         "first" in most encoders.
+      problem: "single_label" for one class of each text; "multi_label" for any of the
+        classes, each with a probability of its own; "regression" for numbers, learned
+        by their squared error. None for that of the checkpoint's head, or else
+        "single_label".
       dense: whether the dense layer before the rows is trained even where PEFT and the
         default leave it frozen (the pooler of BERT).
 
     Raises:
-      InputError: if there are fewer than two labels, or two are equal.
+      InputError: if there are fewer than two labels (one in a regression), or two are
+        equal.
 
     Examples:
       >>> reviews = [("good: ", "yes"), ("awful: ", "no")] * 4
@@ -73,6 +81,7 @@ class ClassHead:
     labels: Sequence[str] | None = None
     pooling: Pooling | None = None
     dense: bool = False
+    problem: ClassProblem | None = None
 
     def __post_init__(self):
         check_fields(self)
@@ -85,10 +94,12 @@ class ClassHead:
                 "texts, such as ['yes', 'no']"
             )
         names = [label.strip() for label in labels]
-        if len(names) < 2 or len(set(names)) < len(names) or "" in names:
+        fewest = 1 if self.problem == "regression" else 2
+        if len(names) < fewest or len(set(names)) < len(names) or "" in names:
             raise InputError(
-                f"ClassHead.labels is {shown(list(labels))}, expected two or more "
-                "names, all different and none of them empty"
+                f"ClassHead.labels is {shown(list(labels))}, expected "
+                f"{'two' if fewest == 2 else 'one'} or more names, all different and "
+                "none of them empty"
             )
 
     def check_trained(self) -> None:

@@ -56,9 +56,11 @@ def answers_and_labels(
     """Returns the answer and the label of each example, as rows with a single 1.
 
     The answers are calibrated if the result has such ones; None if no labels were
-    ranked.
+    ranked, or several may be right.
     """
-    metrics = result.metrics
+    metrics, ranking = result.metrics, result.ranking
+    if ranking is not None and ranking.problem != "single_label":
+        return None
     sums = metrics.get("calibrated_macro_f1") or metrics.get("label_macro_f1")
     if sums is None:
         return None

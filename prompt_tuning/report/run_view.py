@@ -127,9 +127,10 @@ class RunView:
     def matrices(self) -> list[tuple[str, Sequence[str], Any]]:
         """Name, labels and counts of the confusion of each system."""
         measured = self.run.measured
-        if measured is None or measured.tuned.ranking is None:
+        ranking = None if measured is None else measured.tuned.ranking
+        if measured is None or ranking is None or ranking.problem != "single_label":
             return []
-        labels = measured.tuned.ranking.labels
+        labels = ranking.labels
         return [
             (name, labels, confusion(measured, number))
             for number, name in enumerate(measured.results)

@@ -282,6 +282,13 @@ class RunPlan:
                 "samples texts, but the model has a class head, which scores classes: "
                 "leave out ClassHead, or set Run.objective to None or @TokenObjective()"
             )
+        changed = objective not in (None, TokenObjective(), NATS_PER_WEIGHT)
+        if self.model.config.problem != "single_label" and changed:
+            raise InputError(
+                f"Run.objective is {objective}, but the loss of the model's head is "
+                f"that of its problem, {self.model.config.problem!r}: leave the "
+                "objective out"
+            )
 
     def batch_plan(self, examples: Examples | ExampleGroups) -> BatchPlan:
         """Plans the order of the run's examples."""

@@ -67,6 +67,8 @@ def batch_metrics(
     if isinstance(sums, MeasuredSums):
         metrics |= {name: sums.mean(total) for name, total in sums.measured.items()}
     model = merge_model(graph, parameters)
+    if model.config.problem == "regression":
+        del metrics["accuracy"]
     if not model.has_penalty:
         return metrics
     penalty = model.penalty()

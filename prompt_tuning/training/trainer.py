@@ -167,7 +167,8 @@ class Trainer:
 
     def _joining_note(self) -> list[str]:
         """Returns a note if a prompt runs into its completion, which may be wanted."""
-        if self.model.config.architecture == "encoder_decoder":
+        config = self.model.config
+        if config.architecture == "encoder_decoder" or config.labels:
             return []
         words = self.run.source.joined_words
         if words is None:

@@ -14,6 +14,7 @@ from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
+from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.input_encoding import (
@@ -35,6 +36,31 @@ class Prediction(NamedTuple):
 
     label: str
     probabilities: dict[str, float]
+
+
+class LabelSet(NamedTuple):
+    """The labels of one input, any of which may be true (`ClassHead.problem`).
+
+    Attributes:
+      labels: the labels whose probability is above a half.
+      probabilities: probability of each label being true.
+    """
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+class Numbers(NamedTuple):
+    """The answer to one input in a regression.
+
+    Attributes:
+      values: each number by its name.
+    """
+
+    values: dict[str, float]
+
+
+AnyPrediction = Prediction | LabelSet | Numbers
 
 
 def label_settings(
@@ -67,10 +93,11 @@ def label_settings(
         chosen = of_head or (None if head is None else head.labels)
     if not (labels or chosen):
         return None
-    data = evaluation.data
+    data, ranked = evaluation.data, list(labels or chosen or ())
     return Evaluation(
         data=dataclasses.replace(data, batch_size=batch_size or data.batch_size),
-        labels=list(labels or chosen or ()),
+        # A head of one number has no labels to rank.
+        labels=ranked if labels or len(ranked) > 1 else None,
         length_normalize=normalize,
         calibrate=evaluation.calibrate,
     )
@@ -85,7 +112,7 @@ def predict_inputs(
     labels: Sequence[str] | None = None,
     batch_size: int | None = None,
     prompt_id: int | None = None,
-) -> list[Prediction]:
+) -> list[AnyPrediction]:
     """Predicts the labels of inputs that Python passes.
 
     Args:
@@ -118,7 +145,7 @@ def predict_labels(
     evaluation: Evaluation,
     inputs: EncodedInputs,
     on_batch: Callable[[int], None] | None = None,
-) -> list[Prediction]:
+) -> list[AnyPrediction]:
     """Ranks the labels for each input, as an evaluation does.
 
     Args:
@@ -136,12 +163,16 @@ def predict_labels(
     rows = fit_inputs(model, evaluation.data, inputs, ranker.answer_length)
     ranker.check_room(rows)
     ranking = ranker.rank(parameters, rows, inputs.prompt_ids, on_batch)
-    return [
-        Prediction(ranker.labels[answer], dict(zip(ranker.labels, each, strict=True)))
-        for answer, each in zip(
-            ranking.answers.tolist(), ranking.probabilities.tolist(), strict=True
-        )
-    ]
+    return [_prediction(ranking, number) for number in range(len(rows))]
+
+
+def _prediction(ranking: Ranking, number: int) -> AnyPrediction:
+    answer = ranking.answer(number)
+    if ranking.problem == "regression":
+        return Numbers(answer)
+    if ranking.problem == "multi_label":
+        return LabelSet([label for label, p in answer.items() if p > 0.5], answer)
+    return Prediction(ranking.labels[int(ranking.answers[number])], answer)
 
 
 def generate_outputs(

@@ -151,6 +151,7 @@ def test_labels_are_names():
 def test_an_adapter_of_peft_has_the_head(run, files, tmp_path, capsys):
     folder = tmp_path / "peft"
     assert main(["convert", str(run), str(folder)]) == 0
+    assert "next: prompt-tuning predict --model" in capsys.readouterr().out
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert settings["task_type"] == "SEQ_CLS"
     names = load_file(folder / "adapter_model.safetensors").keys()
@@ -196,11 +197,11 @@ def test_a_published_head_is_read_and_trained_further(published, tmp_path, capsy
     np.testing.assert_array_equal(turned.parameters[KERNEL], head[::-1])
 
 
-def test_heads_that_choose_no_class_are_refused(published):
+def test_unknown_problems_are_refused(published):
     config = json.loads((published / "config.json").read_text())
-    config["problem_type"] = "multi_label_classification"
+    config["problem_type"] = "ranking"
     (published / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="other heads are not read"):
+    with pytest.raises(InputError, match="'single_label_classification' or"):
         pt.load(str(published))
     # Transformers has two classes without names then.
     (published / "config.json").write_text(

@@ -70,12 +70,12 @@ def split_class_head(
     expected = _shapes(leaves, classes, config.width)
     needed = {leaf for leaf in expected if layers.saved or not leaf.startswith("dense")}
     fits = all(found[leaf].shape == expected.get(leaf) for leaf in found)
-    if classes < 2 or not fits or not needed <= found.keys():
+    if not classes or not fits or not needed <= found.keys():
         shapes = {name: x.shape for name, x in head.items()}
         wanted = {leaves[leaf]: shape for leaf, shape in expected.items()}
         raise InputError(
-            f"{source} has a head of classes {shown(shapes)}, expected one of two or "
-            f"more classes and the model's width, {config.width}: {shown(wanted)}"
+            f"{source} has a head of classes {shown(shapes)}, expected one of a "
+            f"class or more and the model's width, {config.width}: {shown(wanted)}"
         )
     return {CLASSES_FOLDER + leaf: x for leaf, x in found.items()}, others
 

@@ -93,7 +93,9 @@ class ClassRowReader:
                 "so there is nothing to tell the class by"
             )
         completion = example.prefix_length
-        number = self._class_of(example.targets[completion:])
+        number = 0  # not read where the columns have the values of all classes
+        if self.model.problem == "single_label":
+            number = self._class_of(example.targets[completion:])
 
         def at_end(value) -> np.ndarray:
             array = np.zeros(len(prompt), np.asarray(value).dtype)

@@ -1,14 +1,16 @@
 """Opens the files of a data source as a table of examples."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_reader import ClassRowReader
+from prompt_tuning.data.examples.class_values import ClassValueEdit
 from prompt_tuning.data.examples.context_column import CONTEXTS, ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
@@ -21,11 +23,10 @@ from prompt_tuning.data.examples.row_splitting import (
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
-from prompt_tuning.data.rows.data_files import contains_text
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
-from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit
-from prompt_tuning.data.rows.line_formats import choose_encoder, first_record
+from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit, edited_records
+from prompt_tuning.data.rows.line_formats import choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.text.templates import TokenTemplate
@@ -62,15 +63,15 @@ def load_examples(
         columns = {**(source.columns or {}), CONTEXTS: contexts.key}
         source, edit = dataclasses.replace(source, columns=columns), contexts.edit
     source.check(model)
+    edit, columns = _with_values(source, model, edit)
     template, tasks = source.token_template(model), source.tasks(model)
-    paths = source.paths
-    is_text = contains_text(paths)
+    paths, is_text = source.paths, source.is_text
     if tasks is not None and is_text and model.tokenizer is not None:
         tasks = tasks.after(len(model.tokenizer.begin_ids))
     task_token = None if tasks is None else tasks.token
     reader = _row_reader(source, model, task_token, template, bool(context_ids))
     if is_text:
-        rows = _open_text(source, paths, model, template, tasks, edit)
+        rows = _open_text(source, paths, model, template, tasks, edit, columns)
     else:
         rows = _open_hdf5(source, paths, template, tasks, reader.weights)
     if context_ids:
@@ -102,7 +103,7 @@ def load_examples(
         scanned.index,
         scanned.skipped,
         has_prompt_ids=tasks is not None,
-        columns=source.objective_columns,
+        columns=columns,
         truncation=truncation,
         truncated=scanned.truncated,
         unlearned=scanned.unlearned,
@@ -121,6 +122,27 @@ def _check_pooling(source: DataSource, model: ModelInterface) -> None:
             f"ClassHead.pooling is {model.pooling!r}, but DataSource.packing puts "
             "several examples into a row: set packing to False, or pooling to 'last'"
         )
+
+
+def _with_values(
+    source: DataSource, model: ModelInterface, edit: RecordEdit | None
+) -> tuple[RecordEdit | None, dict[str, str]]:
+    """Returns an edit of records that adds the values of classes, and all columns.
+
+    Raises:
+      InputError: if the data contains token ids, from which values cannot be read.
+    """
+    columns = source.objective_columns
+    if not model.labels or model.problem == "single_label":
+        return edit, columns
+    if not source.is_text:
+        raise InputError(
+            f"{source.files} contains token ids, but ClassHead.problem is "
+            f"{model.problem!r}, whose values are read from text: use jsonl files"
+        )
+    values = ClassValueEdit(source.completion_key, model.labels, model.problem)
+    columns |= {name: name for name in value_columns(len(model.labels))}
+    return values if edit is None else lambda record: values(edit(record)), columns
 
 
 def _row_reader(
@@ -172,6 +194,7 @@ def _open_text(
     template: TokenTemplate | None,
     tasks: Tasks | None,
     edit: RecordEdit | None,
+    columns: Mapping[str, str],
 ) -> RowSource:
     try:
         tokenizer = model.require_tokenizer()
@@ -188,10 +211,8 @@ def _open_text(
         template,
         source.row_keys,
     )
-    first = first_record(paths[0])
-    encoder = choose_encoder(
-        paths[0], edit(first) if edit else first, source.format_choice, pairs
-    )
+    first = next((x.content for x in edited_records(paths[0], edit)), {})
+    encoder = choose_encoder(paths[0], first, source.format_choice, pairs)
     if isinstance(encoder, ConversationEncoder):
         _check_conversations(source)
     return JsonlRows(
@@ -199,7 +220,7 @@ def _open_text(
         encoder,
         add_eos=source.add_eos,
         tasks=tasks,
-        columns=source.token_columns(),
+        columns=dataclasses.replace(source.token_columns(), columns=columns),
         edit=edit,
     )
 

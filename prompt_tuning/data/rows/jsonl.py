@@ -101,7 +101,7 @@ class JsonLine:
           InputError: as in `value`.
         """
         value = self.value(key, setting)
-        if self.typed or not _NUMBER.fullmatch(value):
+        if self.typed or not isinstance(value, str) or not _NUMBER.fullmatch(value):
             return value
         return int(value) if value.lstrip("-").isdigit() else float(value)
 

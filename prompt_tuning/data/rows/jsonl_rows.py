@@ -89,11 +89,7 @@ class JsonlRows:
         read = 0
         for path in list_files(files):
             before, first = len(self._rows), read
-            records = read_records(path)
-            if edit is not None:
-                records = (
-                    dataclasses.replace(x, content=edit(x.content)) for x in records
-                )
+            records = edited_records(path, edit)
             while block := list(itertools.islice(records, LINES)):
                 chosen = [i for i, x in enumerate(block) if encoder.has_completion(x)]
                 lines = [block[i] for i in chosen]
@@ -182,6 +178,20 @@ class JsonlRows:
         """Returns the location of a row, for messages."""
         path, line = self._locations[number]
         return f"{path}, {line}"
+
+
+def edited_records(path: Path, edit: RecordEdit | None) -> Iterator[JsonLine]:
+    """Yields the records of a file as they are to be encoded.
+
+    Raises:
+      InputError: if one cannot be read; the message gives its location.
+    """
+    for record in read_records(path):
+        if edit is not None:
+            with record.locating_errors():
+                content = edit(record.content)
+            record = dataclasses.replace(record, content=content)
+        yield record
 
 
 def _places(line: JsonLine, count: int) -> list[str]:
