@@ -34,14 +34,20 @@ import numpy as np
 import peft
 import torch
 import transformers
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from scripts.peft_versions import report_versions
+
+# Llama 4 with images reads it from the output of its text model, which lacks it.
+MoeCausalLMOutputWithPast.image_outputs = None
 
 FOLDER = Path(__file__).parents[1] / "tests/fixtures/families"
 VOCABULARY = 23
 LENGTHS = (13, 6, 9)
 TARGET_LENGTHS = (5, 7, 3)
 PROMPT_LENGTH = 3
+NO_ADAPTER = (RuntimeError, ValueError, IndexError, AttributeError, TypeError)
+"""Errors of PEFT for kinds of adapters that it lacks."""
 NEW_TOKENS = 6
 
 DECODER: dict[str, Any] = {
@@ -174,6 +180,15 @@ LATENT: dict[str, Any] = {
     **{"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2},
     **{"n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.5},
     **{"moe_intermediate_size": 4, "first_k_dense_replace": 1},
+}
+# Chunks of four positions, and queries that are scaled in the other layers.
+CHUNKS: dict[str, Any] = {
+    **DECODER,
+    **{"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    **{"attention_chunk_size": 4, "floor_scale": 3, "attn_scale": 0.5},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2},
+    **{"interleave_moe_layer_step": 2, "intermediate_size_mlp": 10},
+    "rope_parameters": LLAMA3,
 }
 MULTIPLIERS = {
     "embedding_multiplier": 3.0,
@@ -520,6 +535,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"attention_bias": True, "rope_interleave": False},
         "rope_parameters": DEFAULT,
     },
+    "llama4_text": CHUNKS,
+    "llama4": {
+        "text_config": CHUNKS
+        | {
+            "num_hidden_layers": 3,
+            **{"no_rope_layers": [1, 0, 1], "use_qk_norm": False},
+            "moe_layers": [0, 2],
+        },
+        "vision_config": IMAGES
+        | {
+            **{"num_attention_heads": 1, "hidden_size": 4, "intermediate_size": 4},
+            **{"vision_output_dim": 4, "projector_input_dim": 4},
+            **{"projector_output_dim": 4, "image_size": 4, "patch_size": 2},
+        },
+    },
     "bamba": {name: x for name, x in STATES.items() if name != "layer_types"}
     | {
         "num_hidden_layers": 3,
@@ -737,7 +767,7 @@ def make_family(folder: Path, name: str, seed: int) -> list[str]:
             adapted = peft.get_peft_model(base, settings).eval()
             randomize_adapter(adapted)
             results |= outputs(kind, adapted, given)
-        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+        except NO_ADAPTER as error:
             print(f"{name}: PEFT has no {kind}: {error}")
             continue
         adapted.peft_config["default"].base_model_name_or_path = "base"
@@ -808,7 +838,7 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     if not getattr(model.config, "new_decoder_architecture", False):
         yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual, **cache)
     names = [name for name, _ in model.named_modules()]
-    text = [name for name in names if ".language_model." in name]
+    text = [name for name in names if ".language_model." in f".{name}"]
     # PEFT counts experts among the linear layers; adapters of them are not read.
     sparse = any(name.endswith(".experts") for name in names)
     attention = ["q_proj", "k_proj", "v_proj", "o_proj", *MIXERS]

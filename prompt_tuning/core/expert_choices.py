@@ -23,6 +23,9 @@ def check_experts(config: Any) -> None:
         _check_groups(config)
     if config.experts and not config.gated and config.biased_projections:
         raise InputError("experts without gates have no biases")
+    biased = "gate" in config.biased_projections
+    if config.routing == "sigmoid_inputs" and biased:
+        raise InputError("experts whose inputs are weighed have no biases")
     some = bool(config.dense_layers)
     every = len(set(config.feed_forward_layers)) or config.layers
     if some != (config.dense_width > 0) or (

@@ -8,7 +8,7 @@ from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STO
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
-QueryKeyNorm = Literal["none", "head", "each_head", "width"]
+QueryKeyNorm = Literal["none", "head", "each_head", "width", "rotated"]
 Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
@@ -16,7 +16,7 @@ Pooling = Literal["last", "first", "mean"]
 ClassProblem = Literal["single_label", "multi_label", "regression"]
 """What a head of classes decides: one class, which of the classes, or numbers."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
-Routing = Literal["softmax", "sigmoid"]
+Routing = Literal["softmax", "sigmoid", "sigmoid_inputs"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
@@ -94,6 +94,8 @@ def check_combinations(config: Any) -> None:
         )
     if config.parallel and config.norm_placement == "after_sum":
         raise InputError("norms after the sum need layers one after the other")
+    if config.chunked and not config.windowed_layers:
+        raise InputError("chunked needs windowed_layers, found none")
     latent = config.key_value_rank > 0
     if (
         latent != (config.value_width is not None)

@@ -61,7 +61,8 @@ class ModelConfig:
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
       routing: how experts are chosen: by the softmax of their scores, or by the sigmoid
-        of each score (DeepSeek V3; see `models.expert_routing`).
+        of each score (DeepSeek V3; see `models.expert_routing`), which may weigh the
+        inputs of experts instead of their outputs (Llama 4).
       expert_groups: number of groups of experts, of which a token uses only the best
         `expert_groups_per_token`.
       expert_groups_per_token: see above.
@@ -89,7 +90,8 @@ class ModelConfig:
         2017, section 3.1; BART), and then there is no norm after all blocks.
       query_key_norm: norm of queries and keys before the rotary embedding: none, of
         each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere; Dehghani
-        et al. 2023, section 2), or of all heads together (OLMo 2).
+        et al. 2023, section 2), or of all heads together (OLMo 2); or of each head
+        without a scale in layers with rotary embedding, after it (Llama 4).
       parallel: whether attention and the feed-forward layer read the same hidden states
         and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
       shared_norm: whether both also read the output of one norm (GPT-J: Wang and
@@ -112,6 +114,8 @@ class ModelConfig:
       window: number of positions that a token in `windowed_layers` attends to, itself
         included; None without such layers (Beltagy et al. 2020, section 3.1).
       windowed_layers: numbers of the layers in which attention is limited to a window.
+      chunked: whether `window` is the size of chunks of positions instead, and a token
+        attends to those of its chunk alone (Llama 4).
       encoder_windowed_layers: numbers of the encoder's layers in which a token attends
         to `window` positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
@@ -249,6 +253,7 @@ class ModelConfig:
     unrotated_layers: tuple[int, ...] = ()
     window: int | None = None
     windowed_layers: tuple[int, ...] = ()
+    chunked: bool = False
     encoder_windowed_layers: tuple[int, ...] = ()
     window_rotary_base: float | None = None
     recurrence: Recurrence = "none"

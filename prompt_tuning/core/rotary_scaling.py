@@ -4,7 +4,11 @@ import dataclasses
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import PositiveInteger, PositiveNumber
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    PositiveNumber,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,16 +69,21 @@ class RotaryDivisors:
 class QueryScaling:
     """A factor of queries that grows with their position `p` (Ministral 3, Llama 4).
 
-    The factor is `1 + slope * log(1 + floor(p / positions))`, so it is 1 within the
-    first `positions`, and keeps attention sharp among the keys of longer rows.
+    The factor is `1 + slope * log(1 + floor((p + first) / positions))`, so it is 1
+    within the first `positions`, and keeps attention sharp among the keys of longer
+    rows.
 
     Attributes:
       slope: see above.
       positions: see above.
+      first: number of the first position: 0, or 1 (Llama 4).
+      unrotated: whether only layers without rotary embedding have it (Llama 4).
     """
 
     slope: PositiveNumber
     positions: PositiveInteger
+    first: NonnegativeInteger = 0
+    unrotated: bool = False
 
     def __post_init__(self):
         check_fields(self)

@@ -36,6 +36,7 @@ from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.lfm2_moe import LFM2_MOE
 from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama4 import LLAMA4, LLAMA4_TEXT
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
@@ -73,9 +74,6 @@ REFUSED = {
         "embeddings of each layer and shared keys and values are not implemented",
     ),
     "deepseek_v2": "its choice of experts is not implemented",
-    **dict.fromkeys(
-        ("llama4", "llama4_text"), "attention in chunks is not implemented"
-    ),
     "hunyuan_v1_dense": "norms after the rotary embedding are not implemented",
     "phimoe": "its choice of experts (SparseMixer) is not implemented",
 }
@@ -137,6 +135,8 @@ FAMILIES: dict[str, Family] = {
         BAMBA,
         GLM4_MOE,
         DEEPSEEK_V3,
+        LLAMA4_TEXT,
+        LLAMA4,
         GPT_OSS,
         GPTJ,
         GPT_NEO,

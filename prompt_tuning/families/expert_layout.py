@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.fused_experts import FusedExperts
+from prompt_tuning.checkpoints.fused_experts import FusedExperts, TurnedExperts
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     identity,
@@ -207,6 +207,31 @@ def fused_experts(
         "expert_gate": (inward, FusedExperts(0, 2)),
         "expert_up": (inward, FusedExperts(1, 2)),
         "expert_down": (outward, FusedExperts()),
+    }
+    layers = layers_with(config, "mlp")
+    return {
+        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.{name}", layers, part)
+        for ours, (name, part) in tensors.items()
+    }
+
+
+def turned_experts(
+    config: ModelConfig, prefix: str, router: str, experts: str
+) -> dict[str, Recipe]:
+    """Returns the recipes of routers, and of experts that are stored `[E, in, out]`.
+
+    Args:
+      config: config of the model.
+      prefix: prefix of names of layers.
+      router: module of the router, within a layer.
+      experts: module of the experts.
+    """
+    both, width = 2 * config.feed_forward_width, config.width
+    tensors = {
+        "router/kernel": (f"{router}.weight", transpose),
+        "expert_gate": (f"{experts}.gate_up_proj", TurnedExperts(0, 2, both)),
+        "expert_up": (f"{experts}.gate_up_proj", TurnedExperts(1, 2, both)),
+        "expert_down": (f"{experts}.down_proj", TurnedExperts(0, 1, width)),
     }
     layers = layers_with(config, "mlp")
     return {

@@ -14,6 +14,7 @@ def read_windows(
     kinds: Sequence[str],
     *,
     window: int | None = None,
+    limited: str = SLIDING,
 ) -> dict[str, Any]:
     """Reads the window of attention and the layers that have it.
 
@@ -22,6 +23,7 @@ def read_windows(
       layers: number of layers.
       kinds: kind of each layer if `layer_types` is absent.
       window: number of positions of the window; `sliding_window` if None.
+      limited: name of the kind of layers that have it.
 
     Raises:
       InputError: for a kind of layer that is not implemented, or a window of unknown
@@ -30,10 +32,10 @@ def read_windows(
     if window is None and not has_window(settings, 1):
         kinds = [FULL] * layers
     kinds = settings.sequence("layer_types", list(kinds))
-    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, SLIDING}:
-        expected = f"a list of {layers} texts, each {FULL!r} or {SLIDING!r}"
+    if len(kinds) != layers or not set(map(str, kinds)) <= {FULL, limited}:
+        expected = f"a list of {layers} texts, each {FULL!r} or {limited!r}"
         settings.refuse("layer_types", expected)
-    windowed = tuple(i for i, kind in enumerate(kinds) if kind == SLIDING)
+    windowed = tuple(i for i, kind in enumerate(kinds) if kind == limited)
     if not windowed:
         return {}
     if window is None:
@@ -57,10 +59,11 @@ def alternating(layers: int, period: int) -> list[str]:
 
 
 def read_unrotated(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]:
-    """Reads the numbers of the layers without rotary embedding (SmolLM3)."""
+    """Reads the numbers of the layers without rotary embedding (SmolLM3, Llama 4)."""
     interval = settings.size("no_rope_layer_interval", 4)
     default = [int((i + 1) % interval != 0) for i in range(layers)]
-    rotated = settings.sequence("no_rope_layers", default)
+    # Published folders of Llama 4 have an empty list.
+    rotated = settings.sequence("no_rope_layers", default) or default
     if len(rotated) != layers or any(value not in (0, 1) for value in rotated):
         expected = f"a list of {layers} numbers, each 0 or 1"
         settings.refuse("no_rope_layers", f"{expected}, found {shown(len(rotated))}")

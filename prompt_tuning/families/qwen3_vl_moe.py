@@ -5,17 +5,15 @@ import functools
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.fused_experts import TurnedExperts
-from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
-from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
     ATTENTION,
     BALANCING,
-    PATH,
     feed_forward_modules,
     read_dense_layers,
     read_experts,
+    turned_experts,
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import layout_recipes, read_layout
@@ -52,18 +50,8 @@ def qwen3_vl_moe_recipes(
     """Returns the recipes of all parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
     modules = ATTENTION | feed_forward_modules(config)
-    both, width = 2 * config.feed_forward_width, config.width
-    tensors = {
-        "router/kernel": ("gate.weight", transpose),
-        "expert_gate": ("experts.gate_up_proj", TurnedExperts(0, 2, both)),
-        "expert_up": ("experts.gate_up_proj", TurnedExperts(1, 2, both)),
-        "expert_down": ("experts.down_proj", TurnedExperts(0, 1, width)),
-    }
-    layers = layers_with(config, "mlp")
-    return layout_recipes(config, names, prefix=prefix, head=head, modules=modules) | {
-        f"{PATH}/{ours}": layered(f"{prefix}layers.{{}}.mlp.{name}", layers, part)
-        for ours, (name, part) in tensors.items()
-    }
+    layout = layout_recipes(config, names, prefix=prefix, head=head, modules=modules)
+    return layout | turned_experts(config, prefix, "mlp.gate", "mlp.experts")
 
 
 READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}

@@ -29,7 +29,7 @@ from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.disentangled import RelativePositions, distance_products
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense
-from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.norms import Norm, root_mean_square_norm
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import flatten_streams
 from prompt_tuning.sharding import collectives
@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
         def norm(name, width, axis):
-            if config.query_key_norm == "none":
+            if config.query_key_norm in ("none", "rotated"):
                 return None
             over = None
             if config.query_key_norm == "head":
@@ -138,6 +138,8 @@ class Attention(nnx.Module):
         x = collectives.copy_to_shards(x, "heads")
         query, (keys, values) = self.queries(x), self.keys_and_values(x)
         if angles is not None:
+            if self.config.query_key_norm == "rotated":
+                query, keys = (self._rotated_norm(x, angles) for x in (query, keys))
             query, keys = rotate_queries_and_keys(
                 query, keys, angles, interleaved=self.interleaved
             )
@@ -211,6 +213,16 @@ class Attention(nnx.Module):
             x = norm(x)
         heads = x.reshape(*x.shape[:-1], -1, self.head_width)
         return norm(heads) if norm is not None and self.norms_heads else heads
+
+    def _rotated_norm(
+        self, heads: Float[Array, "n _ K"], angles: RotaryAngles
+    ) -> Float[Array, "n _ K"]:
+        """Normalizes heads that are rotated next, which changes no mean square."""
+        ones = jnp.ones(heads.shape[-1], heads.dtype)
+        normed = root_mean_square_norm(heads, ones, self.config.norm_epsilon)
+        if angles.rotated is None:
+            return normed
+        return jnp.where(angles.rotated, normed, heads)
 
     def attend_and_project(
         self,

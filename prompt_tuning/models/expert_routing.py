@@ -8,6 +8,25 @@ from prompt_tuning.core.expert_choices import GROUP_SCORES
 from prompt_tuning.core.model_config import ModelConfig
 
 
+def route_by_inputs(
+    scores: Float[Array, "n E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Returns the experts of each token and the weights of their inputs (Llama 4)."""
+    best, chosen = jax.lax.top_k(scores, config.experts_per_token)
+    return chosen, jax.nn.sigmoid(best.astype(jnp.float32))
+
+
+def route(
+    scores: Float[Array, "n E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Returns the experts of each token and their weights, in float32."""
+    shares = jax.nn.softmax(scores.astype(jnp.float32))
+    weights, chosen = jax.lax.top_k(shares, config.experts_per_token)
+    if config.normalize_experts:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return chosen, weights
+
+
 def route_by_sigmoid(
     scores: Float[Array, "n E"], correction: Float[Array, "E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:

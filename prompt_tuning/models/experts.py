@@ -29,7 +29,11 @@ from prompt_tuning.core.quantization.stores import (
     UNQUANTIZED,
     Store,
 )
-from prompt_tuning.models.expert_routing import route_by_sigmoid
+from prompt_tuning.models.expert_routing import (
+    route,
+    route_by_inputs,
+    route_by_sigmoid,
+)
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
 from prompt_tuning.sharding import collectives
 
@@ -224,6 +228,7 @@ class MixtureOfExperts(nnx.Module):
             biases,
             self.config.expert_limit,
             changes,
+            self.config.routing == "sigmoid_inputs",
         )
         output = collectives.reduce_from_shards(output, "mlp")
         if self.expert_down_bias is not None:
@@ -239,7 +244,9 @@ class MixtureOfExperts(nnx.Module):
     def _route(self, x):
         """Returns the experts of each token and their weights."""
         if self.router_correction is None:
-            return route(self.router(x), self.config)
+            by_inputs = self.config.routing == "sigmoid_inputs"
+            choose = route_by_inputs if by_inputs else route
+            return choose(self.router(x), self.config)
         # Close scores of many experts need float32, whatever the layers compute in.
         scores = self.router(x.astype(jnp.float32))
         return route_by_sigmoid(scores, self.router_correction[...], self.config)
@@ -258,17 +265,6 @@ class MixtureOfExperts(nnx.Module):
 
 GROUPED = ("gpu", "tpu")
 """Platforms with kernels that multiply groups of rows with a matrix each."""
-
-
-def route(
-    scores: Float[Array, "n E"], config: ModelConfig
-) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
-    """Returns the experts of each token and their weights, in float32."""
-    shares = jax.nn.softmax(scores.astype(jnp.float32))
-    weights, chosen = jax.lax.top_k(shares, config.experts_per_token)
-    if config.normalize_experts:
-        weights = weights / weights.sum(-1, keepdims=True)
-    return chosen, weights
 
 
 def weights_of_all(
@@ -308,13 +304,16 @@ def run_grouped(
     biases: ExpertBiases | None = None,
     limit: float | None = None,
     changes: ExpertChanges = UNCHANGED,
+    weighs_inputs: bool = False,
 ) -> Float[Array, "n D"]:
     """Runs each token through its experts, with the tokens of an expert together."""
     count = chosen.shape[1]
     order = jnp.argsort(chosen.reshape(-1))  # [n * k], by expert
     length = len(kernels.up.kernel)
     sizes = jnp.bincount(chosen.reshape(-1), length=length).astype(jnp.int32)
-    tokens = x[order // count]
+    tokens, weight = x[order // count], weights.reshape(-1)[order, None]
+    if weighs_inputs:
+        tokens = tokens * weight
 
     def multiply(x, kernel, change):
         y = multiply_groups(x, kernel, sizes)
@@ -330,7 +329,7 @@ def run_grouped(
         expert = chosen.reshape(-1)[order]
         gate, up = gate + biases.gate[expert], up + biases.up[expert]
     inner = activate(gate, up, activation, limit)
-    weighted = inner * weights.reshape(-1)[order, None]
+    weighted = inner if weighs_inputs else inner * weight
     outputs = multiply(weighted, kernels.down, changes.down)
     return outputs[jnp.argsort(order)].reshape(*chosen.shape, -1).sum(1)
 
@@ -360,6 +359,7 @@ def run_all(
     biases: ExpertBiases | None = None,
     limit: float | None = None,
     changes: ExpertChanges = UNCHANGED,
+    weighs_inputs: bool = False,
 ) -> Float[Array, "n D"]:
     """Runs every token through all experts, one expert at a time.
 
@@ -370,20 +370,21 @@ def run_all(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def add_expert(total, expert):
         number, stored, bias, change = expert
-        weight = jnp.where(chosen == number, weights, 0).sum(1)  # [n]
+        weight = jnp.where(chosen == number, weights, 0).sum(1)[:, None]  # [n, 1]
+        tokens = x * weight if weighs_inputs else x
 
         def multiply(x, kernel, change):
             y = x @ kernel.widened_to(x.dtype)
             return y if change is None else y + (x @ change.a) @ change.b
 
-        up, gate = multiply(x, stored.up, change.up), None
+        up, gate = multiply(tokens, stored.up, change.up), None
         if stored.gate is not None:
-            gate = multiply(x, stored.gate, change.gate)
+            gate = multiply(tokens, stored.gate, change.gate)
         if bias is not None and gate is not None:
             gate, up = gate + bias.gate, up + bias.up
         inner = activate(gate, up, activation, limit)
         # The gradient of a factor of the output would need the output again.
-        weighted = inner * weight[:, None]
+        weighted = inner if weighs_inputs else inner * weight
         return total + multiply(weighted, stored.down, change.down), None
 
     experts = (jnp.arange(len(kernels.up.kernel)), kernels, biases, changes)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rotary_scaling import QueryScaling, RotaryDivisors
@@ -17,18 +17,26 @@ class RotaryAngles(NamedTuple):
     Attributes:
       cosine: cosines of the angles, `[n, 1, K / 2]`, or of several tables of them.
       sine: their sines.
-      query_factor: factor of queries (see `QueryScaling`), or None.
+      query_factor: factor of queries (see `QueryScaling`), or of several tables; None
+        for no factor.
+      rotated: whether each of several tables is of layers with rotary embedding; None
+        if all are.
     """
 
     cosine: Float[Array, "*tables n 1 half"]
     sine: Float[Array, "*tables n 1 half"]
-    query_factor: Float[Array, "n 1 1"] | None = None
+    query_factor: Float[Array, "*tables n 1 1"] | None = None
+    rotated: Bool[Array, "*tables"] | None = None
 
     def of_table(self, index: Int[Array, ""] | None) -> "RotaryAngles":
         """Returns the angles of one of several tables; None if there is only one."""
         if index is None:
             return self
-        return self._replace(cosine=self.cosine[index], sine=self.sine[index])
+        factor, rotated = (
+            None if part is None else part[index]
+            for part in (self.query_factor, self.rotated)
+        )
+        return RotaryAngles(self.cosine[index], self.sine[index], factor, rotated)
 
 
 def rotary_table_indices(config: ModelConfig) -> list[int]:
@@ -69,8 +77,11 @@ def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngl
     """
     frequencies, scaling = rotary_frequencies(config), config.rotary_scaling
     magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
-    factor = _query_factor(positions, config.query_scaling)
-    if not any(rotary_table_indices(config)):
+    alike = not any(rotary_table_indices(config))
+    query, factor = config.query_scaling, None
+    if query is not None and not (query.unrotated and alike):
+        factor = _query_factor(positions, query)
+    if alike:
         parts = _cosines_and_sines(positions, frequencies, magnitude)
         return RotaryAngles(*parts, factor)
     base = config.window_rotary_base or config.rotary_base
@@ -82,15 +93,17 @@ def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngl
     )
     parts = [_cosines_and_sines(positions, *table) for table in tables]
     cosines, sines = zip(*parts, strict=True)
-    return RotaryAngles(jnp.stack(cosines), jnp.stack(sines), factor)
+    if query is not None and factor is not None:
+        rotated = jnp.ones_like(factor) if query.unrotated else factor
+        factor = jnp.stack([rotated, rotated, factor])
+    of_tables = jnp.array([True, True, False])
+    return RotaryAngles(jnp.stack(cosines), jnp.stack(sines), factor, of_tables)
 
 
 def _query_factor(
-    positions: Int[Array, "n"], scaling: QueryScaling | None
-) -> Float[Array, "n 1 1"] | None:
-    if scaling is None:
-        return None
-    times = (positions // scaling.positions).astype(jnp.float32)
+    positions: Int[Array, "n"], scaling: QueryScaling
+) -> Float[Array, "n 1 1"]:
+    times = ((positions + scaling.first) // scaling.positions).astype(jnp.float32)
     return (1 + scaling.slope * jnp.log1p(times))[:, None, None]
 
 

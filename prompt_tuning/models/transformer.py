@@ -64,6 +64,7 @@ from prompt_tuning.models.streams import (
     split_streams,
     state_view,
 )
+from prompt_tuning.models.windows import window_distance
 from prompt_tuning.sharding import collectives, parameter_gathering
 
 
@@ -342,9 +343,10 @@ class Stack(nnx.Module):
                 AttentionView(mask_of_rows(context.mask, rows), context.rows, None)
                 for context in cross
             )
-            # The bias depends on differences of positions, and within an example
-            # these are the same wherever in the row the example starts.
+            # Differences of positions are the same wherever an example starts.
             positions = jnp.arange(length)[None]  # [1, Q]
+            if self.config.chunked:  # but chunks begin at certain ones
+                positions = stream.positions
             own = self._view(stream.mask, None, positions, positions)
             if kernel is None or not is_fusable((*before, own), kernel):
                 own = own.with_mask_array(length)
@@ -361,9 +363,7 @@ class Stack(nnx.Module):
         """Returns the view of one source, given the positions of queries and keys."""
         distance = bias = buckets = None
         if self.windowed_layers and keys is not None:
-            distance = queries[:, :, None] - keys[:, None, :]  # [R, Q, S]
-            if self.bidirectional:
-                distance = jnp.abs(distance)
+            distance = window_distance(queries, keys, self.config, self.bidirectional)
         if self.relative_position_bias is not None and keys is not None:
             buckets = self.relative_position_bias.bucket(queries, keys)
             if not self.relative_position_bias.in_each_block:

@@ -21,6 +21,7 @@ from tests.support.dummies import (
     GRANITE4,
     LFM2,
     LLAMA,
+    LLAMA4,
     QWEN3_5,
     T5_GATED,
     LetterTokenizer,
@@ -85,7 +86,7 @@ FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 OTHERS = {
     **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
-    "deepseek": DEEPSEEK,
+    **{"deepseek": DEEPSEEK, "llama4": LLAMA4},
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
@@ -102,7 +103,7 @@ BIASED = ("none", "biases", "both")
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
             ("granite4", RECURRENT),
-            ("deepseek", (*FEW, "prefix")),
+            *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4")),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),

@@ -57,6 +57,8 @@ MIXED = (
     "granitemoehybrid_dense",
     "lfm2",
     "lfm2_moe",
+    "llama4",
+    "llama4_text",
     "nemotron_h",
     "nemotron_h_dense",
     "qwen2_moe_dense",

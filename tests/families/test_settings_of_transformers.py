@@ -48,6 +48,7 @@ NEEDED = {
 }
 """Settings without which transformers' defaults are no model."""
 PARTS = {
+    "llama4": ("text_config",),
     "gemma3": ("text_config",),
     "mistral3": ("text_config",),
     "qwen3_5": ("text_config",),

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.quantization.product import StoredKernel
+from prompt_tuning.models.expert_routing import route
 from prompt_tuning.models.experts import (
     ExpertBiases,
     ExpertChanges,
     ExpertFactors,
     ExpertKernels,
-    route,
     run_all,
     run_grouped,
 )

@@ -14,6 +14,7 @@ from flax import nnx
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.core.rotary_scaling import QueryScaling
 from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.models.build import build_model
@@ -103,6 +104,18 @@ DEEPSEEK = dataclasses.replace(
     **{"value_width": 3, "key_value_rank": 5, "query_rank": 6},
     **{"experts": 4, "experts_per_token": 2, "routing": "sigmoid"},
     **{"feed_forward_width": 8, "dense_layers": (0,), "dense_width": 24},
+    **{"shared_expert_width": 8, "shared_expert_gated": False},
+)
+LLAMA4 = dataclasses.replace(
+    LLAMA,
+    family="llama4_text",
+    layers=3,
+    rotary_interleaved=True,
+    query_key_norm="rotated",
+    query_scaling=QueryScaling(slope=0.5, positions=3, first=1, unrotated=True),
+    unrotated_layers=(1,),
+    **{"window": 4, "windowed_layers": (0, 2), "chunked": True},
+    **{"experts": 4, "experts_per_token": 1, "routing": "sigmoid_inputs"},
     **{"shared_expert_width": 8, "shared_expert_gated": False},
 )
 T5_ORIGINAL, T5_GATED = (

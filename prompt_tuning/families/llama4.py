@@ -1,0 +1,151 @@
+"""Llama 4: attention in chunks, experts whose inputs are weighed, alternating layers.
+
+Of models that also read images, the text model is read.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.rotary_scaling import QueryScaling
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    BALANCING,
+    prefix_of,
+    read_experts,
+    turned_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import read_unrotated, read_windows
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import INERT, layout_recipes, read_layout
+from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.text_part import IMAGE_TOKENS, TEXT, read_text_part
+
+CHUNKED = "chunked_attention"
+STEM = "feed_forward."
+PREFIX = "language_model."
+
+
+def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings, head_width=128)
+    unrotated = read_unrotated(settings, fields["layers"])
+    normed = settings.flag("use_qk_norm", True)
+    biased = settings.flag("attention_bias", False)
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"], base=500_000.0)
+        | _read_chunks(settings, fields["layers"], unrotated)
+        | _read_expert_layers(settings, fields["layers"])
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "rotary_interleaved": True,
+            "unrotated_layers": unrotated,
+            "query_key_norm": "rotated" if normed else "none",
+            "query_scaling": _read_query_scaling(settings),
+            "biases": "attention" if biased else "none",
+        }
+    )
+
+
+def _read_chunks(
+    settings: HuggingFaceSettings, layers: int, unrotated: tuple[int, ...]
+) -> dict[str, Any]:
+    """Reads the size of chunks, and the layers that have them."""
+    name, size = "attention_chunk_size", None
+    if settings.values.get(name, 0) is not None:
+        size = settings.integer(name, 8192, minimum=1)
+    kinds = [CHUNKED if size and i not in unrotated else FULL for i in range(layers)]
+    found = read_windows(settings, layers, kinds, window=size or 1, limited=CHUNKED)
+    if found and size is None:
+        settings.refuse(name, "a number, as some layer_types are chunked_attention")
+    return found | {"chunked": True} if found else {}
+
+
+def _read_query_scaling(settings: HuggingFaceSettings) -> QueryScaling | None:
+    """Reads the factor of queries in layers without rotary embedding."""
+    slope = settings.number("attn_scale", 0.1, minimum=0)
+    positions = settings.integer("floor_scale", 8192, minimum=1)
+    # Some published folders have 4 for true.
+    if not settings.value("attn_temperature_tuning", True) or not slope:
+        return None
+    return QueryScaling(slope=slope, positions=positions, first=1, unrotated=True)
+
+
+def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
+    """Reads which layers have experts, and the width of the others."""
+    step = settings.integer("interleave_moe_layer_step", 1, minimum=1)
+    sparse = settings.sequence("moe_layers", [*range(step - 1, layers, step)])
+    dense = tuple(i for i in range(layers) if i not in sparse)
+    if len(dense) == layers:
+        settings.refuse("moe_layers", "one of the layers with experts at least")
+    width = settings.size("intermediate_size_mlp", 16384)
+    return read_experts(settings, "num_local_experts") | {
+        "routing": "sigmoid_inputs",
+        "shared_expert_width": settings.size("intermediate_size"),
+        "shared_expert_gated": False,
+        "dense_layers": dense,
+        "dense_width": width if dense else 0,
+    }
+
+
+def llama4_text_recipes(
+    config: ModelConfig, names: Collection[str], outer: str = ""
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`.
+
+    Args:
+      config: config of the model.
+      names: names of the stored tensors.
+      outer: prefix of all names.
+    """
+    prefix = f"{outer}{prefix_of(names)}"
+    blocks = {"mlp/shared": f"{STEM}shared_expert."}
+    blocks |= {"dense_mlp": STEM} if config.dense_layers else {}
+    modules = ATTENTION | {
+        f"{path}/{name}": f"{stem}{name}_proj"
+        for path, stem in blocks.items()
+        for name in ("gate", "up", "down")
+    }
+    head = f"{outer}lm_head.weight"
+    layout = layout_recipes(config, names, modules=modules, prefix=prefix, head=head)
+    return layout | turned_experts(config, prefix, f"{STEM}router", f"{STEM}experts")
+
+
+LLAMA4_TEXT = dataclasses.replace(
+    LLAMA,
+    model_type="llama4_text",
+    title="Llama 4, text models",
+    read_fields=read_llama4_text,
+    recipes=llama4_text_recipes,
+    write_settings=None,
+    inert=INERT - {"pretraining_tp"} | BALANCING | {"router_jitter_noise"},
+)
+LLAMA4 = dataclasses.replace(
+    LLAMA4_TEXT,
+    model_type="llama4",
+    title="Llama 4 with images, of which the text model is read",
+    read_fields=functools.partial(
+        read_text_part, readers={"llama4_text": read_llama4_text}, tied=False
+    ),
+    recipes=functools.partial(llama4_text_recipes, outer=PREFIX),
+    embedding_tables=(f"{PREFIX}model.embed_tokens.weight",),
+    head_name=f"{PREFIX}lm_head.weight",
+    base_prefix="",
+    prefix_aliases=(PREFIX,),
+    token_parts=(TEXT,),
+    unread_parts=("vision_model", "multi_modal_projector"),
+    unread_modules=tuple(
+        f"vision_model.model.layers.{{}}.self_attn.{name}_proj"
+        for name in ("q", "k", "v", "o")
+    ),
+    inert=LLAMA4_TEXT.inert | IMAGE_TOKENS | {"vision_config"},
+)
