@@ -54,7 +54,7 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
     try:
         size = file.stat().st_size
         with zipfile.ZipFile(file) as archive:
-            _check_members(archive, size, file)
+            check_members(archive, size, file)
             arrays = {}
             for member in archive.infolist():
                 with archive.open(member) as stream:
@@ -78,8 +78,12 @@ def _check_is_file(file: Path) -> None:
         raise InputError(f"{shown(str(file))} {reason}")
 
 
-def _check_members(archive: zipfile.ZipFile, size: int, file: Path) -> None:
-    """Checks that the members of an archive are no larger than it, and uncompressed."""
+def check_members(archive: zipfile.ZipFile, size: int, file: Path) -> None:
+    """Checks that the members of an archive are no larger than it, and uncompressed.
+
+    Raises:
+      InputError: if they are not.
+    """
     members = archive.infolist()
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise InputError(f"{file} is compressed, expected arrays that are stored plain")

@@ -79,6 +79,7 @@ WITH_ADAPTERS = {
     "deberta-v2 LORA": ("deberta-v2", "LORA", ["classifier", "pooler"]),
     "bert PROMPT_TUNING": ("bert", "PROMPT_TUNING", None),
     "bert pooler": ("bert", "LORA", ["classifier", "pooler"]),
+    "modernbert head": ("modernbert", "MODERN", ["classifier", "head"]),
 }
 OF_PEFT = {
     "PROMPT_TUNING": {"num_virtual_tokens": 3},

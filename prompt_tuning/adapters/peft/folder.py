@@ -3,6 +3,7 @@
     adapter_config.json         settings: JSON, indented by 2, keys sorted
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
+Old folders have `adapter_model.bin` instead, whose pickle is read but never run.
 The files equal those of PEFT 0.21 (`save_pretrained`) byte for byte; older releases
 omit some settings. `peft_conversion` interprets the arrays. Folders of MLX are read,
 too; see `mlx_folder`.
@@ -26,6 +27,7 @@ from prompt_tuning.adapters.peft.peft_settings import check_types
 from prompt_tuning.adapters.peft.shape_checks import check_shapes
 from prompt_tuning.adapters.peft.tensor_names import without_adapter_name
 from prompt_tuning.checkpoints.formats.safetensors import read_header
+from prompt_tuning.checkpoints.formats.torch_archive import read_torch_archive
 from prompt_tuning.core import atomic_files
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.file_names import check_links
@@ -71,7 +73,7 @@ def find_folder(path: Path | str) -> Path | None:
     """
     path = Path(path)
     if _is_adapter(path):
-        check_links(path, CONFIG, TENSORS, MLX_TENSORS)
+        check_links(path, CONFIG, TENSORS, PICKLE, MLX_TENSORS)
         return path
     if not path.is_dir():
         return None
@@ -83,7 +85,7 @@ def find_folder(path: Path | str) -> Path | None:
         )
     for adapter in adapters:
         check_links(path, adapter.name)
-        check_links(adapter, CONFIG, TENSORS, MLX_TENSORS)
+        check_links(adapter, CONFIG, TENSORS, PICKLE, MLX_TENSORS)
     return adapters[0] if adapters else None
 
 
@@ -94,8 +96,8 @@ def read_folder(path: Path | str) -> AdapterFolder:
       path: the adapter's folder, or the parent folder of a named adapter.
 
     Raises:
-      InputError: if a file is missing, damaged or a pickle, if it has several adapters,
-        or if the shapes of its arrays contradict the settings.
+      InputError: if a file is missing or damaged, if it has several adapters, or if
+        the shapes of its arrays contradict the settings.
     """
     folder = find_folder(path)
     if folder is None:
@@ -105,15 +107,38 @@ def read_folder(path: Path | str) -> AdapterFolder:
         config = read_object(folder / CONFIG)
         return AdapterFolder(*read_mlx(config, _read_tensors(mlx), mlx))
     settings = _read_settings(folder / CONFIG)
+    read = _read_tensors
     if not file.is_file():
-        raise InputError(
-            f"{file} is missing; {PICKLE}, if present, is a pickle, which could run "
-            f"arbitrary code: convert it with torch, {CONVERSION.format(folder=folder)}"
-        )
-    tensors = without_adapter_name(_read_tensors(file), str(file))
+        file, read = folder / PICKLE, _read_archive
+    tensors = without_adapter_name(read(file), str(file))
     tensors = name_parameters(settings, tensors, str(folder / CONFIG))
     check_shapes(settings, tensors, str(file))
     return AdapterFolder(settings, tensors)
+
+
+def _read_archive(file: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file of `torch.save` as float32; see `_read_tensors`."""
+    if not file.is_file():
+        raise InputError(f"{file.with_name(TENSORS)} is missing, and {file.name} too")
+    try:
+        arrays = read_torch_archive(file)
+    except InputError as error:
+        command = CONVERSION.format(folder=file.parent)
+        raise InputError(f"{error}; with torch, convert it by {command}") from error
+    return {name: _finite(array, name, file) for name, array in arrays.items()}
+
+
+def _finite(array: np.ndarray, name: str, file: Path) -> np.ndarray:
+    """Returns an array as float32.
+
+    Raises:
+      InputError: if a number is not finite.
+    """
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise InputError(f"{file}: {name} has numbers that are not finite")
+    return array
 
 
 def _read_tensors(file: Path) -> dict[str, np.ndarray]:
@@ -128,9 +153,7 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
             raise InputError(
                 f"{file}: {name} is {stored.dtype}, expected floating numbers"
             )
-        tensors[name] = stored.read().astype(np.float32)
-        if not np.isfinite(tensors[name]).all():
-            raise InputError(f"{file}: {name} has numbers that are not finite")
+        tensors[name] = _finite(stored.read(), name, file)
     return tensors
 
 

@@ -4,7 +4,7 @@ With `task_type` SEQ_CLS, PEFT trains the module `score` or `classifier` as a wh
 (`modules_to_save`) and stores it beside any adapter: as `base_model.score.weight` with
 prompts and prefixes, and as `base_model.model.score.weight` with LoRA and IA3. The
 module of some encoders contains a dense layer, too (RoBERTa); that of BERT does not,
-and is only stored if `modules_to_save` also names its `pooler`.
+and is only stored if `modules_to_save` also names its `pooler` (ModernBERT: `head`).
 """
 
 from typing import Any
@@ -18,7 +18,6 @@ from prompt_tuning.adapters.adapter import (
     Arrays,
 )
 from prompt_tuning.adapters.peft.peft_settings import (
-    POOLER,
     SAVED_HEADS,
     SEQ_CLS,
     Settings,
@@ -130,5 +129,6 @@ def write_class_head(
         tensors[f"{prefix}{leaves[leaf]}"] = stored
     saved = [*SAVED_HEADS]
     if f"{CLASSES_FOLDER}dense" in head and not layers.saved:
-        saved.append(POOLER)
+        # The module that contains the dense layer: "pooler", or "head" of ModernBERT.
+        saved.append(layers.dense.split(".")[-2])
     return tensors, {"modules_to_save": saved, "task_type": SEQ_CLS}

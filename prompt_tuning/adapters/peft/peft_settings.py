@@ -15,7 +15,9 @@ from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
 
-SEQ_CLS, SAVED_HEADS, POOLER = "SEQ_CLS", ("classifier", "score"), "pooler"
+SEQ_CLS, SAVED_HEADS = "SEQ_CLS", ("classifier", "score")
+POOLERS = ("pooler", "head")
+"""Modules with the dense layer before the head, in BERT and in ModernBERT."""
 """PEFT's task of a head of classes, the names that this head may have, and that of the
 dense layer before it, which PEFT trains if it is asked to (BERT)."""
 
@@ -246,7 +248,7 @@ def only_saves_head(settings: Settings) -> bool:
     return (
         settings.get("task_type") == SEQ_CLS
         and isinstance(saved, list)
-        and all(name in (*SAVED_HEADS, POOLER) for name in saved)
+        and all(name in (*SAVED_HEADS, *POOLERS) for name in saved)
     )
 
 

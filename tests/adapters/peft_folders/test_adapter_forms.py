@@ -242,7 +242,7 @@ def beside(name: str, shape) -> Callable[[Path], None]:
 ONES = np.ones((4, 16), np.float32)
 QUERY = "model.layers.0.self_attn.q_proj"
 REFUSED = {
-    "a pickle": (pickled, "is a pickle.*weights_only=True"),
+    "a damaged pickle": (pickled, "not an archive.*weights_only=True"),
     "no settings": (
         files(None, contents(LLAMA)[1]),
         "adapter_config.json is missing from the adapter",
