@@ -111,6 +111,9 @@ class _TensorPickle:
         elif name in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
+            # A tuple of two times itself, and so on, takes forever to hash or print.
+            if isinstance(self._memo[argument], tuple | dict):
+                raise InputError("its pickle has a tuple or dict more than once")
             stack.append(self._memo[argument])
         else:
             self._combine(name)

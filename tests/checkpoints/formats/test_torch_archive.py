@@ -108,6 +108,14 @@ DAMAGED = {
 }
 
 
+def test_a_tuple_that_doubles_sixty_times_is_refused_at_once(tmp_path):
+    # As a key it would be hashed, which visits 2 ** 60 tuples.
+    doubled = b"".join(bytes([*b"q", i, *b"h", i, 0x86]) for i in range(60))
+    content = b"\x80\x02}K\x01\x85" + doubled + b"K\x01s."
+    with pytest.raises(InputError, match="more than once"):
+        read_torch_archive(with_pickle(tmp_path / "tensors.bin", content))
+
+
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_files_are_refused(name, tmp_path):
     content, message = DAMAGED[name]
