@@ -39,7 +39,7 @@ NEEDS = {
 }
 """Options with real text, by the case that needs them."""
 
-EVERYTHING = ("growth", "gpt2", "t5", "tiny", *NEEDS, *OURS_ALONE)
+EVERYTHING = ("growth", "gpt2", "t5", "tiny", "hybrid", *NEEDS, *OURS_ALONE)
 KNOWN = ("growth", *CASES, *NEEDS, *OURS_ALONE)
 
 

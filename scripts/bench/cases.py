@@ -31,7 +31,7 @@ class Case:
 
     Attributes:
       title: the shape in words.
-      family: family of the model: "llama", "gpt2" or "t5".
+      family: family of the model: "llama", "gpt2", "t5" or "granitemoehybrid".
       config: fields of transformers' config class.
       batch: number of rows `B`.
       prompt: number of prompt vectors `P`; 0 for gradients of the input embeddings.
@@ -83,6 +83,13 @@ TINY_CONFIG = LLAMA_CONFIG | {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
+}
+HYBRID_CONFIG = TINY_CONFIG | {
+    # Three layers of four have Mamba-2, with four heads of width 64 and one group.
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    **{"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_expand": 2, "mamba_d_conv": 4},
+    **{"mamba_n_groups": 1, "mamba_d_state": 64, "mamba_chunk_size": 64},
+    **{"num_local_experts": 0, "shared_intermediate_size": 344},
 }
 GPT2_CONFIG = {
     "vocab_size": 50257,
@@ -172,6 +179,15 @@ CASES = {
         length=32,
         least_speedup=Limit(2.5, 3.0),
     ),
+    "hybrid": Case(
+        title="Granite 4 with Mamba-2 in 3 of 4 layers, width 128, 8 x (20 + 108)",
+        family="granitemoehybrid",
+        config=HYBRID_CONFIG,
+        batch=8,
+        prompt=20,
+        length=108,
+        least_speedup=Limit(3.0, 3.0),
+    ),
 }
 GROWTH = ("llama_0", "llama", "llama_200")
 """Cases measured in one rotation, for the growth of the step with the prompt."""
@@ -215,8 +231,8 @@ def make_rows(case: Case, seed: int = 1) -> Rows:
 
 def width(case: Case) -> int:
     """Returns the model width `D`."""
-    names = {"llama": "hidden_size", "gpt2": "n_embd", "t5": "d_model"}
-    return case.config[names[case.family]]
+    names = {"gpt2": "n_embd", "t5": "d_model"}
+    return case.config[names.get(case.family, "hidden_size")]
 
 
 def make_prompt(case: Case, seed: int = 2) -> np.ndarray:

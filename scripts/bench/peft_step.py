@@ -57,6 +57,10 @@ def make_model(folder: Path) -> None:
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
         "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
+        "granitemoehybrid": (
+            transformers.GraniteMoeHybridConfig,
+            transformers.GraniteMoeHybridForCausalLM,
+        ),
     }[family]
     torch.manual_seed(0)
     model = model_class(config_class(**described["config"]))

@@ -29,6 +29,7 @@ PROMPTED = {
     "llama": dataclasses.replace(CASES["tiny"], prompt=5, config=TINY_CONFIG),
     "gpt2": dataclasses.replace(CASES["gpt2"], prompt=5, config=SMALL_GPT2),
     "t5": dataclasses.replace(CASES["t5"], prompt=5, config=SMALL_T5),
+    "hybrid": dataclasses.replace(CASES["hybrid"], prompt=5, length=20),
 }
 BARE = {
     name: dataclasses.replace(PROMPTED[name], prompt=0, loss_on=loss_on)
