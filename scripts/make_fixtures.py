@@ -389,6 +389,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_parameters": DEFAULT,
     },
+    "hunyuan_v1_dense": DECODER
+    | {
+        "num_hidden_layers": 2,
+        "rope_parameters": DEFAULT
+        | {"rope_type": "dynamic", "alpha": 5.0, "factor": 1.0},
+    },
+    "hunyuan_v1_moe": DECODER
+    | {
+        **{"num_hidden_layers": 2, "attention_bias": True},
+        **{"num_experts": 4, "moe_topk": [2, 2]},
+        "rope_parameters": DEFAULT,
+    },
     "arcee": DECODER | {"num_hidden_layers": 2, "rope_parameters": YARN},
     "helium": NO_HEAD_DIM
     | {

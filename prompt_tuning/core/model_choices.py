@@ -8,7 +8,7 @@ from prompt_tuning.core.quantization.stores import DTYPES, PARAMETER_DTYPES, STO
 Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
-QueryKeyNorm = Literal["none", "head", "each_head", "width", "rotated"]
+QueryKeyNorm = Literal["none", "head", "each_head", "width", "head_after", "rotated"]
 Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "none"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]

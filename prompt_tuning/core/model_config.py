@@ -90,8 +90,8 @@ class ModelConfig:
         2017, section 3.1; BART), and then there is no norm after all blocks.
       query_key_norm: norm of queries and keys before the rotary embedding: none, of
         each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere; Dehghani
-        et al. 2023, section 2), or of all heads together (OLMo 2); or of each head
-        without a scale in layers with rotary embedding, after it (Llama 4).
+        et al. 2023, section 2), or of all heads together (OLMo 2); or after it, of each
+        head (Hunyuan), or so without a scale in layers with rotary embedding (Llama 4).
       parallel: whether attention and the feed-forward layer read the same hidden states
         and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
       shared_norm: whether both also read the output of one norm (GPT-J: Wang and

@@ -33,6 +33,7 @@ from prompt_tuning.families.granite import GRANITE
 from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.granitemoehybrid import GRANITEMOEHYBRID
 from prompt_tuning.families.helium import HELIUM
+from prompt_tuning.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.lfm2_moe import LFM2_MOE
 from prompt_tuning.families.llama import LLAMA
@@ -74,7 +75,6 @@ REFUSED = {
         "embeddings of each layer and shared keys and values are not implemented",
     ),
     "deepseek_v2": "its choice of experts is not implemented",
-    "hunyuan_v1_dense": "norms after the rotary embedding are not implemented",
     "phimoe": "its choice of experts (SparseMixer) is not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
@@ -112,6 +112,8 @@ FAMILIES: dict[str, Family] = {
         SEED_OSS,
         ERNIE4_5,
         EXAONE4,
+        HUNYUAN_DENSE,
+        HUNYUAN_MOE,
         ARCEE,
         HELIUM,
         LFM2,

@@ -92,6 +92,7 @@ def separate_experts(
     prefix: str,
     *,
     block: str = "mlp",
+    router: str = "gate",
     parts: tuple[str, ...] = PARTS,
 ) -> dict[str, Recipe]:
     """Returns the recipes of routers, and of experts that are stored apart.
@@ -100,12 +101,13 @@ def separate_experts(
       config: config of the model.
       prefix: prefix of names of layers.
       block: module of the router and the experts.
+      router: module of the router within it.
       parts: modules of an expert's projections; of two, none is a gate.
     """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
     recipes = {
-        f"{PATH}/router/kernel": layered(f"{pattern}gate.weight", layers, transpose)
+        f"{PATH}/router/kernel": layered(f"{pattern}{router}.weight", layers, transpose)
     }
     for ours, part in zip(("gate", "up", "down")[-len(parts) :], parts, strict=True):
         sources = tuple(

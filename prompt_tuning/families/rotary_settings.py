@@ -104,6 +104,17 @@ def read_score_scale(settings: HuggingFaceSettings) -> float:
     return _yarn_magnitude(block.positive("factor"), scale) ** 2
 
 
+def read_stretched_base(
+    settings: HuggingFaceSettings, base: float, head_width: int
+) -> float:
+    """Returns the base with the factor of a fixed "dynamic" scaling (Hunyuan)."""
+    block = _rotary_block(settings)
+    if _kind(block) != "dynamic":
+        return base
+    exponent = head_width / (head_width - 2) if head_width > 2 else 1.0
+    return base * block.positive("alpha", 1.0) ** exponent
+
+
 def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:
     """Returns the settings of layers without a window.
 

@@ -29,7 +29,7 @@ from prompt_tuning.models.attention_choice import choose_attention
 from prompt_tuning.models.disentangled import RelativePositions, distance_products
 from prompt_tuning.models.flash_attention import attend_fused
 from prompt_tuning.models.layers import Dense
-from prompt_tuning.models.norms import Norm, root_mean_square_norm
+from prompt_tuning.models.norms import Norm, normalize, root_mean_square_norm
 from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import flatten_streams
 from prompt_tuning.sharding import collectives
@@ -100,7 +100,7 @@ class Attention(nnx.Module):
             if config.query_key_norm in ("none", "rotated"):
                 return None
             over = None
-            if config.query_key_norm == "head":
+            if config.query_key_norm in ("head", "head_after"):
                 # Each device normalizes its own heads with the same scale.
                 width, axis, over = config.head_width, "head_width", axis
             return Norm(
@@ -113,7 +113,9 @@ class Attention(nnx.Module):
                 partial_over=over,
             )
 
-        self.norms_heads = config.query_key_norm in ("head", "each_head")
+        self.norms_last = config.query_key_norm == "head_after"
+        kinds = ("head", "each_head", "head_after")
+        self.norms_heads = config.query_key_norm in kinds
         self.query_norm = norm("query_norm", inner, "heads")
         self.key_norm = norm("key_norm", shared, "key_value_heads")
         self.sinks = (
@@ -143,11 +145,15 @@ class Attention(nnx.Module):
             query, keys = rotate_queries_and_keys(
                 query, keys, angles, interleaved=self.interleaved
             )
+        if self.norms_last:
+            query = normalize(self.query_norm, query)
+            keys = normalize(self.key_norm, keys)
         return Projected(query, keys, values, self.gate(x))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries; on a mesh, for the heads of this device."""
-        return self._heads(self.query(x), self.query_norm)
+        """Projects to queries, before they are rotated; on a mesh, of this device."""
+        norm = None if self.norms_last else self.query_norm
+        return self._heads(self.query(x), norm)
 
     def gate(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead HK"] | None:
         """Returns the factors of the attended values, if there are any."""
@@ -159,7 +165,8 @@ class Attention(nnx.Module):
         self, x: Float[Array, "*lead D"]
     ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
         """Projects to keys and values; on a mesh, for the heads of this device."""
-        keys = self._heads(self.key(x), self.key_norm)
+        norm = None if self.norms_last else self.key_norm
+        keys = self._heads(self.key(x), norm)
         values = self._heads(self.value(x))
         return collectives.local_groups(keys), collectives.local_groups(values)
 

@@ -73,8 +73,8 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
         reason = "the model bounds its attention scores by attention_soft_cap"
     elif config.query_scaling is not None:
         reason = "the model scales its queries by their position"
-    elif config.query_key_norm == "rotated":
-        reason = "the model normalizes queries in some layers"
+    elif config.query_key_norm in ("head_after", "rotated"):
+        reason = "the model normalizes rotated queries"
     elif config.attention_sinks:
         reason = "the model has attention sinks of its own"
     elif config.windowed_layers and length > (config.window or 0):

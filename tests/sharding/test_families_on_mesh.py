@@ -51,6 +51,8 @@ CASES = [
     ("granitemoehybrid_dense", MeshShape(data=1, fsdp=4)),
     # Layers of one part, and experts without gates.
     ("nemotron_h", TENSOR),
+    # Norms of rotated queries and keys, and a shared expert.
+    ("hunyuan_v1_moe", TENSOR),
     # Chunks of attention, and experts whose inputs are weighed.
     ("llama4_text", TENSOR),
     # Vectors of relative positions that all devices project.

@@ -1,0 +1,100 @@
+"""Hunyuan, dense and with experts: norms of queries and keys after they are rotated."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    prefix_of,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import (
+    INERT,
+    PROJECTIONS,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import read_rotary, read_stretched_base
+
+NORMS = {
+    "self_attention/query_norm": "self_attn.query_layernorm",
+    "self_attention/key_norm": "self_attn.key_layernorm",
+}
+SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
+
+
+def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_layout(settings)
+    biased = settings.flag("attention_bias", False)
+    rotary = read_rotary(settings, fields["head_width"])
+    base = rotary["rotary_base"]
+    return (
+        fields
+        | rotary
+        | {
+            "rotary_base": read_stretched_base(settings, base, fields["head_width"]),
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "query_key_norm": "head_after",
+            "biases": "attention" if biased else "none",
+        }
+    )
+
+
+def read_hunyuan_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_hunyuan(settings)
+    total, used = settings.size("num_experts", 1), settings.value("moe_topk", 1)
+    counts = set(used) if isinstance(used, list) else {used}
+    count = counts.pop() if counts else None
+    if counts or type(count) is not int or not 1 <= count <= total:
+        settings.refuse("moe_topk", f"a number up to {total}, the same in all layers")
+    return fields | {
+        "experts": total,
+        "experts_per_token": count,
+        "shared_expert_width": fields["feed_forward_width"],
+        "shared_expert_gated": False,
+    }
+
+
+def hunyuan_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    modules, experts = PROJECTIONS, {}
+    if config.experts:
+        modules = ATTENTION | {
+            ours: f"mlp.shared_mlp.{name}_proj" for ours, name in SHARED.items()
+        }
+        experts = separate_experts(config, prefix_of(names), router="gate.wg")
+    layout = layout_recipes(config, names, modules=modules, query_key_norms=NORMS)
+    return layout | experts
+
+
+HUNYUAN_DENSE = dataclasses.replace(
+    LLAMA,
+    model_type="hunyuan_v1_dense",
+    title="Hunyuan 0.5B to 7B",
+    read_fields=read_hunyuan,
+    recipes=hunyuan_recipes,
+    write_settings=None,
+    inert=INERT | {"eod_token_id"},
+)
+HUNYUAN_MOE = dataclasses.replace(
+    HUNYUAN_DENSE,
+    model_type="hunyuan_v1_moe",
+    title="Hunyuan A13B, mixture of experts",
+    read_fields=read_hunyuan_moe,
+    inert=HUNYUAN_DENSE.inert | {"sep_token_id", "output_router_logits"},
+)
