@@ -481,6 +481,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mixtral": NO_HEAD_DIM
     | {"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": 4},
+    # Scores of some experts are near the best, so that they share the weights.
+    "phimoe": NO_HEAD_DIM
+    | {
+        **{"num_hidden_layers": 2, "num_local_experts": 4, "sliding_window": 4},
+        **{"attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
+        "hidden_size": 16,
+        "rope_parameters": {
+            **{"rope_type": "longrope", "rope_theta": 100.0},
+            **{"short_factor": [1.5, 3.0], "long_factor": [4.0, 9.0]},
+            **{"short_mscale": 1.2, "long_mscale": 1.3},
+            "original_max_position_embeddings": 32,
+        },
+    },
     "qwen2_moe": NO_HEAD_DIM
     | {
         "num_hidden_layers": 2,

@@ -16,7 +16,7 @@ Pooling = Literal["last", "first", "mean"]
 ClassProblem = Literal["single_label", "multi_label", "regression"]
 """What a head of classes decides: one class, which of the classes, or numbers."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
-Routing = Literal["softmax", "sigmoid", "sigmoid_inputs"]
+Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
@@ -65,6 +65,17 @@ def check_combinations(config: Any) -> None:
     Raises:
       InputError: with both choices.
     """
+    if config.heads % config.key_value_heads:
+        raise InputError(
+            f"{config.heads} query heads cannot share {config.key_value_heads} "
+            "key/value heads: the first must be a multiple of the second"
+        )
+    if config.positions == "rotary" and config.rotated_width % 2:
+        name = "head_width" if config.rotary_width is None else "rotary_width"
+        raise InputError(
+            f"rotary positions rotate pairs of elements, but {name} is "
+            f"{config.rotated_width}: expected an even {name}"
+        )
     if config.positions == "relative" and config.architecture == "decoder_only":
         raise InputError(
             "relative positions are for encoder-decoder models: the rows of a "

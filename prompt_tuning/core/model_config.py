@@ -62,7 +62,10 @@ class ModelConfig:
       normalize_experts: whether the weights of these experts sum to 1.
       routing: how experts are chosen: by the softmax of their scores, or by the sigmoid
         of each score (DeepSeek V3; see `models.expert_routing`), which may weigh the
-        inputs of experts instead of their outputs (Llama 4).
+        inputs of experts instead of their outputs (Llama 4), or by SparseMixer (Phi 3.5
+        MoE; see the same).
+      expert_margin: relative distance from the best score from which SparseMixer gives
+        other experts no share.
       expert_groups: number of groups of experts, of which a token uses only the best
         `expert_groups_per_token`.
       expert_groups_per_token: see above.
@@ -230,6 +233,7 @@ class ModelConfig:
     expert_limit: float | None = None
     normalize_experts: bool = True
     routing: Routing = "softmax"
+    expert_margin: float = 0.0
     expert_groups: int = 1
     expert_groups_per_token: int = 1
     expert_multiplier: float = 1.0
@@ -321,17 +325,6 @@ class ModelConfig:
         check_products(self)
         for name in ("compute_dtype", "parameter_dtype"):
             check_dtype(name, getattr(self, name))
-        if self.heads % self.key_value_heads:
-            raise InputError(
-                f"{self.heads} query heads cannot share {self.key_value_heads} "
-                "key/value heads: the first must be a multiple of the second"
-            )
-        if self.positions == "rotary" and self.rotated_width % 2:
-            name = "head_width" if self.rotary_width is None else "rotary_width"
-            raise InputError(
-                f"rotary positions rotate pairs of elements, but {name} is "
-                f"{self.rotated_width}: expected an even {name}"
-            )
         check_combinations(self)
         check_experts(self)
         check_layers(self)

@@ -47,6 +47,7 @@ def check_sizes(config: Any) -> None:
         "recurrent_width": (0, MAXIMUM_SIZE),
         "recurrent_key_width": (0, MAXIMUM_SIZE),
         "minimum_step": (0, 1),
+        "expert_margin": (0, math.inf),
         "window": (1, MAXIMUM_INTEGER),
         "window_rotary_base": (0, math.inf),
         "maximum_positions": (1, MAXIMUM_INTEGER),

@@ -50,6 +50,7 @@ from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
 from prompt_tuning.families.opt import OPT
 from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
+from prompt_tuning.families.phimoe import PHIMOE
 from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
@@ -75,7 +76,6 @@ REFUSED = {
         "embeddings of each layer and shared keys and values are not implemented",
     ),
     "deepseek_v2": "its choice of experts is not implemented",
-    "phimoe": "its choice of experts (SparseMixer) is not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
 
@@ -127,6 +127,7 @@ FAMILIES: dict[str, Family] = {
         COHERE2,
         GPT_NEOX,
         MIXTRAL,
+        PHIMOE,
         QWEN2_MOE,
         QWEN3_MOE,
         OLMOE,

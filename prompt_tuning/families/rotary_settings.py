@@ -104,6 +104,15 @@ def read_score_scale(settings: HuggingFaceSettings) -> float:
     return _yarn_magnitude(block.positive("factor"), scale) ** 2
 
 
+def read_short_magnitude(settings: HuggingFaceSettings) -> float:
+    """Reads the factor of rotated elements within the original context (Phi 3.5 MoE).
+
+    Raises:
+      InputError: if the rotary settings lack it.
+    """
+    return _rotary_block(settings).positive("short_mscale")
+
+
 def read_stretched_base(
     settings: HuggingFaceSettings, base: float, head_width: int
 ) -> float:

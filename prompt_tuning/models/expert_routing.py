@@ -27,6 +27,28 @@ def route(
     return chosen, weights
 
 
+def route_by_sparse_mixer(
+    scores: Float[Array, "n E"], config: ModelConfig
+) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
+    """Returns the experts of each token and their weights, in float32 (Phi 3.5 MoE).
+
+    The best expert is chosen, and weighs its share in the softmax of the scores that
+    are near its own; then the best of the others (SparseMixer without noise: Liu et al.
+    2024, "GRIN: GRadient-INformed MoE", section 3).
+    """
+    scores = scores.astype(jnp.float32)
+    left, chosen, weights = scores, [], []
+    for _ in range(config.experts_per_token):
+        best = left.max(-1, keepdims=True)  # [n, 1]
+        ratio = (best - scores) / jnp.maximum(jnp.abs(scores), best)
+        shares = jax.nn.softmax(jnp.where(ratio > config.expert_margin, -jnp.inf, left))
+        expert = jnp.argmax(left, -1, keepdims=True)
+        chosen.append(expert)
+        weights.append(jnp.take_along_axis(shares, expert, axis=1))
+        left = jnp.where(jnp.arange(scores.shape[1]) == expert, -jnp.inf, left)
+    return jnp.concatenate(chosen, 1), jnp.concatenate(weights, 1)
+
+
 def route_by_sigmoid(
     scores: Float[Array, "n E"], correction: Float[Array, "E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
@@ -56,3 +78,11 @@ def route_by_sigmoid(
         total = weights.sum(-1, keepdims=True) + config.expert_sum_epsilon
         weights = weights / total
     return chosen, weights * config.expert_multiplier
+
+
+ROUTES = {
+    "softmax": route,
+    "sigmoid_inputs": route_by_inputs,
+    "sparse_mixer": route_by_sparse_mixer,
+}
+"""Choices that need no corrections of scores, by `ModelConfig.routing`."""

@@ -30,8 +30,7 @@ from prompt_tuning.core.quantization.stores import (
     Store,
 )
 from prompt_tuning.models.expert_routing import (
-    route,
-    route_by_inputs,
+    ROUTES,
     route_by_sigmoid,
 )
 from prompt_tuning.models.layers import ACTIVATIONS, Dense, FeedForward
@@ -244,8 +243,7 @@ class MixtureOfExperts(nnx.Module):
     def _route(self, x):
         """Returns the experts of each token and their weights."""
         if self.router_correction is None:
-            by_inputs = self.config.routing == "sigmoid_inputs"
-            choose = route_by_inputs if by_inputs else route
+            choose = ROUTES[self.config.routing]
             return choose(self.router(x), self.config)
         # Close scores of many experts need float32, whatever the layers compute in.
         scores = self.router(x.astype(jnp.float32))
