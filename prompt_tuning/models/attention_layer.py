@@ -34,6 +34,9 @@ from prompt_tuning.models.rotary import RotaryAngles, rotate_queries_and_keys
 from prompt_tuning.models.streams import flatten_streams
 from prompt_tuning.sharding import collectives
 
+OF_HEADS = ("head", "each_head", "head_after")
+"""Values of `ModelConfig.query_key_norm` for norms of heads, one by one."""
+
 
 class Projected(NamedTuple):
     """What the projections of self-attention make of hidden states.
@@ -69,8 +72,8 @@ class Attention(nnx.Module):
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         self.config, self.head_width = config, config.head_width
-        self.dropout_rate = config.dropout_rate
-        self.scale, self.value_width = config.score_scale, config.width_of_values
+        self.dropout_rate, self.scale = config.dropout_rate, config.score_scale
+        self.value_width = config.width_of_values
         self.interleaved = config.rotary_interleaved
         inner = config.heads * config.head_width
         shared = config.key_value_heads * config.head_width
@@ -113,22 +116,12 @@ class Attention(nnx.Module):
                 partial_over=over,
             )
 
-        self.norms_last = config.query_key_norm == "head_after"
-        kinds = ("head", "each_head", "head_after")
-        self.norms_heads = config.query_key_norm in kinds
+        kind = config.query_key_norm
+        self.norms_last, self.norms_heads = kind == "head_after", kind in OF_HEADS
         self.query_norm = norm("query_norm", inner, "heads")
         self.key_norm = norm("key_norm", shared, "key_value_heads")
-        self.sinks = (
-            declare(
-                named_key(key, "sinks"),
-                (layers, config.heads),
-                ("layers", "heads"),
-                jax.nn.initializers.zeros,
-                config.parameter_dtype,
-            )
-            if config.attention_sinks
-            else None
-        )
+        sinks = named_key(key, "sinks")
+        self.sinks = _sinks(sinks, config, layers) if config.attention_sinks else None
 
     def project(self, x: Float[Array, "n D"], angles: RotaryAngles | None) -> Projected:
         """Projects hidden states for self-attention.
@@ -301,6 +294,13 @@ class Attention(nnx.Module):
             first_row=first_row,
         )
         return named(output, ATTENTION)  # a kernel names its output itself
+
+
+def _sinks(key: Key[Array, ""], config: ModelConfig, layers: int) -> nnx.Param:
+    """Declares the scores without values of all heads."""
+    shape, axes = (layers, config.heads), ("layers", "heads")
+    zeros = jax.nn.initializers.zeros
+    return declare(key, shape, axes, zeros, config.parameter_dtype)
 
 
 def _sink(
