@@ -300,12 +300,18 @@ def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
     """Stores the parameters at some paths in another way.
 
     Raises:
-      InputError: if the inputs of a kernel cannot be packed.
+      InputError: if the inputs of a kernel cannot be packed, or not in such groups.
     """
     if not stores:
         return
     for path, (module, name) in dict(_kernels(model)).items():
         if path in stores:
+            size_in = weight_shape(getattr(module, name)[...])[-2]
+            if size_in % (stores[path].group or 1):
+                raise InputError(
+                    f"{path} is stored as {stores[path]}, but the model expects "
+                    f"{size_in} inputs; does the config belong to this checkpoint?"
+                )
             module.store_as(name, stores[path])
     for path, node in list(nnx.iter_graph(model)):
         store = stores.get("/".join(map(str, path)))

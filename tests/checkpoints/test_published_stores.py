@@ -337,3 +337,14 @@ def test_settings_that_do_not_fit_the_tensors_are_refused(folder, change, messag
     file.write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message):
         opened(file.parent)
+
+
+def test_groups_that_the_config_does_not_have_are_refused(folder):
+    quantized = folder("pack int4")
+    file = quantized / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"intermediate_size": 80}))
+    with pytest.raises(
+        InputError, match=r"mlp/down/kernel is stored as int4 in groups of 32.*80 inp"
+    ):
+        opened(quantized)
