@@ -3,11 +3,14 @@
 # transformers and torch are only in the `bench` extra.
 # pyright: reportMissingImports=false
 
+import json
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.cli.main import main
 from prompt_tuning.models.input_layers import second_types
 from tests.support.encoder_folders import write_bert
 
@@ -31,6 +34,40 @@ def test_a_pair_has_the_states_of_transformers(tmp_path):
     np.testing.assert_allclose(ours, states, atol=1e-5)
     (one,) = pt.load(str(folder)).embed("abcfghi", normalize=False)
     assert np.abs(one - states).max() > 0.01
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing", "ignore:Could not")
+def test_a_prompt_of_peft_has_the_first_type(tmp_path, capsys):
+    import peft
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        PreTrainedTokenizerFast,
+    )
+
+    folder = write_bert(tmp_path / "bert")
+    settings = peft.PromptTuningConfig(
+        task_type="SEQ_CLS",
+        num_virtual_tokens=3,
+        modules_to_save=["classifier", "score", "pooler"],
+    )
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    model = peft.get_peft_model(base, settings).eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(0, 0.5)
+    model.save_pretrained(tmp_path / "prompt")
+    read = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    types = {"return_token_type_ids": True, "return_tensors": "pt"}
+    with torch.no_grad():
+        logits = model(**read("abc", "fghi", **types)).logits
+    given = ["--model", str(folder), "--prompt", str(tmp_path / "prompt")]
+    assert main(["predict", "abc[SEP]fghi", *given]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["probabilities"]
+    expected = torch.softmax(logits, -1)[0].tolist()
+    assert list(found.values()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_each_example_of_a_packed_row_begins_with_the_first_type():
