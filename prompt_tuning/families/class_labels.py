@@ -19,6 +19,7 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 HEAD = "head/kernel"
 BIAS = "head/bias"
 DENSE, DENSE_BIAS = "head/transform/kernel", "head/transform/bias"
+DENSE_NORM = "head/transform/norm/scale"
 ARCHITECTURES, NAMES, PROBLEM = "architectures", "id2label", "problem_type"
 PAD = "pad_token_id"
 PROBLEMS: Mapping[str, ClassProblem] = {
@@ -86,7 +87,7 @@ class ClassLayers:
         if self.bias:
             recipes[DENSE_BIAS] = Recipe((f"{dense}.bias",))
         if self.norm:
-            recipes["head/transform/norm/scale"] = Recipe((f"{self.norm}.weight",))
+            recipes[DENSE_NORM] = Recipe((f"{self.norm}.weight",))
         return recipes
 
 

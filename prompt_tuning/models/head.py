@@ -3,13 +3,14 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, fan_in, named_key
 from prompt_tuning.models.layers import ACTIVATIONS
-from prompt_tuning.models.norms import Norm, normalize
+from prompt_tuning.models.norms import Norm, layer_norm, normalize
 from prompt_tuning.prompts.class_head import ClassRows
 
 
@@ -36,10 +37,11 @@ class HeadTransform(nnx.Module):
         self.bias = declare(key, shape, axes, zeros, dtype) if biased else None
         norm = functools.partial(Norm, named_key(key, "norm"), config, stacked=None)
         self.norm = norm() if config.transform_norm else None
+        self.epsilon = config.norm_epsilon
 
     def leave_out_dense(self) -> None:
         """Leaves out the frozen dense layer, in whose place one is trained."""
-        self.kernel = self.bias = None
+        self.kernel = self.bias = self.norm = None
 
     def __call__(
         self, x: Float[Array, "*lead D"], classes: ClassRows | None
@@ -57,7 +59,11 @@ class HeadTransform(nnx.Module):
         y = x @ kernel[...].astype(x.dtype)
         if bias is not None:
             y = y + bias[...].astype(x.dtype)
-        return normalize(self.norm, ACTIVATIONS[self.activation](y))
+        y = ACTIVATIONS[self.activation](y)
+        if classes is not None and classes.dense_norm is not None:
+            scale = classes.dense_norm[...]
+            return layer_norm(y, scale, jnp.zeros_like(scale), self.epsilon)
+        return normalize(self.norm, y)
 
 
 class Head(nnx.Module):

@@ -16,7 +16,13 @@ from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.families.class_labels import BIAS, DENSE, DENSE_BIAS, HEAD
+from prompt_tuning.families.class_labels import (
+    BIAS,
+    DENSE,
+    DENSE_BIAS,
+    DENSE_NORM,
+    HEAD,
+)
 from prompt_tuning.families.hf_folder import find_family, find_recipes
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
 
@@ -77,18 +83,20 @@ def open_classes(
     else:
         kernel = initial_rows(named_key(key, "class_head"), count, width)
         bias = jnp.zeros(count) if layers.dense else None
-    dense = dense_bias = None
+    dense = dense_bias = dense_norm = None
     has_dense = layers.dense and head[DENSE].sources[0] in stored
     if layers.dense and (spec.dense or layers.saved or not has_dense):
         dense = initial_rows(named_key(key, "class_dense"), width, width)
         dense_bias = jnp.zeros(width) if layers.bias else None
+        dense_norm = jnp.ones(width) if layers.norm else None
         if has_dense:
             dense = jnp.asarray(read(DENSE, width, width))
             dense_bias = jnp.asarray(read(DENSE_BIAS, width)) if layers.bias else None
+            dense_norm = jnp.asarray(read(DENSE_NORM, width)) if layers.norm else None
     # The model itself has no other head than the trained one.
     fields = {**layers.fields, "labels": labels, "problem": problem}
     fields |= {"tied_head": True, "head_bias": False}
-    rows = ClassRows(kernel, pooling, bias, dense, dense_bias)
+    rows = ClassRows(kernel, pooling, bias, dense, dense_bias, dense_norm)
     return dataclasses.replace(config, **fields), rows
 
 

@@ -114,6 +114,7 @@ class ClassRows(nnx.Module):
       bias: `[C]`, or None.
       dense: kernel of the dense layer before it, `[D, D]`; None if it is frozen.
       dense_bias: bias of that layer, `[D]`, or None.
+      dense_norm: scale of the norm after that layer, `[D]`, or None (ModernBERT).
       pooling: see `ClassHead.pooling`.
     """
 
@@ -124,6 +125,7 @@ class ClassRows(nnx.Module):
         bias: Float[Array, "C"] | None = None,
         dense: Float[Array, "D D"] | None = None,
         dense_bias: Float[Array, "D"] | None = None,
+        dense_norm: Float[Array, "D"] | None = None,
     ):
         def declare(array):
             if array is None:
@@ -132,6 +134,7 @@ class ClassRows(nnx.Module):
 
         self.kernel, self.bias = declare(kernel), declare(bias)
         self.dense, self.dense_bias = declare(dense), declare(dense_bias)
+        self.dense_norm = declare(dense_norm)
         self.pooling: Pooling = pooling
 
     def output_head(self) -> AnyHead:

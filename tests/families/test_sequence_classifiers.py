@@ -72,14 +72,15 @@ OF_ENCODERS = {
     "PREFIX_TUNING": {"num_virtual_tokens": 3},
     "LORA": {"r": 2, "target_modules": ["query", "value"]},
     "IA3": {"target_modules": ["key", "value"], "feedforward_modules": []},
+    "LORA Wo": {"r": 2, "target_modules": ["Wo"]},
 }
 WITH_ADAPTERS = {
     # The head of RoBERTa has a dense layer; that of BERT is its pooler.
-    **{f"roberta {kind}": ("roberta", kind, None) for kind in OF_ENCODERS},
+    **{f"roberta {kind}": ("roberta", kind, None) for kind in [*OF_ENCODERS][:4]},
     "deberta-v2 LORA": ("deberta-v2", "LORA", ["classifier", "pooler"]),
     "bert PROMPT_TUNING": ("bert", "PROMPT_TUNING", None),
     "bert pooler": ("bert", "LORA", ["classifier", "pooler"]),
-    "modernbert head": ("modernbert", "MODERN", ["classifier", "head"]),
+    "modernbert head": ("modernbert", "LORA Wo", ["classifier", "head"]),
 }
 OF_PEFT = {
     "PROMPT_TUNING": {"num_virtual_tokens": 3},
@@ -126,7 +127,8 @@ def theirs(tmp_path_factory):
         base = {"folder": folder / "llama", "rows": ROWS}
         jobs[kind] = {**base, "adapter": adapter, "save": save}
     for name, (base, kind, saved) in WITH_ADAPTERS.items():
-        adapter = {"peft_type": kind, "task_type": "SEQ_CLS", **OF_ENCODERS[kind]}
+        adapter = {"peft_type": kind.split()[0], "task_type": "SEQ_CLS"}
+        adapter |= OF_ENCODERS[kind]
         adapter |= {"modules_to_save": saved} if saved else {}
         if base == "deberta-v2":
             adapter["target_modules"] = ["query_proj", "value_proj"]

@@ -29,6 +29,7 @@ from prompt_tuning.families.class_labels import (
     BIAS,
     DENSE,
     DENSE_BIAS,
+    DENSE_NORM,
     HEAD,
     OF_DECODERS,
     ClassLayers,
@@ -37,6 +38,7 @@ from prompt_tuning.families.hf_folder import find_family
 
 PREFIXES = ("base_model.", MODEL_PREFIX)
 _OURS = {HEAD: "kernel", BIAS: "bias", DENSE: "dense", DENSE_BIAS: "dense_bias"}
+_OURS[DENSE_NORM] = "dense_norm"
 """Our leaves of what a model with a head of classes has frozen."""
 
 
@@ -86,7 +88,7 @@ def _leaves(layers: ClassLayers) -> dict[str, str]:
 
 def _shapes(leaves: dict[str, str], classes: int, width: int) -> dict[str, tuple]:
     shapes = {"kernel": (classes, width), "bias": (classes,)}
-    shapes |= {"dense": (width, width), "dense_bias": (width,)}
+    shapes |= {"dense": (width, width), "dense_bias": (width,), "dense_norm": (width,)}
     return {leaf: shape for leaf, shape in shapes.items() if leaf in leaves}
 
 
