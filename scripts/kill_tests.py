@@ -143,6 +143,7 @@ def fork_writing_inputs(folder: Path) -> None:
 
 def write_inputs(folder: Path) -> None:
     """Writes a random model of one layer, and pairs of one skill."""
+    from scripts import recall
     from tests.support import small_runs
     from tests.support.small_tokenizer import write_tokenizer
 
@@ -151,6 +152,8 @@ def write_inputs(folder: Path) -> None:
     small_runs.write_pairs(folder / "held_out.jsonl", small_runs.UPPER[32:])
     small_runs.write_pairs(folder / "long.jsonl", small_runs.UPPER * 200)
     write_tokenizer(folder / "tokenizer")
+    facts, _ = recall.document(0, 36)
+    (folder / "facts.txt").write_text(facts)
 
 
 def make_scenarios(folder: Path) -> list[Scenario]:
@@ -168,6 +171,16 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         options += ["--tokenizer", str(folder / "tokenizer"), "--dev", "0.1"]
         return [["prepare", *options, str(folder / "long.jsonl")]]
 
+    def study(target: Path) -> list[list[str]]:
+        options = ["--model", "bundled:recall", "--out", str(target / "study")]
+        sizes = ["--rows", "240", "--held_out", "16", "--chunk", "72"]
+        return [["study", str(folder / "facts.txt"), *options, *sizes]]
+
+    def remember(target: Path) -> list[list[str]]:
+        options = ["--model", "bundled:recall", "--out", str(target / "memory")]
+        sizes = ["--rows", "64", "--held_out", "16", "--slots", "12", "--steps", "40"]
+        return [["remember", str(folder / "facts.txt"), *options, *sizes]]
+
     def two(target: Path) -> list[list[str]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -181,6 +194,8 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         Scenario("train", train),
         Scenario("sweep", sweep),
         Scenario("prepare", prepare, refuses_again=True),
+        Scenario("study", study),
+        Scenario("remember", remember),
         Scenario("two processes", two),
     ]
 

@@ -24,11 +24,18 @@ from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import AxisLength
+from prompt_tuning.core.progress_display import noted_bar
+from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.pretrained.attention_matching import move_prefix
+from prompt_tuning.texts.study_files import StudyFiles, write_study
 from prompt_tuning.texts.text_study import (
+    CONTINUATION,
+    GIVEN,
+    PASSAGE,
+    SHORTEST,
+    StudiedTexts,
     TextStudy,
-    read_text,
-    write_study,
+    read_texts,
 )
 from prompt_tuning.tuned.memory_comparison import (
     key_value_prefix,
@@ -43,6 +50,8 @@ STARTS = {
 }
 """The initializer of each way to start."""
 RATE = 0.02
+KINDS = (PASSAGE, CONTINUATION)
+"""Kinds of rows of a model that cannot chat; lines teach less, as they are short."""
 RESULTS, PEFT_FOLDER = "memory.json", "peft"
 LONGEST = MAXIMUM_BYTES * 2 // 5
 """Maximum size of a text in bytes: the run's config has it twice, in short lines."""
@@ -69,8 +78,9 @@ def remember(
     """Trains a key/value prefix that stands for a text.
 
     The model answers behind the prefix about as it does after the text, for the cost of
-    `slots` positions. The rows to learn from are passages of the text, and what the
-    frozen model writes behind it; the loss is `ContextDistillation`. The directory is
+    `slots` positions. The rows to learn from are passages of the text and what the
+    frozen model writes behind it, or its own questions and answers about the text if it
+    has a chat template; the loss is `ContextDistillation`. The directory is
     that of an ordinary run. It also gets `memory.json`, which compares the memory with
     the text itself on held-out rows, and a PEFT folder of type CARTRIDGE. If the call
     is interrupted, the same call goes on.
@@ -109,31 +119,32 @@ def remember(
     """
     check_value("slots", slots, AxisLength)
     check_value("start", start, Start)
-    size = len(repr(text).encode())
-    if size > LONGEST:
-        raise InputError(
-            f"the text takes {size:,} bytes, expected at most {LONGEST:,}, because the "
-            "config of a run holds it: give a shorter text"
-        )
-    study = TextStudy(
-        rows=rows, held_out=held_out, chunk=chunk, passage=passage, seed=seed
-    )
+    _check_size(text)
     base = model if isinstance(model, Model) else load(model)
-    read = read_text(text, base.prompted, slots, study)
+    study = TextStudy(
+        rows=rows,
+        held_out=held_out,
+        chunk=chunk,
+        passage=passage,
+        kinds=_kinds(base),
+        seed=seed,
+    )
+    read = read_texts({"the text": text}, base.prompted, study)
+    _check_length(text, base, slots)
     prefix = _prefix(text, slots, start)
     # Refuses a model that cannot have the prefix before it writes any rows.
     Model.open(base.settings, [prefix], seed)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
-    files = write_study(folder / "study", read, study, base.prompted, base.parameters)
+    files = _write_rows(folder / "study", base, read, study, progress=progress)
     tuned = tune(
         base,
         prefix,
-        [files[0]],
+        [files.train],
         steps=steps,
         learning_rate=RATE,
         objective=Configurable("ContextDistillation")(context=text),
-        evaluation=[files[1]],
+        evaluation=[files.held_out],
         directory=folder,
         batch_size=batch_size,
         seed=seed,
@@ -200,6 +211,59 @@ def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
     joined = Configurable("KeyValuePrefix")(length=slots)
     model = Model.open(first.settings, [joined])
     return model.with_parameters({PREFIX_PATH: jnp.concatenate(moved, axis=2)})
+
+
+def _check_size(text: str) -> None:
+    """Checks that the config of a run can hold a text.
+
+    Raises:
+      InputError: if it is too large.
+    """
+    size = len(repr(text).encode())
+    if size > LONGEST:
+        raise InputError(
+            f"the text takes {size:,} bytes, expected at most {LONGEST:,}, because the "
+            "config of a run holds it: give a shorter text"
+        )
+
+
+def _kinds(model: Model) -> tuple[str, ...] | None:
+    """Returns the kinds of rows; None for conversations."""
+    return None if has_chat_template(model.prompted.needed_tokenizer()) else KINDS
+
+
+def _write_rows(
+    folder: Path, model: Model, texts: StudiedTexts, study: TextStudy, *, progress: bool
+) -> StudyFiles:
+    total = study.rows + study.held_out
+    with noted_bar("writing rows", total, shown=progress) as advance:
+        return write_study(
+            folder, texts, study, model.prompted, model.parameters, advance
+        )
+
+
+def _check_length(text: str, model: Model, slots: int) -> None:
+    """Checks that the model can read a text before a row, and that slots are fewer.
+
+    Raises:
+      InputError: if the text is shorter than the prefix, or too long for the model.
+    """
+    config = model.config
+    begin = len(model.prompted.interface.begin_ids)
+    length = len(model.prompted.needed_tokenizer().encode(text))
+    if length + begin < slots:
+        raise InputError(
+            f"the text has {length} tokens, expected at least {slots - begin} for a "
+            f"memory of {slots} slots: give a longer text, or no more slots than it "
+            "has tokens"
+        )
+    limit = config.maximum_positions
+    if limit is not None and begin + length + GIVEN + SHORTEST > limit:
+        raise InputError(
+            f"the text has {length} tokens, and the model {limit} positions"
+            f"{config.positions_note}, which have to hold the text and a row about it: "
+            f"give at most {limit - begin - GIVEN - SHORTEST} tokens of the text"
+        )
 
 
 def _prefix(text: str, slots: int, start: Start) -> Configured:

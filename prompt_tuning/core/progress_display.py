@@ -155,3 +155,31 @@ def progress_bar(
     display = ProgressDisplay(name, total, in_bytes=in_bytes)
     with display, show_status(display.show):
         yield display.advance
+
+
+@contextlib.contextmanager
+def noted_bar(
+    name: str, total: int, *, shown: bool = True
+) -> Iterator[Callable[[int, str], None]]:
+    """Shows a bar with a note after it; arguments are as in `progress_bar`.
+
+    Where standard error is not a terminal, the last note is printed at the end.
+    """
+    done, note = 0, ""
+    display = None
+    if shown and sys.stderr.isatty():
+        display = ProgressDisplay(name, total)
+
+    def advance(count: int, text: str) -> None:
+        nonlocal done, note
+        done, note = done + count, text
+        if display is not None:
+            display.reach(done, text)
+
+    if display is not None:
+        with display, show_status(display.show):
+            yield advance
+    else:
+        yield advance
+        if shown and note:
+            print(f"{name}: {done} of {total}, {note}", file=sys.stderr, flush=True)

@@ -1,99 +1,192 @@
-"""Rows about a text, on which a prefix learns to stand for it.
-
-Half of the rows are what the model itself writes behind a chunk of the text; all rows
-of a chunk are written together. The others are passages of the text, of which the model
-is given the beginning.
-"""
+"""Texts that a model writes about, cut into chunks, and how rows are made from them."""
 
 import dataclasses
-import hashlib
 import itertools
-import json
+import re
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import h5py
-import numpy as np
-
-from prompt_tuning.core.atomic_files import replace_file
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
-from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT
-from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.core.number_ranges import (
+    NonnegativeInteger,
+    PositiveInteger,
+    Temperature,
+)
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.decoding.continue_rows import continue_rows
-from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.continue_rows import runs_in_slots
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 GIVEN = 8
 """Maximum number of tokens of a passage that the model is given."""
 SHORTEST = 8
 """Minimum number of learned tokens of a row."""
-BATCH = 64
 UNKNOWN = ("<unk>", "[UNK]")
 """Texts of the token that stands for all characters that a tokenizer does not know."""
-STUDY_FILE = "study.json"
-"""Says what the rows in its folder were made from."""
+PASSAGE, LINE, CONTINUATION = "passage", "line", "continuation"
+LINES = (PASSAGE, LINE, CONTINUATION)
+"""Kinds of rows of plain text."""
+SEEDS = {
+    "structure": "Ask one question about how this text is built: its parts, their "
+    "order, or where something stands in it.",
+    "summary": "Ask for a summary of one part of this text, and name the part.",
+    "question": "Ask one precise question that this text answers, about a name, a "
+    "number, a date or a detail.",
+    "use": "Ask for help with a task for which someone needs what this text says.",
+    "creative": "Ask for something imaginative that builds on facts of this text.",
+}
+"""What the model is told to ask, for each kind of conversation."""
+ALONE = (
+    "Write the request alone, as a user would, so that it can be understood without "
+    "the text."
+)
+FOLLOWS = "Do not repeat what was asked before."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextStudy:
-    """How rows are made from a text.
+    """How rows are made from texts.
 
     Attributes:
       rows: number of rows to learn from.
       held_out: number of further rows to measure on.
-      chunk: maximum number of tokens of the text that the model reads before it writes;
-        None for the whole text.
-      passage: maximum number of learned tokens of a row.
+      chunk: maximum number of tokens that the model reads before it writes, which end
+        at the end of a paragraph where they can; None for whole texts.
+      passage: maximum number of learned tokens of a row of plain text.
+      answer: maximum number of tokens of an answer, and of a question.
+      kinds: kinds of rows, in equal numbers: `LINES` of plain text, or `SEEDS` of
+        conversations. None for all of `SEEDS` if the model can chat, else of `LINES`.
+      rounds: number of questions of a conversation, each of which is a row.
+      question_temperature: temperature at which questions are written.
+      answer_temperature: temperature at which answers and lines are written.
+      temperature: temperature at which the model writes what it likes.
       seed: seed of the passages, and of what the model writes.
+
+    Raises:
+      InputError: if a kind is unknown.
     """
 
     rows: PositiveInteger = 1024
-    held_out: PositiveInteger = 128
+    held_out: NonnegativeInteger = 128
     chunk: PositiveInteger | None = None
     passage: PositiveInteger = 32
+    answer: PositiveInteger = 256
+    kinds: Sequence[str] | None = None
+    rounds: PositiveInteger = 1
+    question_temperature: Temperature = 0.7
+    answer_temperature: Temperature = 0.0
+    temperature: Temperature = 1.0
     seed: NonnegativeInteger = 0
 
     def __post_init__(self):
         check_fields(self)
+        for kind in self.kinds or ():
+            if kind not in (*LINES, *SEEDS):
+                raise InputError(
+                    f"a kind of rows is {kind!r}, expected some of "
+                    f"{', '.join((*LINES, *SEEDS))}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
-class StudiedText:
-    """A text that fits a model, with the lengths of rows about it.
+class Chunk:
+    """A part of a text that the model reads before it writes.
 
     Attributes:
-      ids: tokens of the text.
-      begin: tokens that begin each row, such as BOS.
-      given: maximum number of tokens of a passage that the model is given.
-      learned: maximum number of learned tokens of a row.
+      name: name of the text.
+      ids: its tokens.
     """
 
+    name: str
     ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StudiedTexts:
+    """Chunks that fit a model, with the lengths of rows about them.
+
+    Attributes:
+      chunks: the chunks.
+      begin: tokens that begin each row, such as BOS.
+      kinds: kinds of rows.
+      given: maximum number of tokens of a passage that the model is given.
+      learned: maximum number of learned tokens of a row of plain text.
+      answer: maximum number of tokens of a question, and of an answer.
+    """
+
+    chunks: tuple[Chunk, ...]
     begin: tuple[int, ...]
+    kinds: tuple[str, ...]
     given: int
     learned: int
+    answer: int
 
 
-def read_text(
-    text: str, model: PromptedModel, slots: int, study: TextStudy
-) -> StudiedText:
-    """Encodes a text, and checks that a model can read it together with a row.
+def read_texts(
+    texts: Mapping[str, str], model: PromptedModel, study: TextStudy
+) -> StudiedTexts:
+    """Cuts texts into chunks that a model can read together with a row.
 
     Args:
-      text: the text.
+      texts: the texts by name.
       model: the frozen model.
-      slots: number of slots of the prefix that is to stand for the text.
       study: how rows are made.
 
     Raises:
-      InputError: if the text is shorter than the prefix, or too long for the model.
+      InputError: if a text is too short, a chunk too long for the model, or the model
+        cannot write such rows.
+    """
+    _check_model(model)
+    tokenizer = model.needed_tokenizer()
+    kinds = _kinds(tokenizer, study)
+    begin = tuple(model.interface.begin_ids)
+    if len(begin) > 1:
+        raise InputError(
+            f"the tokenizer begins each text with {len(begin)} tokens, which belong "
+            "together, and a text is put after one of them: choose another model"
+        )
+    if study.chunk is not None and study.chunk < SHORTEST:
+        raise InputError(
+            f"chunks have {study.chunk} tokens, expected at least {SHORTEST}: give "
+            "larger chunks, or none to read the whole text"
+        )
+    chunks = [
+        Chunk(name, tuple(ids))
+        for name, text in texts.items()
+        for ids in cut_text(text, tokenizer, study.chunk)
+    ]
+    shortest = min((len(chunk.ids) for chunk in chunks), default=0)
+    if shortest < SHORTEST:
+        raise InputError(
+            f"a text or a chunk has {shortest} tokens, expected at least {SHORTEST}: "
+            "give a longer text, or larger chunks"
+        )
+    longest = max(len(chunk.ids) for chunk in chunks)
+    given = min(GIVEN, shortest // 2)
+    learned, answer = min(study.passage, shortest - given), study.answer
+    limit = model.config.maximum_positions
+    if limit is not None:
+        room = limit - len(begin) - longest - given
+        if room < SHORTEST:
+            raise InputError(
+                f"the text has {longest} tokens, and the model {limit} positions"
+                f"{model.config.positions_note}, which have to hold the text and a row "
+                f"about it: give at most {longest + room - SHORTEST} tokens of the "
+                "text, or cut it into chunks (--chunk)"
+            )
+        # A conversation has a question, what it is told to ask, and its template.
+        learned, answer = min(learned, room), max(min(answer, room // 4), 1)
+    for chunk in chunks:
+        _warn_of_unknown(chunk, tokenizer)
+    return StudiedTexts(tuple(chunks), begin, kinds, given, learned, answer)
+
+
+def _check_model(model: PromptedModel) -> None:
+    """Refuses a model that cannot write behind a text, or have a prefix.
+
+    Raises:
+      InputError: with the reason.
     """
     if model.config.architecture != "decoder_only" or model.config.bidirectional:
         kind = "encoder" if model.config.bidirectional else "encoder-decoder"
@@ -101,189 +194,96 @@ def read_text(
             "a memory is a key/value prefix of a decoder-only model, and this is an "
             f"{kind}: choose another model"
         )
-    tokenizer = model.needed_tokenizer()
-    ids, begin = tuple(tokenizer.encode(text)), tuple(model.interface.begin_ids)
-    if len(begin) > 1:
+    if not runs_in_slots(model):
         raise InputError(
-            f"the tokenizer begins each text with {len(begin)} tokens, which belong "
-            "together, and a text is put after one of them: choose another model"
+            "a model writes about a text on one device that holds all its weights: "
+            "leave out the mesh and streamed weights"
         )
-    least = max(slots - len(begin), 2 * SHORTEST)
-    if len(ids) < least:
-        raise InputError(
-            f"the text has {len(ids)} tokens, expected at least {least} for a memory "
-            f"of {slots} slots: give a longer text, or no more slots than it has tokens"
-        )
-    given = min(GIVEN, len(ids) // 2)
-    learned = min(study.passage, len(ids) - given)
-    limit = model.config.maximum_positions
-    if limit is not None:
-        room = limit - len(begin) - len(ids) - given
-        if room < SHORTEST:
-            raise InputError(
-                f"the text has {len(ids)} tokens, and the model {limit} positions"
-                f"{model.config.positions_note}, which have to hold the text and a row "
-                f"about it: give at most {len(ids) + room - SHORTEST} tokens of the "
-                "text"
-            )
-        learned = min(learned, room)
-    if study.chunk is not None and study.chunk < SHORTEST:
-        raise InputError(
-            f"chunks have {study.chunk} tokens, expected at least {SHORTEST}: give "
-            "larger chunks, or none to read the whole text"
-        )
-    _warn_of_text(ids, tokenizer)
-    return StudiedText(ids, begin, given, learned)
 
 
-def _warn_of_text(ids: Sequence[int], tokenizer: Tokenizer) -> None:
-    """Warns of what a memory of a text will not be."""
-    unknown = sum(tokenizer.token(token) in UNKNOWN for token in ids)
+def _kinds(tokenizer: Tokenizer, study: TextStudy) -> tuple[str, ...]:
+    """Returns the kinds of rows.
+
+    Raises:
+      InputError: if the model cannot chat, and they are of conversations.
+    """
+    chats = has_chat_template(tokenizer)
+    if study.kinds is None:
+        return tuple(SEEDS) if chats else LINES
+    asked = [kind for kind in study.kinds if kind in SEEDS]
+    if asked and not chats:
+        raise InputError(
+            f"rows of the kind {asked[0]!r} are conversations, and the model has no "
+            f"chat template: choose among {', '.join(LINES)} (--kinds)"
+        )
+    return tuple(study.kinds)
+
+
+def _warn_of_unknown(chunk: Chunk, tokenizer: Tokenizer) -> None:
+    unknown = sum(tokenizer.token(token) in UNKNOWN for token in chunk.ids)
     if unknown:
         warnings.warn(
-            f"{unknown} of the {len(ids)} tokens of the text stand for characters that "
-            "the tokenizer does not know: the memory cannot tell them apart",
-            stacklevel=3,
-        )
-    if has_chat_template(tokenizer):
-        warnings.warn(
-            "the model has a chat template, but the rows about the text are plain "
-            "text: the memory learns to continue the text, not to answer questions "
-            "about it",
+            f"{unknown} of the {len(chunk.ids)} tokens of {chunk.name} stand for "
+            "characters that the tokenizer does not know: the memory cannot tell them "
+            "apart",
             stacklevel=3,
         )
 
 
-def write_study(
-    folder: Path,
-    text: StudiedText,
-    study: TextStudy,
-    model: PromptedModel,
-    parameters: Parameters,
-) -> tuple[Path, Path]:
-    """Writes rows to learn from and rows to measure on, unless the folder has them.
+def cut_text(
+    text: str, tokenizer: Tokenizer, length: int | None
+) -> list[Sequence[int]]:
+    """Cuts a text into chunks of nearly the same length, at ends of paragraphs.
+
+    A paragraph that is longer than a chunk is cut at the ends of its lines, and a line
+    between tokens.
 
     Args:
-      folder: folder of the two HDF5 files.
       text: the text.
-      study: how rows are made.
-      model: the frozen model.
-      parameters: its parameters.
-
-    Raises:
-      InputError: if the folder has rows that were made from something else.
+      tokenizer: tokenizer of the model.
+      length: maximum number of tokens of a chunk; None for one chunk.
     """
-    files = folder / "train.hdf5", folder / "held_out.hdf5"
-    made_from = _describe(text, study, model)
-    if (folder / STUDY_FILE).exists():
-        _check_same(folder / STUDY_FILE, made_from)
-        return files
-    random = np.random.default_rng(study.seed)
-    count = study.rows + study.held_out
-    # The model may end some of its texts at once, and passages take their place.
-    rows = _continuations(text, study, model, parameters, count // 2)
-    rows += _passages(text, random, count - len(rows))
-    order = random.permutation(len(rows))
-    parts = np.split(order, [len(order) - study.held_out])
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, part in zip(files, parts, strict=True):
-        _write_rows(file, [rows[index] for index in part])
-    replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
-    return files
+    whole = tokenizer.encode(text)
+    if length is None or len(whole) <= length:
+        return [whole]
+    pieces = [x for part in _paragraphs(text) for x in _cut(part, tokenizer, length)]
+    total = sum(map(len, pieces))
+    wanted = total / -(-total // length)
+    chunks: list[list[int]] = [[]]
+    before = 0
+    for piece in pieces:
+        # The next chunk begins where the middle of a piece is past its share.
+        past = before + len(piece) / 2 > wanted * len(chunks)
+        if chunks[-1] and (past or len(chunks[-1]) + len(piece) > length):
+            chunks.append([])
+        chunks[-1] += piece
+        before += len(piece)
+    return [*chunks]
 
 
-def _describe(
-    text: StudiedText, study: TextStudy, model: PromptedModel
-) -> dict[str, Any]:
-    """Returns what rows are made from."""
-    digest = hashlib.sha256(json.dumps(text.ids).encode()).hexdigest()
-    settings = dataclasses.asdict(study)
-    return {"model": model.interface.origin, "text": digest, **settings}
+def _paragraphs(text: str) -> list[str]:
+    """Returns paragraphs with the empty lines after them."""
+    return re.findall(r".+?(?:\n\s*\n|\Z)", text, re.DOTALL)
 
 
-def _check_same(file: Path, made_from: dict[str, Any]) -> None:
-    """Checks that rows were made from the same text, model and settings.
-
-    Raises:
-      InputError: with what differs.
-    """
-    recorded = read_object(file).values
-    for name, value in made_from.items():
-        if recorded.get(name) != value:
-            found = f"is {shown(value)} and was {shown(recorded.get(name))}"
-            raise InputError(
-                f"{file.parent} has rows about a text, of which {name} {found}: give "
-                "another directory (--out), or the same as before"
-            )
+def _cut(text: str, tokenizer: Tokenizer, length: int) -> list[list[int]]:
+    """Returns the tokens of a paragraph, of its lines, or of parts of them."""
+    ids = tokenizer.encode(text)
+    if len(ids) <= length:
+        return [ids]
+    lines = text.splitlines(keepends=True)
+    if len(lines) > 1:
+        return [part for line in lines for part in _cut(line, tokenizer, length)]
+    return [list(part) for part in cut_evenly(ids, length)]
 
 
-Row = tuple[list[int], list[int]]
-"""Tokens that are given, and tokens that are learned."""
-
-
-def _passages(text: StudiedText, random: np.random.Generator, count: int) -> list[Row]:
-    """Draws passages of the text, which begin at any token."""
-    ids, length = list(text.ids), text.given + text.learned
-    firsts = random.integers(0, len(ids) - length + 1, count)
-    lengths = random.integers(1, text.given + 1, count)
-    return [
-        (
-            [*text.begin, *ids[first : first + given]],
-            ids[first + given : first + length],
-        )
-        for first, given in zip(firsts.tolist(), lengths.tolist(), strict=True)
-    ]
-
-
-def _continuations(
-    text: StudiedText,
-    study: TextStudy,
-    model: PromptedModel,
-    parameters: Parameters,
-    count: int,
-) -> list[Row]:
-    """Lets the model write behind chunks of the text."""
-    chunks = cut_chunks(text.ids, study.chunk or len(text.ids))
-    shares = np.array_split(range(count), len(chunks))
-    before = [
-        [*text.begin, *chunk]
-        for chunk, own in zip(chunks, shares, strict=True)
-        for _ in own
-    ]
-    sampling = Sampling(new_tokens=text.learned, temperature=1.0, seed=study.seed)
-    written = continue_rows(model, parameters, before, sampling, batch_size=BATCH)
-    # Without BOS nothing before a row predicts its first token, which is given then.
-    given = 0 if text.begin else 1
-    return [
-        ([*text.begin, *row[:given]], row[given:])
-        for row in written
-        if len(row) > given
-    ]
-
-
-def cut_chunks(ids: Sequence[int], length: int) -> list[Sequence[int]]:
-    """Cuts a text into chunks of nearly the same length.
+def cut_evenly(ids: Sequence[int], length: int) -> list[Sequence[int]]:
+    """Cuts tokens into parts of nearly the same length.
 
     Args:
-      ids: tokens of the text.
-      length: maximum number of tokens of a chunk.
+      ids: tokens of a text.
+      length: maximum number of tokens of a part.
     """
     count = -(-len(ids) // length)
-    bounds = np.linspace(0, len(ids), count + 1).round().astype(int).tolist()
+    bounds = [round(len(ids) * number / count) for number in range(count + 1)]
     return [ids[a:b] for a, b in itertools.pairwise(bounds)]
-
-
-def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Writes an HDF5 file of ids and types, as `prepare` does."""
-    width = max(len(given) + len(learned) for given, learned in rows)
-    ids = np.zeros((len(rows), width), np.int32)
-    types = np.full_like(ids, PADDING)
-    for index, (given, learned) in enumerate(rows):
-        row = [*given, *learned]
-        ids[index, : len(row)] = row
-        types[index, : len(given)] = PROMPT
-        types[index, len(given) : len(row)] = COMPLETION
-    partial = path.with_suffix(".partial")
-    with h5py.File(partial, "w") as file:
-        file["input_ids"], file["token_type_ids"] = ids, types
-    partial.replace(path)

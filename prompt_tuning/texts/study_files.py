@@ -1,0 +1,198 @@
+"""The files of a study: chunks, rows as they are written, and rows as token ids.
+
+`chunks.jsonl` and `rows.jsonl` can be read. `train.hdf5` and `held_out.hdf5` have the
+ids of the same rows and the number of each one's chunk, which `ContextDistillation`
+reads with `context_key="chunk"`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import jax
+import numpy as np
+
+from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.resumable_lines import resumable_lines
+from prompt_tuning.core.token_weights import COMPLETION, PADDING, PROMPT
+from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.data.examples.context_column import IDS, TEXT
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.study_rows import StudyRow, StudyWriter
+from prompt_tuning.texts.text_study import StudiedTexts, TextStudy
+from prompt_tuning.version import __version__
+
+STUDY_FILE, CHUNKS_FILE, ROWS_FILE = "study.json", "chunks.jsonl", "rows.jsonl"
+CHUNK_KEY = "chunk"
+
+Advance = Callable[[int, str], None]
+"""Called with a number of rows that are finished now, and a note on the speed."""
+
+
+class StudyFiles(NamedTuple):
+    """Files of a study, and the settings of the loss that reads them.
+
+    Attributes:
+      train: rows to learn from.
+      held_out: rows to measure on; None if there are none.
+      chunks: the texts that rows are about.
+    """
+
+    train: Path
+    held_out: Path | None
+    chunks: Path
+
+
+def write_study(
+    folder: Path,
+    texts: StudiedTexts,
+    study: TextStudy,
+    model: PromptedModel,
+    parameters: Parameters,
+    advance: Advance | None = None,
+) -> StudyFiles:
+    """Writes rows about texts, or what an earlier call has left of them.
+
+    Args:
+      folder: folder of the files.
+      texts: the texts.
+      study: how rows are made.
+      model: the frozen model.
+      parameters: its parameters.
+      advance: called as rows are finished.
+
+    Raises:
+      InputError: if the folder has rows that were made from something else.
+    """
+    files = StudyFiles(
+        folder / "train.hdf5",
+        folder / "held_out.hdf5" if study.held_out else None,
+        folder / CHUNKS_FILE,
+    )
+    made_from = _describe(texts, study, model)
+    if (folder / STUDY_FILE).exists():
+        _check_same(folder / STUDY_FILE, made_from)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
+    if all(file.exists() for file in files if file is not None):
+        return files
+    if not (folder / ROWS_FILE).exists():
+        writer = StudyWriter(texts, study, model, parameters)
+        _write_chunks(files.chunks, texts, writer.contexts, model)
+        _write_lines(folder / ROWS_FILE, texts, study, model, writer, advance)
+    rows = [_read_row(line) for line in (folder / ROWS_FILE).read_text().splitlines()]
+    order = np.random.default_rng(study.seed).permutation(len(rows))
+    parts = np.split(order, [study.rows])
+    for file, part in zip(files[:2], parts, strict=True):
+        if file is not None:
+            _write_ids(file, [rows[index] for index in part])
+    return files
+
+
+def _describe(
+    texts: StudiedTexts, study: TextStudy, model: PromptedModel
+) -> dict[str, Any]:
+    """Returns what rows are made from."""
+    ids = [(chunk.name, chunk.ids) for chunk in texts.chunks]
+    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+    settings = dataclasses.asdict(study) | {"kinds": list(texts.kinds)}
+    return {"model": model.interface.origin, "text": digest, **settings}
+
+
+def _check_same(file: Path, made_from: dict[str, Any]) -> None:
+    """Checks that rows were made from the same text, model and settings.
+
+    Raises:
+      InputError: with what differs.
+    """
+    recorded = read_object(file).values
+    for name, value in made_from.items():
+        if recorded.get(name) != value:
+            found = f"is {shown(value)} and was {shown(recorded.get(name))}"
+            raise InputError(
+                f"{file.parent} has rows about a text, of which {name} {found}: give "
+                "another directory (--out), or the same as before"
+            )
+
+
+def _write_chunks(
+    file: Path,
+    texts: StudiedTexts,
+    contexts: Sequence[Sequence[int]],
+    model: PromptedModel,
+) -> None:
+    decode = model.needed_tokenizer().decode
+    lines = [
+        {"document": chunk.name, TEXT: decode(chunk.ids), IDS: list(context)}
+        for chunk, context in zip(texts.chunks, contexts, strict=True)
+    ]
+    replace_file(file, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _write_lines(
+    file: Path,
+    texts: StudiedTexts,
+    study: TextStudy,
+    model: PromptedModel,
+    writer: StudyWriter,
+    advance: Advance | None,
+) -> None:
+    """Writes all rows as lines, after those that are there already."""
+    versions = {"prompt_tuning": __version__, "jax": jax.__version__}
+    settings = _describe(texts, study, model) | versions
+    decode = model.needed_tokenizer().decode
+    advance = advance or (lambda count, note: None)
+    with resumable_lines(file, settings, lambda line: True) as lines:
+        advance(lines.done, "")
+        started, tokens = time.monotonic(), 0
+        for row in writer.rows(lines.done):
+            lines.write(json.dumps(_line(row, decode), ensure_ascii=True))
+            tokens += row.written
+            speed = tokens / max(time.monotonic() - started, 1e-9)
+            advance(1, f"{speed:,.0f} tokens/s")
+
+
+def _line(row: StudyRow, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    """Returns a row as text, which `train` reads, and as ids."""
+    if row.messages:
+        text: dict[str, Any] = {"messages": list(row.messages)}
+    else:
+        text = {"prompt": decode(row.given), "completion": decode(row.learned)}
+    return {
+        CHUNK_KEY: row.chunk,
+        "kind": row.kind,
+        **text,
+        "given_ids": row.given,
+        "learned_ids": row.learned,
+    }
+
+
+def _read_row(line: str) -> StudyRow:
+    content = json.loads(line)
+    given, learned = content["given_ids"], content["learned_ids"]
+    return StudyRow(content[CHUNK_KEY], content["kind"], given, learned)
+
+
+def _write_ids(path: Path, rows: Sequence[StudyRow]) -> None:
+    """Writes an HDF5 file of ids and types, as `prepare` does, and of chunks."""
+    width = max(len(row.given) + len(row.learned) for row in rows)
+    ids = np.zeros((len(rows), width), np.int32)
+    types = np.full_like(ids, PADDING)
+    for index, row in enumerate(rows):
+        whole = [*row.given, *row.learned]
+        ids[index, : len(whole)] = whole
+        types[index, : len(row.given)] = PROMPT
+        types[index, len(row.given) : len(whole)] = COMPLETION
+    partial = path.with_suffix(".partial")
+    with h5py.File(partial, "w") as file:
+        file["input_ids"], file["token_type_ids"] = ids, types
+        file[CHUNK_KEY] = np.array([row.chunk for row in rows], np.int32)
+    partial.replace(path)

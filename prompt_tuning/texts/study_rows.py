@@ -1,0 +1,358 @@
+"""Rows about texts, which the model itself writes behind their chunks.
+
+All rows of a chunk share its keys and values. A row depends on its chunk, its number
+and the seed alone, so that a command that was killed writes the same rows.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
+from prompt_tuning.data.chat_encoder import ChatEncoder, first_turn, open_chat_encoder
+from prompt_tuning.data.rows.line_formats import FormatChoice
+from prompt_tuning.data.text.conversations import answers_of
+from prompt_tuning.data.text.message_forms import Message
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Completion, Request
+from prompt_tuning.decoding.request_checks import slot_length
+from prompt_tuning.decoding.request_stream import run_in_order
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.shared_texts import MAXIMUM_TEXTS
+from prompt_tuning.decoding.slot_batches import CHUNK, TOGETHER
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.text_study import (
+    ALONE,
+    CONTINUATION,
+    FOLLOWS,
+    LINE,
+    PASSAGE,
+    SEEDS,
+    StudiedTexts,
+    TextStudy,
+)
+
+SLOTS = 64
+"""Number of rows that are written together."""
+OWN = 2**20
+"""First sample number of answers, which no question has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRow:
+    """A row about a chunk.
+
+    Attributes:
+      chunk: number of the chunk.
+      kind: what it is; see `TextStudy.kinds`.
+      given: tokens that are given.
+      learned: tokens that are learned.
+      messages: the conversation that it is; none for plain text.
+      written: number of tokens that the model wrote for it.
+    """
+
+    chunk: int
+    kind: str
+    given: list[int]
+    learned: list[int]
+    messages: tuple[Message, ...] = ()
+    written: int = 0
+
+
+@dataclasses.dataclass
+class _Conversation:
+    """A conversation that is being written."""
+
+    chunk: int
+    kind: str
+    number: int
+    messages: list[Message] = dataclasses.field(default_factory=list)
+    written: int = 0
+
+
+class StudyWriter:
+    """Writes rows about chunks with a frozen model.
+
+    Args:
+      texts: the chunks.
+      study: how rows are made.
+      model: the frozen model.
+      parameters: its parameters.
+
+    Attributes:
+      contexts: tokens that the model reads before each chunk's rows, after BOS.
+    """
+
+    def __init__(
+        self,
+        texts: StudiedTexts,
+        study: TextStudy,
+        model: PromptedModel,
+        parameters: Parameters,
+    ):
+        self._texts, self._study = texts, study
+        self._model, self._parameters = model, parameters
+        self._tokenizer = model.needed_tokenizer()
+        self._chat: ChatEncoder | None = None
+        if any(kind in SEEDS for kind in texts.kinds):
+            self._chat = open_chat_encoder(self._tokenizer, FormatChoice())
+        self.contexts = [self._context(number) for number in range(len(texts.chunks))]
+        self._engine: DecodingEngine | None = None
+
+    def rows(self, done: int = 0) -> Iterator[StudyRow]:
+        """Yields all rows but the first `done`, chunk after chunk."""
+        count = self._study.rows + self._study.held_out
+        shares = np.array_split(np.arange(count), len(self._texts.chunks))
+        for block in _blocks([(c, len(share)) for c, share in enumerate(shares)]):
+            size = sum(number for _, number in block)
+            if done >= size:
+                done -= size
+                continue
+            yield from itertools.islice(self._block(block), done, None)
+            done = 0
+
+    def _context(self, number: int) -> list[int]:
+        """Returns what precedes the rows of a chunk: the chunk, or a system message."""
+        chunk = list(self._texts.chunks[number].ids)
+        if self._chat is None:
+            return chunk
+        text = self._tokenizer.decode(chunk)
+        alone = self._chat_ids(first_turn("a"))
+        try:
+            both = self._chat_ids(first_turn("a", system=text))
+        except InputError:  # a template without system messages
+            both = []
+        if len(both) > len(alone) and both[-len(alone) :] == alone:
+            return both[: -len(alone)]
+        return chunk
+
+    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Returns a conversation up to the next answer, without BOS."""
+        assert self._chat is not None
+        ids = self._chat(answers_of(list(messages)), "the conversation")
+        return ids[self._model.interface.begin_length(ids) :]
+
+    def _block(self, block: Sequence[tuple[int, int]]) -> Iterator[StudyRow]:
+        """Writes the rows of some chunks together."""
+        kinds, rounds = self._texts.kinds, self._study.rounds
+        plain: list[tuple[int, int, str]] = []
+        chats: list[_Conversation] = []
+        order: list[tuple[int, int]] = []
+        for chunk, size in block:
+            number = 0
+            while number < size:
+                kind = kinds[(number // (rounds if self._chat else 1)) % len(kinds)]
+                if kind in SEEDS:
+                    turns = min(rounds, size - number)
+                    chats.append(_Conversation(chunk, kind, number))
+                    order += [(chunk, number + turn) for turn in range(turns)]
+                    number += turns
+                else:
+                    plain.append((chunk, number, kind))
+                    order.append((chunk, number))
+                    number += 1
+        rows = dict(self._plain_rows(plain))
+        wanted = set(order)
+        for turn in range(rounds):
+            going = [x for x in chats if (x.chunk, x.number + turn) in wanted]
+            rows |= dict(self._turns(going, turn))
+        for place in order:
+            yield rows[place]
+
+    # Plain text
+
+    def _plain_rows(
+        self, places: Sequence[tuple[int, int, str]]
+    ) -> Iterator[tuple[tuple[int, int], StudyRow]]:
+        """Yields rows of plain text, by chunk and number."""
+        requests, waiting = [], []
+        for chunk, number, kind in places:
+            given = self._beginning(chunk, number, kind)
+            if given is None:
+                row = self._passage(chunk, number)
+                yield (chunk, number), row
+                continue
+            free = kind == CONTINUATION
+            temperature = (
+                self._study.temperature if free else self._study.answer_temperature
+            )
+            requests.append(
+                self._request(chunk, given, number, self._texts.learned, temperature)
+            )
+            waiting.append((chunk, number, kind, given))
+        for place, completion in zip(waiting, self._write(requests), strict=True):
+            chunk, number, kind, given = place
+            new = self._with_end(completion)
+            if kind == LINE:
+                breaks = [n for n, token in enumerate(new) if self._is_break(token)]
+                new = new[: breaks[0] + 1] if breaks else new
+            if not given and not self._texts.begin:
+                # Nothing before a row predicts its first token, which is given then.
+                given, new = new[:1], new[1:]
+            if not completion.ids or not new:
+                # The model may end a row at once, and a passage takes its place.
+                yield (chunk, number), self._passage(chunk, number)
+                continue
+            given = [*self._texts.begin, *given]
+            yield (
+                (chunk, number),
+                StudyRow(chunk, kind, given, new, written=len(completion.ids)),
+            )
+
+    def _random(self, chunk: int, number: int) -> np.random.Generator:
+        return np.random.default_rng([self._study.seed, chunk, number])
+
+    def _beginning(self, chunk: int, number: int, kind: str) -> list[int] | None:
+        """Returns the tokens that the model continues; None for a passage."""
+        if kind == CONTINUATION:
+            return []
+        if kind == PASSAGE:
+            return None
+        assert kind == LINE
+        random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
+        breaks = [place + 1 for place, token in enumerate(ids) if self._is_break(token)]
+        starts = [0, *(place for place in breaks if place < len(ids) - 1)]
+        first = int(random.choice(starts))
+        size = int(random.integers(1, self._texts.given + 1))
+        # A line may be shorter than what is given of it.
+        ends = [place - 1 for place in breaks if place - 1 > first]
+        return list(ids[first : min([first + size, *ends[:1]])])
+
+    def _is_break(self, token: int) -> bool:
+        return "\n" in self._tokenizer.decode([token])
+
+    def _passage(self, chunk: int, number: int) -> StudyRow:
+        """Draws a passage of a chunk, which begins at any token."""
+        random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
+        length = self._texts.given + self._texts.learned
+        first = int(random.integers(0, max(len(ids) - length, 0) + 1))
+        given = first + int(random.integers(1, self._texts.given + 1))
+        return StudyRow(
+            chunk,
+            PASSAGE,
+            [*self._texts.begin, *ids[first:given]],
+            list(ids[given : first + length]),
+        )
+
+    # Conversations
+
+    def _turns(
+        self, conversations: Sequence[_Conversation], turn: int
+    ) -> Iterator[tuple[tuple[int, int], StudyRow]]:
+        """Writes a question and its answer for each conversation."""
+        limit, study = self._texts.answer, self._study
+        asking = []
+        for one in conversations:
+            task = f"{SEEDS[one.kind]} {ALONE}" + (f" {FOLLOWS}" if turn else "")
+            ids = self._chat_ids([*one.messages, *first_turn(task)])
+            number = one.number + turn
+            asking.append(
+                self._request(one.chunk, ids, number, limit, study.question_temperature)
+            )
+        asked = self._write(asking)
+        for one, question in zip(conversations, asked, strict=True):
+            text = question.text.strip() or SEEDS[one.kind]
+            one.messages += first_turn(text)
+            one.written = len(question.ids)
+        answering = [
+            self._request(
+                one.chunk,
+                self._chat_ids(one.messages),
+                OWN + one.number + turn,
+                limit,
+                study.answer_temperature,
+            )
+            for one in conversations
+        ]
+        answers = zip(conversations, answering, self._write(answering), strict=True)
+        for one, request, answer in answers:
+            assert request.ids is not None
+            one.messages.append({"role": "assistant", "content": answer.text})
+            yield (
+                (one.chunk, one.number + turn),
+                StudyRow(
+                    one.chunk,
+                    one.kind,
+                    [*self._texts.begin, *request.ids],
+                    self._with_end(answer),
+                    tuple(one.messages),
+                    one.written + len(answer.ids),
+                ),
+            )
+
+    # The engine
+
+    def _request(
+        self,
+        chunk: int,
+        ids: Sequence[int],
+        sample: int,
+        new_tokens: int,
+        temperature: float | int,
+    ) -> Request:
+        """Returns a request for what follows a chunk and some tokens."""
+        whole = [*self._texts.begin, *self.contexts[chunk]]
+        # A row has a token of its own: the last of the chunk, if nothing follows it.
+        shared, own = (whole, list(ids)) if ids else (whole[:-1], whole[-1:])
+        ends = tuple(self._chat.turn_ends()) if self._chat is not None else ()
+        sampling = Sampling(
+            new_tokens=new_tokens,
+            temperature=temperature,
+            seed=self._study.seed,
+            ends=ends,
+        )
+        return Request(
+            ids=own, shared_ids=shared, sampling=sampling, first_sample=sample
+        )
+
+    def _write(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        """Yields what the model writes for each request, in order."""
+        if not requests:
+            return
+        # The chunk that precedes a row is stored beside its slot. Sizes depend on these
+        # rows alone, so that a command that goes on here computes the same.
+        longest = max(len(x.ids or ()) + x.sampling.new_tokens for x in requests)
+        engine, length = self._engine, slot_length(longest)
+        if engine is None or engine.limit != length:
+            engine = DecodingEngine(
+                self._model,
+                self._parameters,
+                slots=SLOTS,
+                length=length,
+                chunk=CHUNK
+                if self._chat
+                else 1 << (self._texts.given - 1).bit_length(),
+                together=TOGETHER,
+            )
+            self._engine = engine
+        with status("writing rows"):
+            for (completion,) in run_in_order(engine, requests):
+                yield completion
+
+    def _with_end(self, completion: Completion) -> list[int]:
+        """Returns the new tokens, and EOS if one ended them."""
+        end = self._tokenizer.eos_id
+        if completion.reason == "stop" and end is not None:
+            return [*completion.ids, end]
+        return list(completion.ids)
+
+
+def _blocks(
+    sizes: Iterable[tuple[int, int]],
+) -> Iterator[list[tuple[int, int]]]:
+    """Groups chunks whose rows are written together, with their numbers of rows."""
+    block: list[tuple[int, int]] = []
+    for chunk, size in sizes:
+        if size == 0:
+            continue
+        block.append((chunk, size))
+        full = sum(number for _, number in block) >= SLOTS
+        if full or len(block) == MAXIMUM_TEXTS:
+            yield block
+            block = []
+    if block:
+        yield block
