@@ -5,8 +5,8 @@
 Each trial starts a command in a new folder, kills it with SIGKILL at random times (one
 to five times), starts it again, and lets the last start finish. The folder must then be
 bitwise equal to that of an undisturbed command: checkpoints, logs without times,
-prepared files, and no other names. Pairs of commands that write one run directory are
-started within a second: exactly one of the two may continue.
+sampled answers, prepared files, and no other names. Pairs of commands that write one
+run directory are started within a second: exactly one of the two may continue.
 
 Commands run in processes forked from one that has imported the package, so a start
 takes a fraction of the usual time.
@@ -15,6 +15,8 @@ takes a fraction of the usual time.
 import argparse
 import contextlib
 import dataclasses
+import functools
+import importlib
 import itertools
 import json
 import os
@@ -27,10 +29,11 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-TIMES = ("tokens_per_second", "data_wait_share")
+TIMES = ("tokens_per_second", "data_wait_share", "sampled_per_second")
 """Logged values that depend on the clock."""
 
 IGNORED = ("tensorboard", "curves.png", "run.json", "jax")
@@ -41,6 +44,16 @@ LONGEST = 600.0
 
 MOST_KILLS = 5
 """Maximum number of kills in one trial."""
+
+PHASES = {
+    "sampling": "rollouts.answer_sampler:AnswerSampler.__call__",
+    "rewards": "rollouts.reward_calls:RewardCalls.__call__",
+    "recording": "rollouts.rollout_log:RolloutLog.write",
+    "update": "training.step:CompiledStep.__call__",
+    "saving": "checkpoints.run_store.checkpoint_store:CheckpointStore.save",
+}
+"""Methods that mark the phase of a run, which is reported where it is killed."""
+BETWEEN = "between"
 
 
 Contents = dict[str, bytes | None]
@@ -69,6 +82,7 @@ class Row:
     trials: int = 0
     kills: int = 0
     differing: int = 0
+    phases: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 def main() -> int:
@@ -122,6 +136,7 @@ def _import_package(folder: Path) -> None:
     import prompt_tuning.api.tune
     import prompt_tuning.cli.main
     import prompt_tuning.config.gin_files
+    import prompt_tuning.rollouts.rollout_stream
     import prompt_tuning.sweep.sweep_plot
     import prompt_tuning.sweep.sweep_run
     import prompt_tuning.tuned.adapter_conversion  # noqa: F401
@@ -181,6 +196,15 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         sizes = ["--rows", "64", "--held_out", "16", "--slots", "12", "--steps", "40"]
         return [["remember", str(folder / "facts.txt"), *options, *sizes]]
 
+    def rewards(target: Path) -> list[list[str]]:
+        options = ["--model", str(folder / "model"), "--out", str(target / "run")]
+        options += ["--train", str(folder / "train.jsonl"), "--no_report"]
+        options += ["--loss", "grpo", "--reward", "scripts.kill_tests:slow_reward"]
+        options += ["--group", "4", "--new_tokens", "8", "--updates", "2"]
+        options += ["--resample", "2", "--replay", "--prompt_length", "4"]
+        options += ["--steps", "24", "--batch_size", "4", "--gin.Run.save_every=4"]
+        return [["train", *options, "--gin.Run.log_every=1", "--gin.Run.keep_last=2"]]
+
     def two(target: Path) -> list[list[str]]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -193,11 +217,19 @@ def make_scenarios(folder: Path) -> list[Scenario]:
     return [
         Scenario("train", train),
         Scenario("sweep", sweep),
+        Scenario("rewards", rewards),
         Scenario("prepare", prepare, refuses_again=True),
         Scenario("study", study),
         Scenario("remember", remember),
         Scenario("two processes", two),
     ]
+
+
+def slow_reward(prompt: str, completion: str, row: dict) -> float:
+    """A reward that answers to every other prompt do not differ in."""
+    del row
+    time.sleep(0.002)
+    return float(sum(map(ord, completion)) % 2) if len(prompt) % 2 else 0.5
 
 
 def run_options(folder: Path, run: Path, steps: int = 24) -> list[str]:
@@ -242,6 +274,7 @@ def run_kills(
             row.kills += killed
             if not killed:
                 break  # it ended before the kill
+            row.phases[phase_of(target)] += 1
         else:
             problems = finish(target, scenario)
         problems += differences(contents_expected, contents(target))
@@ -262,6 +295,9 @@ def run_kills(
     print("|---|---|---|---|")
     for name, row in rows.items():
         print(f"| {name} | {row.trials} | {row.kills} | {row.differing} |")
+    for name, row in rows.items():
+        counts = ", ".join(f"{n} in {phase}" for phase, n in row.phases.most_common())
+        print(f"{name} was killed: {counts}")
     return any(row.differing for row in rows.values())
 
 
@@ -327,6 +363,7 @@ def start(target: Path, commands: Sequence[Sequence[str]]) -> list[int]:
                 )
                 for stream in (1, 2):
                     os.dup2(printed, stream)
+                mark_phases(target)
                 from prompt_tuning.cli.main import main as run
 
                 code = run(list(command))
@@ -340,6 +377,39 @@ def start(target: Path, commands: Sequence[Sequence[str]]) -> list[int]:
 def output(target: Path, number: int) -> Path:
     """Returns the file of what a process prints, next to its folder."""
     return target.with_name(f"{target.name}.{number}.out")
+
+
+def mark_phases(target: Path) -> None:
+    """Lets this process write the phase that its run is in to a file."""
+    file = os.open(_phase_file(target), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def marking(phase: str, function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(*arguments, **keywords):
+            os.pwrite(file, phase.ljust(20).encode(), 0)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                os.pwrite(file, BETWEEN.ljust(20).encode(), 0)
+
+        return call
+
+    for phase, name in PHASES.items():
+        module, _, method = f"prompt_tuning.{name}".partition(":")
+        owner = getattr(importlib.import_module(module), method.partition(".")[0])
+        method = method.partition(".")[2]
+        setattr(owner, method, marking(phase, getattr(owner, method)))
+
+
+def phase_of(target: Path) -> str:
+    """Returns the phase that a killed run was in."""
+    file = _phase_file(target)
+    text = file.read_text().strip() if file.exists() else ""
+    return text or "starting"
+
+
+def _phase_file(target: Path) -> Path:
+    return target.with_name(f"{target.name}.phase")
 
 
 @contextlib.contextmanager
@@ -400,6 +470,11 @@ def _compared(path: Path, target: Path) -> bytes | None:
     if path.is_dir():
         return None
     content = path.read_bytes().replace(str(target).encode(), b"TARGET")
+    if path.name == "provenance.json":
+        # The config, which is compared itself, contains the path of the target.
+        record = json.loads(content)
+        record.pop("config", None)
+        return json.dumps(record).encode()
     if path.name != "metrics.jsonl":
         return content
     lines = [json.loads(line) for line in content.splitlines()]
