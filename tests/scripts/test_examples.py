@@ -15,6 +15,7 @@ from scripts.examples import (
     own_training_loop,
     rewards_alone,
     two_stage_backward,
+    two_styles,
 )
 
 EXAMPLES = Path(examples.__file__).parent
@@ -62,6 +63,16 @@ def test_rewards_alone_teach_upper_case(capsys):
     rewards = [float(x.split()[3]) for x in lines if x.startswith("step ")]
     assert rewards[0] < 0.3
     assert float(lines[-1].removeprefix("mean reward: ")) > 0.9
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(3))
+def test_preferences_decide_between_two_styles(capsys, seed):
+    two_styles.main(seed)
+    lines = capsys.readouterr().out.splitlines()
+    shares = [float(x.split()[-1]) for x in lines if x.startswith("capitals ")]
+    assert shares[0] < 0.3
+    assert shares[1] > 0.9
 
 
 @pytest.mark.exhaustive
