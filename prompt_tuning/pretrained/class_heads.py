@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from prompt_tuning.checkpoints.stored_tensors import (
-    Recipe,
     StoredTensor,
     assemble_parts,
 )
@@ -23,7 +22,7 @@ from prompt_tuning.families.class_labels import (
     DENSE_NORM,
     HEAD,
 )
-from prompt_tuning.families.hf_folder import find_family, find_recipes
+from prompt_tuning.families.hf_folder import find_family
 from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
 
 VALUE = "value"
@@ -114,23 +113,6 @@ def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:
             "labels it could be: give the names of the classes (--labels)"
         )
     return labels
-
-
-def open_frozen_head(
-    config: ModelConfig, stored: Mapping[str, StoredTensor]
-) -> tuple[dict[str, Recipe], Mapping[str, StoredTensor]]:
-    """Returns the recipes with the frozen layers of a head, and the stored tensors.
-
-    The norm of a head that a base model lacks is all ones, as in transformers.
-    """
-    layers = find_family(config).class_layers
-    name = f"{layers.norm}.weight"
-    if layers.norm and name not in stored:
-        ones = np.ones(config.width, np.float32)
-        source = next(iter(stored.values())).source
-        norm = StoredTensor(ones.shape, ones.dtype, source, lambda block: ones[block])
-        stored = {**stored, name: norm}
-    return find_recipes(config, stored), stored
 
 
 def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:

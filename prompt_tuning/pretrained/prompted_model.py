@@ -32,10 +32,10 @@ from prompt_tuning.core.row_division import ONE_PART, RowDivision
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.model_interface import OF_CONFIG, ModelInterface
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.families.hf_folder import find_recipes
 from prompt_tuning.models.attention_choice import check_attention, choose_attention
 from prompt_tuning.models.build import adaptable, build_model
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.class_heads import open_frozen_head
 from prompt_tuning.pretrained.fresh_parameters import (
     check_on_device,
     complete_adapters,
@@ -341,7 +341,7 @@ def open_pretrained(
     given, on_mesh = (source, tuning, started, opened, tokenizer), mesh is not None
     config, tokenizer, started = open_rows(*given, key=key, on_mesh=on_mesh)
     if started.classes is not None:  # there may be frozen layers before the head
-        recipes, stored = open_frozen_head(config, stored)
+        recipes = find_recipes(config, stored)
 
     def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
         return split(build_tuned(key, config, started, tuning))

@@ -97,10 +97,10 @@ def test_a_new_head_of_a_modernbert_without_one_has_a_norm_of_ones(tmp_path):
     source = Pretrained(checkpoint=str(folder))
     model = open_pretrained(source, tuning, key=jax.random.key(0))
     np.testing.assert_array_equal(
-        model.read_parameters()["head/transform/norm/scale"], np.ones(8)
+        model.read_parameters()["head/adapters/classes/dense_norm"], np.ones(8)
     )
     trained = {path.rpartition("/")[2] for path in model.plan.fresh}
-    assert trained == {"kernel", "bias", "dense"}
+    assert trained == {"kernel", "bias", "dense", "dense_norm"}
 
 
 def test_a_bert_without_types_of_tokens_is_refused(tmp_path):
