@@ -32,7 +32,7 @@ DTYPES: dict[str, Any] = {
     "torch DoubleStorage": np.float64,
 }
 CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None}
-VALUES = (*("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"),)
+VALUES = {"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _MARK = object()
 
@@ -76,10 +76,13 @@ class _TensorPickle:
                 f"{LARGEST_PICKLE:,} bytes, as torch.save writes it"
             )
         self._pickle = pickles[0].filename
+        order = self._pickle.removesuffix("data.pkl") + "byteorder"
+        if order in archive.namelist() and archive.read(order) != b"little":
+            raise InputError("its numbers are big-endian, expected little-endian ones")
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._storages: dict[str, np.ndarray] = {}
-        self._numbers = 0
+        self._stored = self._numbers = 0
 
     def read(self) -> dict[str, np.ndarray]:
         for opcode, argument, _ in pickletools.genops(self._archive.read(self._pickle)):
@@ -111,7 +114,7 @@ class _TensorPickle:
         elif name in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            # A tuple of two times itself, and so on, takes forever to hash or print.
+            # A tuple of two times itself, and so on, takes forever to print.
             if isinstance(self._memo[argument], tuple | dict):
                 raise InputError("its pickle has a tuple or dict more than once")
             stack.append(self._memo[argument])
@@ -127,10 +130,10 @@ class _TensorPickle:
             stack.append(tuple(reversed(items)))
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
-            stack[-1][key] = value
+            stack[-1].update(_named([key], [value]))
         elif name == "SETITEMS":
             items = self._marked()
-            stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            stack[-1].update(_named(items[::2], items[1::2]))
         elif name == "BINPERSID":
             stack.append(self._storage(*stack.pop()))
         elif name == "REDUCE":
@@ -155,7 +158,7 @@ class _TensorPickle:
 
     def _call(self, function: Any) -> Callable[..., Any]:
         known: dict[str, Callable[..., Any]] = {
-            "collections OrderedDict": dict,
+            "collections OrderedDict": lambda: {},
             "torch._utils _rebuild_tensor_v2": self._tensor,
             "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
         }
@@ -174,10 +177,13 @@ class _TensorPickle:
             raise InputError(
                 f"found {shown(name)}, expected one of {', '.join(DTYPES)}"
             )
+        if not isinstance(key, str):
+            raise InputError("a storage has no text as its key")
         if key not in self._storages:
             member = f"{self._pickle.removesuffix('.pkl')}/{key}"
             numbers = np.frombuffer(self._archive.read(member), DTYPES[name])
             self._storages[key] = numbers
+            self._stored += len(numbers)
         if len(self._storages[key]) != size:
             raise InputError(
                 f"the storage {shown(key)} has {len(self._storages[key]):,} numbers, "
@@ -193,8 +199,7 @@ class _TensorPickle:
         last = sum((n - 1) * step for n, step in zip(sizes, steps, strict=True))
         fits = isinstance(storage, np.ndarray) and type(offset) is int and offset >= 0
         self._numbers += count
-        stored = sum(map(len, self._storages.values()))
-        if not fits or self._numbers > MOST_COPIES * stored:
+        if not fits or self._numbers > MOST_COPIES * self._stored:
             raise InputError(f"a tensor {shown(sizes)} is larger than what is stored")
         if count and offset + last >= len(storage):
             raise InputError(f"a tensor {shown(sizes)} passes the end of its storage")
@@ -205,3 +210,14 @@ class _TensorPickle:
             storage[offset:], sizes, [step * size for step in steps]
         )
         return view.copy()
+
+
+def _named(names: list[Any], values: list[Any]) -> dict[str, Any]:
+    """Returns values by their names.
+
+    Raises:
+      InputError: if a name is not a text; hashing deep tuples overflows Python's stack.
+    """
+    if not all(isinstance(name, str) for name in names):
+        raise InputError("expected a dictionary of tensors by their names")
+    return dict(zip(names, values, strict=True))

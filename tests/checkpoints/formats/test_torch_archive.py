@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -109,11 +111,41 @@ DAMAGED = {
 
 
 def test_a_tuple_that_doubles_sixty_times_is_refused_at_once(tmp_path):
-    # As a key it would be hashed, which visits 2 ** 60 tuples.
+    # Hashing or printing it visits 2 ** 60 tuples.
     doubled = b"".join(bytes([*b"q", i, *b"h", i, 0x86]) for i in range(60))
     content = b"\x80\x02}K\x01\x85" + doubled + b"K\x01s."
     with pytest.raises(InputError, match="more than once"):
         read_torch_archive(with_pickle(tmp_path / "tensors.bin", content))
+
+
+DEEP = b")" + b"\x85" * 400_000
+"""A tuple in a tuple in a tuple ...: hashing it overflows the stack of Python 3.11."""
+IN_STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\n" + DEEP + b"X\0\0\0\0K\x01tQ."
+DEEP_KEYS = {
+    "of a dictionary": b"}" + DEEP + b"K\x01s.",
+    "of items": b"}(" + DEEP + b"K\x01u.",
+    "of a call": b"ccollections\nOrderedDict\n(" + DEEP + b"K\x01\x86\x85tR.",
+    "of a storage": IN_STORAGE,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEEP_KEYS)
+def test_keys_that_are_deep_tuples_are_refused(name, tmp_path):
+    file = with_pickle(tmp_path / "tensors.bin", b"\x80\x02" + DEEP_KEYS[name])
+    command = "import sys, pathlib; from prompt_tuning.checkpoints.formats import"
+    command += " torch_archive as x; x.read_torch_archive(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", command, file], capture_output=True)
+    assert done.returncode == 1 and b"InputError" in done.stderr
+
+
+def test_numbers_of_big_endian_machines_are_refused(tmp_path):
+    file = tmp_path / "tensors.bin"
+    with zipfile.ZipFile(FIXTURE) as old, zipfile.ZipFile(file, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, b"big" if name.endswith("order") else old.read(name))
+    with pytest.raises(InputError, match="big-endian"):
+        read_torch_archive(file)
 
 
 @pytest.mark.parametrize("name", DAMAGED)
