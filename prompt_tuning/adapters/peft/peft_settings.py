@@ -16,10 +16,10 @@ from prompt_tuning.core.typed_json import JsonObject
 Settings = Mapping[str, Any]
 
 SEQ_CLS, SAVED_HEADS = "SEQ_CLS", ("classifier", "score")
+"""PEFT's task of a head of classes, and the names that this head may have."""
 POOLERS = ("pooler", "head")
-"""Modules with the dense layer before the head, in BERT and in ModernBERT."""
-"""PEFT's task of a head of classes, the names that this head may have, and that of the
-dense layer before it, which PEFT trains if it is asked to (BERT)."""
+"""Modules with the dense layer before the head, in BERT and in ModernBERT, which PEFT
+trains if it is asked to."""
 
 LARGEST = 1e30
 """Maximum absolute value of an alpha, which float32 can represent."""
