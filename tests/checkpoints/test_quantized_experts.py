@@ -220,8 +220,11 @@ def test_losses_on_a_mesh_are_those_of_one_device(folders):
 @pytest.mark.torch
 def test_mxfp4_gives_the_logits_of_transformers(folders):
     """Which widens the experts, as without a GPU."""
-    import torch
-    from transformers import AutoModelForCausalLM, Mxfp4Config
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import (  # pyright: ignore[reportMissingImports]
+        AutoModelForCausalLM,
+        Mxfp4Config,
+    )
 
     ids = np.array([[5, 1, 7, 3, 22, 9, 14, 2]])
     theirs = AutoModelForCausalLM.from_pretrained(

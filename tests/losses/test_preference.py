@@ -151,8 +151,8 @@ def test_dpo_without_a_reference_is_simpo_without_a_margin():
     model = merge_model(graph, parameters)
     settings = DPO(beta=0.3, length_normalize=True, reference="none")
 
-    def refuse(context):
-        raise AssertionError("no reference is opened")
+    def refuse(context=None, *, run=None):
+        raise AssertionError(f"a reference is opened: {context}, {run}")
 
     states = model.hidden(batch), model.output_head(), batch
     found = settings.prepare(refuse).sums(*states)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any, cast
 
 import h5py
 import jax
@@ -77,7 +78,7 @@ def test_each_row_is_read_after_its_own_context(config, after_bos):
     real = np.array(batch.loss_weights) > 0
     for parameters in (frozen, frozen | stored):
         hidden = jax.jit(teacher.hidden)(parameters, batch)
-        actual = merge(graph, frozen).logits(hidden)
+        actual = cast(Any, merge(graph, frozen)).logits(hidden)
         np.testing.assert_allclose(actual[real], expected[real], atol=1e-5)
 
 
@@ -113,7 +114,7 @@ def test_rows_that_share_a_context_of_512_tokens_pay_an_eighth():
     stored = jax.eval_shape(teacher.read_context, frozen)
 
     def hidden(frozen, batch):
-        return merge(graph, frozen).hidden(batch)
+        return cast(Any, merge(graph, frozen)).hidden(batch)
 
     each, once, reading = (
         hlo.matmul_flops(jax.jit(function).lower(*arguments).compile())
@@ -154,7 +155,7 @@ TEXTS = ["upper: ", "reverse: "]
 PAIRS = [("apple=", "APPLE", 0), ("bread=", "daerb", 1), ("chair=", "CHAIR", 0)]
 
 
-def write(folder, form):
+def write(folder, form) -> tuple[str, dict[str, Any]]:
     """Writes examples with contexts in one of the forms, and returns their settings."""
     table = folder / "contexts.jsonl"
     if form == "hdf5":

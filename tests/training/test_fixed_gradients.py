@@ -31,6 +31,10 @@ HIDDEN, ATTENTION = "decoder/layers/1/hidden", "decoder/layers/0/self_attention"
 RANDOM = np.random.default_rng(0)
 
 
+def no_teacher(context=None, *, run=None):
+    pytest.fail(f"opened a teacher: {context}, {run}")
+
+
 def objective_of(folder, width, paths=(HIDDEN, ATTENTION), **choices):
     """Returns an objective with random gradients, and the gradients."""
     given = {path: RANDOM.standard_normal(width).astype("f4") for path in paths}
@@ -39,7 +43,7 @@ def objective_of(folder, width, paths=(HIDDEN, ATTENTION), **choices):
         files[path] = str(folder / f"{number}.npy")
         np.save(files[path], array)
     config = OutputGradients(files=files, objective=TokenObjective(**choices))
-    return config.prepare(lambda context: pytest.fail(context)), given
+    return config.prepare(no_teacher), given
 
 
 def by_hand(graph, trained, frozen, batch, given):
@@ -216,7 +220,7 @@ def test_positions_of_a_file_are_those_of_the_rows(tmp_path):
     config, _, _, _, batch = prepared()
     np.save(tmp_path / "two.npy", np.ones((2, config.width), np.float32))
     given = OutputGradients(files={HIDDEN: str(tmp_path / "two.npy")})
-    objective = given.prepare(lambda context: pytest.fail(context))
+    objective = given.prepare(no_teacher)
     array = jnp.ones((*batch.tokens.shape, config.width))
     with pytest.raises(InputError, match="has 2 positions, but a batch has rows of"):
         objective.intermediate_loss({HIDDEN: array}, batch)

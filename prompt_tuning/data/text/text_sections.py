@@ -75,7 +75,9 @@ class TextSections:
         ids_of = dict(zip(distinct, self._encode(distinct), strict=True))
 
         def ids(sections: Sequence[str]) -> list[int]:
-            return list(itertools.chain.from_iterable(map(ids_of.get, sections)))
+            return list(
+                itertools.chain.from_iterable(map(ids_of.__getitem__, sections))
+            )
 
         def lengths(each: _Divided, whole: list[int]) -> list[int] | None:
             counts = [len(ids_of[section]) for section in each.whole]
