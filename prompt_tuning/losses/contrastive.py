@@ -94,11 +94,13 @@ class Contrastive(Objective):
         count = others.shape[1]  # candidates of each example
         present = jnp.repeat(collectives.gather_batch(weights) > 0, count)
         products = texts[:, 0] @ others.reshape(-1, texts.shape[-1]).T
-        scores = jnp.where(present, products / float(self.temperature), -jnp.inf)
+        # Of minus infinities alone, in a micro-batch of filling, the loss would be nan.
+        lowest = jnp.finfo(products.dtype).min
+        scores = jnp.where(present, products / float(self.temperature), lowest)
         first = collectives.row_range(len(weights)).first
         own = (first + jnp.arange(len(weights))) * count
         right = jnp.take_along_axis(scores, own[:, None], axis=1)[:, 0]
-        # A filling example's own score is minus infinity, and its loss has no weight.
+        # A filling example's own score is the lowest, and its loss has no weight.
         right = jnp.where(weights > 0, right, 0)
         losses = jax.nn.logsumexp(scores, axis=1) - right
         return sum_losses(losses, weights, weights, right >= scores.max(1))

@@ -90,6 +90,18 @@ def test_devices_see_the_candidates_of_all():
     np.testing.assert_allclose(theirs, gradient, atol=1e-5)
 
 
+def test_a_micro_batch_of_filling_adds_nothing():
+    batch = batch_of(TEXTS, filling=len(TEXTS))
+    filling = jax.tree.map(lambda leaf: np.split(leaf, 2)[1], batch)
+
+    def loss(hidden):
+        return Contrastive().sums(hidden, jnp.zeros((2, 6)), filling).loss
+
+    hidden = jnp.ones((*filling.loss_weights.shape, 6))
+    value, gradient = jax.value_and_grad(loss)(hidden)
+    assert value == 0 and not gradient.any()
+
+
 def test_a_text_is_pooled_by_the_states_that_are_asked_for():
     counts = {"mean": [2, 3, 1], "last": [1] * 3, "first": [1] * 3}
     first = {"mean": [1, 1, 1], "last": [2, 3, 1], "first": [1, 1, 1]}
