@@ -119,6 +119,7 @@ class OwnContexts(NamedTuple):
 TeacherContext = str | OwnContexts | None
 
 
+@runtime_checkable
 class OpenTeacher(Protocol):
     """Builds the frozen model that is alone, or reads a text, or has an adapter."""
 
