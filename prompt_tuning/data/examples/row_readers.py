@@ -22,7 +22,8 @@ class Example:
     Attributes:
       inputs: token ids of the encoder, or of the decoder-only model, `[n]`.
       targets: token ids to predict, `[u]`; equal to `inputs` in a decoder-only model.
-      weights: loss weight of each target, `[u]`.
+      weights: loss weight of each target, `[w]`, with `w = u`; in a text that becomes
+        a vector `w = u + 1`, as a state counts as the prediction of the next token.
       prefix_length: number of inputs of a decoder-only model before its first
         completion token, BOS included; 0 in an encoder-decoder model.
       prompt_id: index of the example's prompt, below `N`.
@@ -31,7 +32,7 @@ class Example:
 
     inputs: Int32[np.ndarray, "n"]
     targets: Int32[np.ndarray, "u"]
-    weights: Float32[np.ndarray, "u"]
+    weights: Float32[np.ndarray, "w"]
     prefix_length: int
     prompt_id: int = 0
     columns: Mapping[str, Float32[np.ndarray, "u"]] = dataclasses.field(
