@@ -33,7 +33,7 @@ def batch_of(texts, pooling="mean", filling=0):
     numbers = np.array([*range(len(texts)), *[-1] * filling])
     length, positions = 5, int(examples.weight_counts.max())
     planned = PlannedBatch(numbers, length, length, positions, same_tokens=True)
-    return build_batch(examples, planned, 0)
+    return jax.tree.map(jnp.asarray, build_batch(examples, planned, 0))
 
 
 def loss_gradient(model, batch, objective, layout=None):
