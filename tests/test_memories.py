@@ -1,5 +1,6 @@
 """Texts that become prefixes, by the command and from Python."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.tuned.memory_comparison import measure_memory
 from scripts import recall
 
@@ -79,6 +81,10 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     assert "so it has no memory to measure" in capsys.readouterr().err
     assert main([*evaluate, "--baseline"]) == 2
     assert "leave out --prompt, --baseline" in capsys.readouterr().err
+    own = dataclasses.replace(run.run, objective=ContextDistillation(context_key="k"))
+    assert own.evaluation is not None
+    with pytest.raises(InputError, match="there is no single text to compare"):
+        measure_memory(own, own.evaluation)
     # A soft prompt is stored under the path of a prefix.
     with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
         pt.compose([run, run])

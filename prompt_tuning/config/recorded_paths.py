@@ -33,8 +33,9 @@ PATHS = (
     *(FILES, "DataSource.chat_template", "Evaluation.category_names"),
     *("Run.start_from", "from_file.path", "OutputGradients.files"),
     *("DPO.reference", "KTO.reference", "GRPO.reference"),
+    *("ContextDistillation.contexts", "OnPolicyDistillation.contexts"),
 )
-"""Settings whose texts are paths."""
+"""Settings whose texts are paths. The items of a list are paths of `SEVERAL` alone."""
 SEVERAL = (FILES, "OutputGradients.files")
 """Those of them that are lists, or dicts whose values are paths."""
 

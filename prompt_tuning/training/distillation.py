@@ -190,10 +190,16 @@ def _open_example_teacher(
             f"{reason or 'these examples have none'}: give one context for all rows"
         )
     encoded = examples.contexts.encode(model.needed_tokenizer())
-    begin = model.interface.begin_ids
+    begin, size = model.interface.begin_ids, config.vocabulary_size
     contexts = tuple((*begin, *ids) for ids in encoded)
-    if not all(contexts):
-        raise InputError("a context of an example has no tokens: give a longer text")
+    for number, ids in enumerate(contexts):
+        if not ids:
+            raise InputError(f"context {number} has no tokens: give a longer text")
+        if max(ids) >= size:
+            raise InputError(
+                f"context {number} has the token {max(ids)}, expected tokens from 0 to "
+                f"{size - 1} (the vocabulary): was it prepared for another model?"
+            )
     _check_room(max(map(len, encoded)), model, examples)
     graph, abstract = reference_graph(config)
     after_bos = begin_with_bos(examples, model)

@@ -62,6 +62,12 @@ def measure_memory(
       InputError: if the run has no such prefix.
     """
     objective = run.objective
+    if isinstance(objective, ContextDistillation) and objective.context_key is not None:
+        raise InputError(
+            "each example of the run had its own context "
+            f"({type(objective).__name__}.context_key), so there is no single text to "
+            "compare the memory with: evaluate it without --memory"
+        )
     model, parameters = load_tuned(run) if loaded is None else loaded
     prefix = key_value_prefix(parameters)
     if not isinstance(objective, ContextDistillation) or prefix is None:

@@ -11,6 +11,7 @@ from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.recorded_paths import RecordedPaths
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.training.run_directory import check_owner, claim
 
 RUN = "runs/a"
@@ -65,6 +66,28 @@ def test_paths_are_found_from_another_directory(project, tmp_path, monkeypatch):
     assert Path(same.directory) == project / RUN
     changes = check_owner(project / RUN, operative_config(), "the model")
     assert changes is not None and not changes.any_allowed
+
+
+@pytest.mark.parametrize("loss", ["own_context", "on_policy"])
+def test_a_table_of_contexts_is_found_from_another_directory(
+    project, monkeypatch, loss
+):
+    (project / "data" / "contexts.jsonl").touch()
+    name = "ContextDistillation" if loss == "own_context" else "OnPolicyDistillation"
+    given = [
+        *bindings("runs/contexts"),
+        f"Run.objective = @{name}()",
+        f"{name}.context_key = 'task'",
+        f"{name}.contexts = 'data/contexts.jsonl'",
+    ]
+    if loss == "on_policy":
+        given.append("Run.rollouts = @Rollouts()")
+    read_run(["runs/first_prompt.gin"], given)
+    claim(Path("runs/contexts"), operative_config(), "the model", {})
+    monkeypatch.chdir(project.parent)
+    objective = read_run_directory(project / "runs/contexts").objective
+    assert isinstance(objective, ContextDistillation)
+    assert objective.contexts == str(project / "data" / "contexts.jsonl")
 
 
 def test_paths_stay_as_they_are_in_the_same_directory(project):

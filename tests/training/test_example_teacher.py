@@ -252,12 +252,16 @@ def test_sampled_answers_are_judged_after_the_prompts_own_context(tmp_path):
     assert losses and np.isfinite(losses).all()
 
 
+BEYOND = "a table with a token that the model does not have"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"context": "a", "context_key": "chunk"}, "give one of them"),
         ({"context": "a", "contexts": ["b"]}, "no context_key names the column"),
         ({"context_key": "chunk", "contexts": [""]}, "has no text, or an empty one"),
+        ({"context_key": "chunk", "contexts": BEYOND}, "context 1 has the token 99999"),
         ({"context_key": "chunk", "contexts": ["one"]}, "line 2: 'chunk' is 1.0, exp"),
         ({"context_key": "other", "contexts": ["one"]}, "expected 'other'"),
         ({"context_key": "chunk"}, "'chunk' is 0, expected a text"),
@@ -265,5 +269,9 @@ def test_sampled_answers_are_judged_after_the_prompts_own_context(tmp_path):
 )
 def test_contexts_that_cannot_be_read_are_refused(tmp_path, given, message):
     file, _ = write(tmp_path, "table")
+    if given.get("contexts") is BEYOND:
+        table = tmp_path / "beyond.jsonl"
+        table.write_text('{"text": "one"}\n{"ids": [5, 99999999999]}\n')
+        given = {**given, "contexts": str(table)}
     with pytest.raises(InputError, match=message):
         divergence(file, ContextDistillation(**given))
