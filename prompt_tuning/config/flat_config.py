@@ -12,7 +12,7 @@ from prompt_tuning.config.config_table import (
     find_choice,
     shipped,
 )
-from prompt_tuning.config.flat_options import ADDED, HEAD
+from prompt_tuning.config.flat_options import ADDED, HEAD, PROBLEM
 from prompt_tuning.config.option_checks import (
     EVALUATES,
     Choices,
@@ -31,6 +31,7 @@ IMPLIED = {
 """Bindings that refer to a factory if a user sets one of the factory's values."""
 MODEL_FILE = BASE[0]
 ADAPTERS_FILE, HEAD_FILE = "adapters/training.gin", "adapters/class_head.gin"
+LABELS = "ClassHead.labels"
 
 
 class FlatConfig(NamedTuple):
@@ -118,7 +119,9 @@ def _set(choices: Choices, macros: Collection[str]) -> list[str]:
         if option.macro in macros:
             lines.append(f"{option.macro} = {text}")
             text = f"%{option.macro}"
-        if option.setting:
+        # The labels of a regression are names of its numbers, which are not ranked.
+        named = option.name == "labels" and choices.get(PROBLEM) == "regression"
+        if option.setting and not named:
             lines.append(f"{option.setting} = {text}")
     return lines
 
@@ -133,9 +136,9 @@ def _trained_beside(method: ShippedConfig, choices: Choices) -> list[str]:
     listed = {ADDED: "@TrainedTokens()", HEAD: "@ClassHead()"}
     more = [x for name, x in listed.items() if name in choices and x not in adapters]
     lines = []
-    if HEAD in choices:
+    if HEAD in choices or LABELS in method.values:
         labels = "%CLASS_LABELS" if "labels" in choices else "None"
-        lines.append(f"ClassHead.labels = {labels}")
+        lines.append(f"{LABELS} = {labels}")
     if not more:
         return lines
     beside = [*filter(None, [adapters]), *more]

@@ -141,6 +141,9 @@ def _check_needed(choice: str, config: ShippedConfig, choices: Choices) -> None:
     """
     for option in TABLE:
         needed = option.macro in config.needed and option.default is None
+        # A head may have the names of the checkpoint's classes, or be of a number.
+        if option.name == "labels" and _uses(config, HEAD):
+            continue
         if needed and option.name not in choices:
             typed = f"{option.flag} {option.metavar or ''}"
             raise InputError(f"{choice} needs {typed}: {option.help}")

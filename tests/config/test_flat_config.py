@@ -274,6 +274,17 @@ def test_options_of_evaluation_need_held_out_data():
             check_training(choices | {name: value})
 
 
+@pytest.mark.parametrize("head", [{"head": "last"}, {"method": "class_head"}])
+def test_a_head_of_one_number_may_have_a_name(head):
+    choices = {**GIVEN, **head, "problem": "regression", "eval": ["a.jsonl"]}
+    for labels in (None, ["score"]):
+        given = choices | ({"labels": labels} if labels else {})
+        run = read_flat(given)
+        assert run.tuning.class_head is not None
+        assert run.tuning.class_head.labels == labels
+        assert run.evaluation is not None and run.evaluation.labels is None
+
+
 @pytest.mark.parametrize(
     ("model", "directory"),
     [
