@@ -226,7 +226,7 @@ class Evaluator:
         tokens = measure_tokens(
             self._model, parameters, self._examples, self._plan, self._token_measure
         )
-        metrics: dict[str, MetricSums] = dict(tokens.metrics())
+        metrics = self._token_metrics(tokens)
         generated, evaluation = None, self._evaluation
         if evaluation.text_metrics or (evaluation.exact_match and with_texts):
             generated = self._generate(parameters)
@@ -242,13 +242,23 @@ class Evaluator:
         categories, by_category = self.categories, {}
         if categories is not None:
             token_metrics = {
-                name: tokens.metrics(categories.target_categories == index)
+                name: self._token_metrics(tokens, categories.target_categories == index)
                 for index, name in enumerate(categories.names)
             }
             by_category = split_by_category(metrics, token_metrics, categories)
         if self._preferences is not None:
             metrics |= self._preferences(parameters)
         return EvaluationResult(metrics, by_category, ranking, generated, tokens)
+
+    def _token_metrics(
+        self, tokens: TokenOutcomes, chosen: Bool[np.ndarray, "t"] | None = None
+    ) -> dict[str, MetricSums]:
+        metrics, problem = tokens.metrics(chosen), self._model.config.problem
+        if problem != "single_label":
+            del metrics[PERPLEXITY]
+        if problem == "regression":
+            del metrics["accuracy"]
+        return metrics
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
         """Writes a line of JSON for each example; see `prediction_lines`.

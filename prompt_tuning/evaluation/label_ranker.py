@@ -10,7 +10,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.row_checks import check_rows, check_scores
 from prompt_tuning.evaluation.calibration import calibrate_nats
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
 from prompt_tuning.evaluation.ranking import class_nats, encode_labels, label_nats
 from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -51,11 +51,13 @@ class LabelRanker:
         self.encoded: list[list[int]] = []
         if self.has_head:
             _check_labels(self.labels, model.config.labels)
-            if evaluation.calibrate and model.config.problem != "single_label":
+            unfit = "Evaluation.calibrate" if evaluation.calibrate else None
+            if PERPLEXITY in evaluation.metrics:
+                unfit = f"{PERPLEXITY!r} in Evaluation.metrics"
+            if unfit and model.config.problem != "single_label":
                 raise InputError(
-                    "Evaluation.calibrate is set, but the model's head does not choose "
-                    f"one class (ClassHead.problem is {model.config.problem!r}): leave "
-                    "it out"
+                    f"{unfit} is set, but the model's head does not choose one class "
+                    f"(ClassHead.problem is {model.config.problem!r}): leave it out"
                 )
         else:
             self.encoded = encode_labels(model, evaluation.data, self.labels)

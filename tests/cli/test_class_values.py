@@ -69,6 +69,23 @@ def test_a_regression_is_measured_by_its_numbers(regression, capsys):
 
 
 @pytest.mark.slow
+def test_an_evaluation_measures_what_the_numbers_of_a_head_have(
+    regression, several, tmp_path
+):
+    file = tmp_path / "predictions.jsonl"
+    for run, names in (
+        (regression, {"loss", "mse"}),
+        (several, {"loss", "accuracy", "label_accuracy"}),
+    ):
+        given = ["--run", str(run), "--predictions", str(file), "--force"]
+        assert main(["evaluate", *given]) == 0
+        lines = file.read_text().splitlines()
+        assert set(json.loads(lines[0])["scores"]) == names
+        with pytest.raises(pt.InputError, match="does not choose one class"):
+            pt.load_tuned(str(run)).evaluate(metrics=["perplexity"])
+
+
+@pytest.mark.slow
 def test_several_labels_are_measured_by_each(several, tmp_path):
     tuned = pt.load_tuned(str(several))
     predicted = tuned.predict(list(WORDS))
@@ -119,6 +136,7 @@ def test_tables_have_labels_with_commas_and_numbers_as_texts(files, tmp_path):
 WRONG = {
     "an unknown label": ("multi_label", ["high"], "some of the labels"),
     "a number of no class": ("multi_label", [3], "some of the labels"),
+    "ones and zeros": ("multi_label", [1, 0, 0], r"write floats, .*1\.0, 0\.0, 0\.0"),
     "a text": ("regression", "much", "expected a list of 3 numbers"),
     "too few numbers": ("regression", [1, 2], "expected a list of 3 numbers"),
 }

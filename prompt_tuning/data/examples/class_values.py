@@ -75,6 +75,13 @@ class ClassValueEdit:
                 f"{self.key!r} is {shown(given)}, expected a list of some of the "
                 f"labels {shown(names)}, or of their numbers from 0"
             )
+        numbers = [item for item in items if isinstance(item, int)]
+        if len(set(numbers)) < len(numbers):
+            raise InputError(
+                f"{self.key!r} is {shown(given)}, which has the number of a class more "
+                "than once; if it is a value of each class, write floats, such as "
+                f"{shown([float(number) for number in numbers])}"
+            )
         return [float(number in chosen) for number in range(len(names))]
 
     @staticmethod
