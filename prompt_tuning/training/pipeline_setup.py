@@ -45,6 +45,15 @@ def check_division(run: Run, config: ModelConfig) -> None:
     check_alike(config, "Run.pipeline is set", "leave the pipeline out")
     blocks = config.encoder_layers + config.layers
     check_blocks(run.pipeline.layers, run.stages, blocks, run.pipeline.virtual)
+    count = run.pipeline.count(run.accumulate)
+    embeds = run.objective is not None and run.objective.embeds is not None
+    if embeds and count != run.accumulate:
+        raise InputError(
+            f"Pipeline.microbatches is {count} and Run.accumulate is {run.accumulate}, "
+            f"but a query of a {type(run.objective).__name__} would be compared with "
+            "the texts of its micro-batch alone, and the loss be another one: leave "
+            "microbatches out, or set accumulate to the same"
+        )
     for policy in (config.rematerialization, config.encoder_policy):
         if not policy.alike:
             raise InputError(

@@ -62,6 +62,10 @@ def model(tmp_path_factory):
             [*TWO, "Pipeline.joined_p2=True", "Pipeline.two_stage=False"],
             "Pipeline.joined_p2 is True with schedule 'auto' and two_stage False",
         ),
+        (
+            [*TWO, "Pipeline.microbatches=4", "Run.objective=@Contrastive()"],
+            "a query of a Contrastive would be compared with the texts of its micro-",
+        ),
         ([*TWO, "Pretrained.weights='streamed'"], "the stages of a pipeline hold"),
         ([*TWO, "Pretrained.weights='pinned_host'"], "the stages of a pipeline hold"),
         (
