@@ -232,7 +232,10 @@ class RunPlan:
                 self.data, self.model, self.run.rollouts, context_column(objective)
             )
         if objective.embeds is not None:
-            return open_texts(self.model, self.data, objective.embeds)
+            texts = open_texts(self.model, self.data, objective.embeds)
+            if self.data.batch_tokens is None:
+                texts.check_candidates(self.data.batch_size)
+            return texts
         if objective.compares_answers:
             return load_preferences(self.data, self.model.interface)
         if objective.rates_answers:

@@ -77,8 +77,14 @@ def test_a_prompt_tunes_the_vectors_of_a_decoder():
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([{"query": "a"}], "line 1 has the keys .*expected texts"),
+        ([{"query": "a"}], "line 1 has the keys .*expected 'query' or"),
         ([RECORDS[0], {"query": "a", "positive": "b"}], "line 2 has 0 negatives, exp"),
+        (
+            [RECORDS[0], {"query": "a", "positive": ""}],
+            "line 2: 'positive' has '', exp",
+        ),
+        ([RECORDS[0] | {"negatives": ["b", 3]}], "line 1: 'negatives' has 3, expected"),
+        ([{"query": "a", "positive": "b"}], "1 example without negatives, so the loss"),
         ([{"anchor": "a " * 999, "positive": "b"}], "has 1001 tokens, but .* at most"),
     ],
 )
@@ -87,3 +93,20 @@ def test_records_that_cannot_be_compared_are_refused(bert, records, message, tmp
     given = {"objective": pt.Contrastive(), "steps": 1, "progress": False}
     with pytest.raises(pt.InputError, match=message):
         pt.tune(pt.load(str(bert)), pt.LoRA(rank=2), file, **given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("template", "{soft:2}{query}"), ("balance_key", "query")]
+)
+def test_settings_without_an_effect_on_the_texts_are_refused(setting, value, tmp_path):
+    file = write_records(tmp_path / "pairs.jsonl", RECORDS)
+    data = pt.DataSource(files=file, **{setting: value})
+    with pytest.raises(pt.InputError, match=f"{setting} is .* which has no effect"):
+        pt.tune(
+            pt.load("bundled:skills-decoder"),
+            pt.SoftPrompt(length=2),
+            data,
+            objective=pt.Contrastive(),
+            steps=1,
+            progress=False,
+        )

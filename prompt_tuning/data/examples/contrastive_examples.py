@@ -23,6 +23,13 @@ QUERIES, POSITIVE, NEGATIVES = (
     ("negatives", "negative"),
 )
 """Keys of the texts; published data use both names of queries and of negatives."""
+UNREAD = (
+    *("prompt_key", "completion_key", "joiner", "template", "format", "chat"),
+    *("chat_template", "chat_date", "chat_template_kwargs", "turns", "prompt_id_key"),
+    *("task_token", "columns", "advantages_key", "example_weight_key", "balance_key"),
+    *("use_token_type_ids", "prompt_loss_weight"),
+)
+"""Settings of `DataSource` that have no effect on records of such texts."""
 
 
 class ContrastiveExamples(ExampleGroups):
@@ -84,6 +91,20 @@ class ContrastiveExamples(ExampleGroups):
         positives = [places[text] for text in texts[:: self.rows_per_example - 1]]
         return np.array(chosen, np.int64), np.array(positives, np.int64)
 
+    def check_candidates(self, batch_size: int) -> None:
+        """Checks that a batch has a wrong text for a query.
+
+        Raises:
+          InputError: if the positive of a query is its only candidate.
+        """
+        examples = min(len(self), batch_size)
+        if examples * (self.rows_per_example - 1) == 1:
+            raise InputError(
+                f"a batch has {examples} example without negatives, so the loss of its "
+                f"query is always 0: give {NEGATIVES[0]!r} in each record, or several "
+                f"records and {how_to_set('DataSource.batch_size', 32)}"
+            )
+
     @property
     def rows_per_example(self) -> int:
         """Number of texts of an example, `C`."""
@@ -135,6 +156,7 @@ def load_contrastive(
             f"the model has {model.prompt_count} prompts, but texts of a contrastive "
             "objective share one: leave the others out"
         )
+    _check_settings(source, model)
     shortened = _Shortened(source, model)
     texts: list[list[list[int]]] = []
     for path in source.paths:
@@ -156,6 +178,27 @@ def load_contrastive(
     if not texts:
         raise InputError(f"{source.paths[0]} has no record that fits the model")
     return ContrastiveExamples(texts, pooling, shortened.skipped, shortened.cut)
+
+
+def _check_settings(source: DataSource, model: ModelInterface) -> None:
+    """Refuses settings that would have no effect on the texts of a record.
+
+    Raises:
+      InputError: for the first.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(source)}
+    for name in UNREAD:
+        value = getattr(source, name)
+        if value != defaults[name]:
+            raise InputError(
+                f"DataSource.{name} is {shown(value)}, which has no effect on records "
+                "of a contrastive objective: leave it out"
+            )
+    if model.placement == "template":
+        raise InputError(
+            "Prompting.placement is 'template', but texts of a contrastive objective "
+            "have no template: leave it out"
+        )
 
 
 class _Shortened:
@@ -208,18 +251,24 @@ def _texts_of(record: Mapping[str, Any], place: str) -> list[str]:
     """Returns the query, the positive and the negatives of a record.
 
     Raises:
-      InputError: if one is missing or is no text.
+      InputError: if one is missing, empty or no text.
     """
-    query = next((record[key] for key in QUERIES if key in record), None)
-    negatives = next((record[key] for key in NEGATIVES if key in record), [])
-    if isinstance(negatives, str):
+    query = next((key for key in QUERIES if key in record), None)
+    other = next((key for key in NEGATIVES if key in record), None)
+    if query is None or POSITIVE not in record:
+        raise InputError(
+            f"{place} has the keys {shown(sorted(record))}, expected {QUERIES[0]!r} or "
+            f"{QUERIES[1]!r}, {POSITIVE!r}, and perhaps {NEGATIVES[0]!r}, a list of "
+            f"texts, or {NEGATIVES[1]!r}"
+        )
+    negatives = [] if other is None else record[other]
+    if not isinstance(negatives, list):
         negatives = [negatives]
-    if isinstance(negatives, list):
-        texts = [query, record.get(POSITIVE), *negatives]
-        if all(isinstance(text, str) and text for text in texts):
-            return texts
-    raise InputError(
-        f"{place} has the keys {shown(sorted(record))}, expected texts that are not "
-        f"empty: {QUERIES[0]!r} or {QUERIES[1]!r}, {POSITIVE!r}, and perhaps "
-        f"{NEGATIVES[0]!r}, a list of texts, or {NEGATIVES[1]!r}"
-    )
+    pairs = [(query, record[query]), (POSITIVE, record[POSITIVE])]
+    pairs += [(str(other), text) for text in negatives]
+    for key, text in pairs:
+        if not (isinstance(text, str) and text):
+            raise InputError(
+                f"{place}: {key!r} has {shown(text)}, expected a text that is not empty"
+            )
+    return [text for _, text in pairs]
