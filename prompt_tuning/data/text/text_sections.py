@@ -46,11 +46,13 @@ class TextSections:
         if isinstance(tokenizer, HuggingFaceTokenizer):
             added = tokenizer.tokenizer.get_added_tokens_decoder().values()
             found = [token for token in added if not token.normalized]
-            # A token that depends on what is before it may be found anew in a section.
+            # A token that depends on what is before it may be found anew in a section,
+            # and one that has to end a word at the end of one, if a word follows it.
             self._dividing = {
                 token.content
                 for token in found
                 if not (token.single_word or token.lstrip)
+                if not re.match(r"\w", token.content)
             }
             longest_first = sorted((x.content for x in found), key=len, reverse=True)
             if found:

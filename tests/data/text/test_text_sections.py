@@ -12,6 +12,7 @@ from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer
 
 ADDED = {
     "plain": AddedToken("<s>", normalized=False),
+    "begins with a word": AddedToken("user:", normalized=False),
     "within another": AddedToken("<s><", normalized=False),
     "takes spaces before": AddedToken("<l>", lstrip=True, normalized=False),
     "takes spaces after": AddedToken("<r>", rstrip=True, normalized=False),
