@@ -113,3 +113,10 @@ def test_a_model_that_cannot_have_the_prefix_writes_no_rows(tmp_path):
     with pytest.raises(InputError, match="on one device that holds all its weights"):
         pt.remember(model, TEXT, slots=8, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_of_another_run_gets_no_rows(tmp_path):
+    (tmp_path / "config.gin").touch()
+    with pytest.raises(InputError, match="has a run that is not a memory"):
+        pt.remember(MODEL, TEXT, slots=8, directory=tmp_path)
+    assert not (tmp_path / "study").exists()

@@ -18,6 +18,7 @@ from rich.console import Console
 from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load, load_tuned, tune
+from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
@@ -52,7 +53,7 @@ STARTS = {
 RATE = 0.02
 KINDS = (PASSAGE, CONTINUATION)
 """Kinds of rows of a model that cannot chat; lines teach less, as they are short."""
-RESULTS, PEFT_FOLDER = "memory.json", "peft"
+RESULTS, PEFT_FOLDER, STUDY = "memory.json", "peft", "study"
 LONGEST = MAXIMUM_BYTES * 2 // 5
 """Maximum size of a text in bytes: the run's config has it twice, in short lines."""
 
@@ -136,7 +137,11 @@ def remember(
     Model.open(base.settings, [prefix], seed)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
-    files = _write_rows(folder / "study", base, read, study, progress=progress)
+    if (folder / CONFIG_FILE).exists() and not (folder / STUDY).exists():
+        raise InputError(
+            f"{folder} has a run that is not a memory of a text: give another directory"
+        )
+    files = _write_rows(folder / STUDY, base, read, study, progress=progress)
     tuned = tune(
         base,
         prefix,

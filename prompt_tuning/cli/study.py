@@ -35,7 +35,7 @@ NUMBERS: dict[str, tuple[Any, Any, str]] = {
         None,
         "maximum number of tokens of a chunk (default: whole documents)",
     ),
-    "passage": (PositiveInteger, 32, "maximum number of learned tokens of a line"),
+    "passage": (PositiveInteger, 32, "maximum number of learned tokens of plain text"),
     "answer": (PositiveInteger, 256, "maximum number of tokens of an answer"),
     "rounds": (PositiveInteger, 1, "number of questions of a conversation"),
     "question_temperature": (Temperature, 0.7, "temperature of questions"),
@@ -106,16 +106,18 @@ def run(options: argparse.Namespace) -> int:
         files = write_study(
             options.out, read, study, model.prompted, model.parameters, advance
         )
-    print(f"{total} rows about {len(read.chunks)} chunks are in {options.out}")
+    chunks = "1 chunk" if len(read.chunks) == 1 else f"{len(read.chunks)} chunks"
+    print(f"{total} rows about {chunks} are in {options.out}")
     with (options.out / ROWS_FILE).open() as lines:
         for _, line in zip(range(SAMPLES), lines, strict=False):
             print(_sample(json.loads(line)))
-    held_out = "" if files.held_out is None else f" --eval {files.held_out}"
-    print(
-        f"next: prompt-tuning train --model {shlex.quote(options.model)} --train "
-        f"{files.train}{held_out} --loss own_context_distillation --context_key chunk "
-        f"--contexts {files.chunks} --method prefix --out RUN"
-    )
+    command = ["prompt-tuning", "train", "--model", options.model]
+    command += ["--train", str(files.train)]
+    if files.held_out is not None:
+        command += ["--eval", str(files.held_out)]
+    command += ["--loss", "own_context_distillation", "--context_key", "chunk"]
+    command += ["--contexts", str(files.chunks), "--method", "prefix", "--out", "RUN"]
+    print(f"next: {shlex.join(command)}")
     return 0
 
 

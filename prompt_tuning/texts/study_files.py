@@ -82,11 +82,12 @@ def write_study(
     else:
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
-    if all(file.exists() for file in files if file is not None):
+    wanted = (*files, folder / ROWS_FILE)
+    if all(file.exists() for file in wanted if file is not None):
         return files
+    writer = StudyWriter(texts, study, model, parameters)
+    _write_chunks(files.chunks, texts, writer.contexts, model)
     if not (folder / ROWS_FILE).exists():
-        writer = StudyWriter(texts, study, model, parameters)
-        _write_chunks(files.chunks, texts, writer.contexts, model)
         _write_lines(folder / ROWS_FILE, texts, study, model, writer, advance)
     rows = [_read_row(line) for line in (folder / ROWS_FILE).read_text().splitlines()]
     order = np.random.default_rng(study.seed).permutation(len(rows))

@@ -228,9 +228,10 @@ class StudyWriter:
     def _passage(self, chunk: int, number: int) -> StudyRow:
         """Draws a passage of a chunk, which begins at any token."""
         random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
-        length = self._texts.given + self._texts.learned
+        most = min(self._texts.given, len(ids) // 2)
+        length = most + self._texts.learned
         first = int(random.integers(0, max(len(ids) - length, 0) + 1))
-        given = first + int(random.integers(1, self._texts.given + 1))
+        given = first + int(random.integers(1, most + 1))
         return StudyRow(
             chunk,
             PASSAGE,

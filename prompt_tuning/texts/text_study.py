@@ -163,8 +163,8 @@ def read_texts(
             "give a longer text, or larger chunks"
         )
     longest = max(len(chunk.ids) for chunk in chunks)
-    given = min(GIVEN, shortest // 2)
-    learned, answer = min(study.passage, shortest - given), study.answer
+    given = min(GIVEN, longest // 2)
+    learned, answer = min(study.passage, longest - given), study.answer
     limit = model.config.maximum_positions
     if limit is not None:
         room = limit - len(begin) - longest - given

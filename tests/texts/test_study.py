@@ -143,6 +143,32 @@ def test_unknown_characters_are_named(tmp_path):
         read_texts({"story": "<unk>ord of <unk> letters"}, model, TextStudy())
 
 
+def test_a_short_text_shortens_no_rows_about_others(model):
+    study = TextStudy(rows=64, held_out=0, kinds=["passage"])
+    texts = read_texts({"short": FACTS[:20], "long": FACTS}, model.prompted, study)
+    short, long = (len(chunk.ids) for chunk in texts.chunks)
+    assert short < 16 and long > 40
+    rows = list(StudyWriter(texts, study, model.prompted, model.parameters).rows())
+    lengths = [{len(row.learned) for row in rows if row.chunk == n} for n in (0, 1)]
+    assert 0 not in lengths[0] and max(lengths[1]) > 32
+
+
+def test_what_is_missing_of_a_study_is_written_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("facts.txt").write_text(FACTS)
+    command = ["study", "facts.txt", "--model", RECALL, "--out", "of facts"]
+    sizes = ["--rows", "4", "--held_out", "0", "--kinds", "passage"]
+    assert main([*command, *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert "4 rows about 1 chunk are in" in printed
+    assert "--contexts 'of facts/chunks.jsonl'" in printed
+    for name in ("chunks.jsonl", ROWS_FILE):
+        content = Path("of facts", name).read_bytes()
+        Path("of facts", name).unlink()
+        assert main([*command, *sizes]) == 0
+        assert Path("of facts", name).read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("text", "settings", "message"),
     [
