@@ -121,6 +121,12 @@ class JsonObject:
             self.refuse(name, f"a list of {expected}")
         return values
 
+    def numbers(self, name: str) -> list[float]:
+        """Returns a list of finite numbers; see `integer`."""
+        values = {str(n): x for n, x in enumerate(self.sequence(name))}
+        items = JsonObject(f"{name} in {self.source}", values)
+        return [items.number(number) for number in values]
+
     def text(self, name: str, default: Any = REQUIRED) -> Any:
         """Returns a text, or the default; see `integer`."""
         return self._typed(name, default, str)

@@ -45,25 +45,43 @@ class BestAnswer:
 
 
 class BestAnswers:
-    """The best answer to each prompt so far; of equal ones the newest."""
+    """The best answer to each prompt so far; of equal ones the newest.
 
-    def __init__(self):
+    Args:
+      vocabulary_size: number of tokens of the model.
+      rewards: number of rewards of an answer.
+    """
+
+    def __init__(self, vocabulary_size: int, rewards: int):
+        self._vocabulary_size, self._rewards = vocabulary_size, rewards
         self._by_prompt: dict[int, BestAnswer] = {}
 
     def resume(self, line: JsonObject) -> None:
-        """Takes over an answer of an earlier rollout, if it was the best so far."""
+        """Takes over an answer of an earlier rollout, if it was the best so far.
+
+        Raises:
+          InputError: if its line is damaged.
+        """
         if BEST not in line:
             return
         kept = line.nested(BEST)
+        ids = kept.integers("ids", maximum=self._vocabulary_size - 1)
+        logprobs, rewards = kept.numbers("logprobs"), kept.numbers("rewards")
+        for name, numbers, count in (
+            ("logprobs", logprobs, len(ids)),
+            ("rewards", rewards, self._rewards),
+        ):
+            if len(numbers) != count:
+                kept.refuse(name, f"a list of {count}")
         answer = SampledAnswer(
-            tuple(kept.integers("ids")),
-            tuple(kept.sequence("logprobs")),
+            tuple(ids),
+            tuple(logprobs),
             line.text("completion"),
             line.flag("truncated"),
         )
         self._by_prompt[kept.integer("prompt")] = BestAnswer(
             answer,
-            np.array(kept.sequence("rewards"), np.float64),
+            np.array(rewards, np.float64),
             line.number("reward"),
             line.integer("step"),
         )

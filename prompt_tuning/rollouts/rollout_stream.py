@@ -74,7 +74,7 @@ class RolloutStream:
         if any(reward.is_logprob for reward in prompts.rewards):
             self._frozen_scores = FrozenScores(model)
         self._order = PromptOrder(plan, done // settings.updates)
-        self._best = BestAnswers()
+        self._best = BestAnswers(model.config.vocabulary_size, len(prompts.rewards))
         depends = done and (settings.resample or settings.replay)
         last = done + 1 - settings.updates if depends else None
         self.log = RolloutLog(directory, done, self._resume, last)
