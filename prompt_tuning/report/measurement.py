@@ -14,13 +14,16 @@ from jaxtyping import Float
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.example_description import describe_examples
 from prompt_tuning.evaluation.results import EvaluationResult
+from prompt_tuning.evaluation.retrieval import open_texts
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.tools.inspection import (
@@ -165,20 +168,22 @@ def measure_run(
         # is raised again.
         systems, not_compared = open_systems(baseline=False), str(problem)
     model, first = systems[0].model, systems[0].evaluator
-    effects = measure_effects(model, systems[0].read(), first.examples, evaluation.data)
+    pooling = None if run.objective is None else run.objective.embeds
+    effects = "not measured, because vectors of texts are compared"
+    if pooling is None:
+        tuned = systems[0].read()
+        effects = measure_effects(model, tuned, first.examples, evaluation.data)
     card = _describe_prompt(run, model, systems[0].read(), effects)
     left_out = _left_out("held-out", first.examples)
-    left_out += _training_left_out(run, model)
+    left_out += _training_left_out(run, model, pooling)
     results, seconds, lines = {}, {}, []
-    no_predictions = ""
+    no_predictions = _no_predictions(model, pooling)
     started = time.monotonic()
-    texts = model.tokenizer is not None
+    texts = not no_predictions
     for name, evaluator, result in measure_each(systems, with_texts=texts):
         results[name], seconds[name] = result, time.monotonic() - started
         if texts:
             lines += _predictions(evaluator, name, result)
-        else:
-            no_predictions = "The model has no tokenizer to show texts with."
         started = time.monotonic()
     return Measurement(
         results,
@@ -195,6 +200,15 @@ def measure_run(
         _token_marks(model, first.examples, results),
         not_compared,
     )
+
+
+def _no_predictions(model: PromptedModel, pooling: Pooling | None) -> str:
+    """Returns why there are no predictions; the empty text if there are."""
+    if pooling is not None:
+        return "Vectors of texts are compared, which are no answers."
+    if model.tokenizer is None:
+        return "The model has no tokenizer to show texts with."
+    return ""
 
 
 def _predictions(
@@ -224,17 +238,21 @@ def _count_frozen(model: PromptedModel) -> int:
     )
 
 
-def _training_left_out(run: Run, model: PromptedModel) -> list[str]:
+def _training_left_out(
+    run: Run, model: PromptedModel, pooling: Pooling | None
+) -> list[str]:
     """Counts the training examples that were left out or cut; not of large files."""
     if run.data is None:
         return []
     size = sum(path.stat().st_size for path in run.data.paths if path.is_file())
     if size > MAXIMUM_COUNTED:
         return []
+    if pooling is not None:
+        return _left_out("training", open_texts(model, run.data, pooling))
     return _left_out("training", load_examples(run.data, model.interface))
 
 
-def _left_out(kind: str, examples: Examples) -> list[str]:
+def _left_out(kind: str, examples: Examples | ExampleGroups) -> list[str]:
     """Describes the examples that are not as in the files, or not there at all."""
     counts = {
         "are truncated because they are too long": examples.truncated,

@@ -58,6 +58,9 @@ def test_vectors_of_an_encoder_are_tuned_and_measured(bert, tmp_path, capsys):
     assert main(["evaluate", "--run", str(run), "--baseline"]) == 0
     shown = capsys.readouterr().out
     assert "recall_at_1" in shown and "mrr" in shown
+    page = tmp_path / "page.html"
+    assert main(["report", str(run), "--output", str(page)]) == 0
+    assert "recall_at_1" in page.read_text()
 
 
 @pytest.mark.slow
