@@ -64,7 +64,7 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
     """Averages the F1 of all expected or answered classes.
 
     The F1 of a class is `2 r / (a + g)`: `r` right answers, `a` answers, `g` examples
-    whose gold class it is.
+    whose gold class it is. The mean is 0 if there are no such classes.
 
     Args:
       sums: `[..., 3 C]`: `r` of each class, then `a` of each, then `g` of each.
@@ -73,29 +73,33 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
     total = answered + gold
     present = total > 0
     f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=present)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(f1.sum(axis=-1) / present.sum(axis=-1))
+    return np.asarray(f1.sum(axis=-1) / np.maximum(present.sum(axis=-1), 1))
 
 
 def micro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Computes the F1 of the answers of all classes together; see `macro_f1`."""
+    """Computes the F1 of the answers of all classes together; see `macro_f1`.
+
+    It is 0 if no class is expected or answered.
+    """
     right, answered, gold = (x.sum(-1) for x in np.split(sums, 3, axis=-1))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(2 * right / (answered + gold))
+    return np.asarray(2 * right / np.maximum(answered + gold, 1))
 
 
 def correlation(sums: Sums) -> Float[np.ndarray, "*lead"]:
     """Computes the mean over `C` numbers of Pearson's correlation of `x` and `y`.
 
+    It is 0 if all `x` or all `y` are equal, so that training goes on.
+
     Args:
       sums: `[..., 6 C]`: `x`, `y`, `x**2`, `y**2`, `x y` and 1, each of all numbers.
     """
     x, y, xx, yy, xy, count = np.split(sums, 6, axis=-1)  # each [..., C]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        x, y = x / count, y / count
-        variances = np.maximum(xx / count - x**2, 0), np.maximum(yy / count - y**2, 0)
-        covariance = xy / count - x * y
-        return np.asarray((covariance / np.sqrt(np.prod(variances, axis=0))).mean(-1))
+    x, y = x / count, y / count
+    variances = np.maximum(xx / count - x**2, 0), np.maximum(yy / count - y**2, 0)
+    scale = np.sqrt(np.prod(variances, axis=0))
+    covariance = xy / count - x * y
+    found = np.divide(covariance, scale, out=np.zeros_like(scale), where=scale > 0)
+    return np.asarray(found.mean(-1))
 
 
 def mean_metric(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:

@@ -11,6 +11,7 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.evaluation.metric_sums import label_set_metrics, number_metrics
 from tests.support.small_runs import logged
 
 WORDS = ("apple", "bread", "chair", "dance", "eagle", "flame")
@@ -105,6 +106,15 @@ def test_several_labels_are_measured_by_each(several, tmp_path):
     assert main(["evaluate", "--run", str(several), "--predictions", str(file)]) == 0
     first = json.loads(file.read_text().splitlines()[0])
     assert first["target"] == "low, vowel"
+
+
+def test_metrics_are_finite_where_examples_do_not_differ():
+    ones, none = np.ones((3, 1)), np.zeros((3, 2), bool)
+    metrics = number_metrics(np.array([[1.0], [2.0], [4.0]]), ones)
+    metrics |= label_set_metrics(none, none, "label")
+    found = {name: metric.value for name, metric in metrics.items()}
+    assert found["pearson"] == found["spearman"] == 0
+    assert found["label_micro_f1"] == found["label_macro_f1"] == 0
 
 
 def test_labels_and_numbers_are_read_in_their_forms(files, tmp_path):
