@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prompt_tuning.adapters.adapter import IA3, LORA, Adapter, Arrays
-from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
+from prompt_tuning.adapters.peft.expert_parameters import check_names, is_of_experts
 from prompt_tuning.adapters.peft.folder import AdapterFolder
 from prompt_tuning.adapters.peft.ia3 import read_ia3, write_ia3
 from prompt_tuning.adapters.peft.lora import (
@@ -153,6 +153,8 @@ def write_projections(
         others = [name for name in holders if is_of_experts(name)]
         derived["target_parameters"] = shortest_names(parameters, others) or None
     modules -= parameters
+    if adapter.kind == LORA:
+        check_names(modules, config.family)
     derived["fan_in_fan_out"] = any(holders[module][0].in_first for module in modules)
     names = {x for x in holders if not is_of_experts(x)} | unread_modules(config)
     inputs = {module for module in modules if holders[module][0].scales_input}

@@ -11,6 +11,7 @@ Here the parameter is a part of the name, as in `mlp.experts.gate_up_proj`.
 """
 
 import re
+from collections.abc import Collection
 
 from prompt_tuning.adapters.adapter import LORA, Arrays
 from prompt_tuning.adapters.peft.peft_settings import Settings
@@ -22,6 +23,38 @@ gates (Nemotron-H) have the second instead of the first."""
 
 _WRAPPED = re.compile(r"(.*\.experts)((?:\.base_layer)*)(\.lora_[AB]\.weight)")
 _NAMED = re.compile(rf"(.*\.experts)\.({'|'.join(PARAMETERS)})(\.lora_[AB]\.weight)")
+
+MISREAD_FAMILIES = frozenset(
+    [
+        "deepseek_v3",
+        "flex_olmo",
+        "glm4_moe",
+        "hunyuan_v1_moe",
+        "olmoe",
+        "qwen3_moe",
+        "qwen3_next",
+    ]
+)
+"""Families in which PEFT (0.21, for transformers 5) takes the names of `MISREAD`, in
+any module, for parameters of experts."""
+MISREAD = ("gate_proj", "up_proj", "down_proj")
+
+
+def check_names(modules: Collection[str], family: str | None) -> None:
+    """Checks that PEFT does not take other modules for experts.
+
+    Raises:
+      InputError: with the first module that it takes for them.
+    """
+    if family not in MISREAD_FAMILIES:
+        return
+    for module in sorted(modules):
+        if module.endswith(tuple(f".{name}" for name in MISREAD)):
+            raise InputError(
+                f"{module} has a LoRA, which PEFT would take for one of the experts of "
+                f"{family}: merge it into the model (convert --merge), or train it at "
+                "attention alone"
+            )
 
 
 def is_of_experts(module: str) -> bool:

@@ -11,9 +11,14 @@ import optax
 import pytest
 from safetensors.numpy import save_file
 
+from prompt_tuning import families
+from prompt_tuning.adapters.adapter import LORA, Adapter
 from prompt_tuning.adapters.merge import write_merged
+from prompt_tuning.adapters.peft.expert_parameters import MISREAD, MISREAD_FAMILIES
 from prompt_tuning.adapters.peft.folder import read_folder, write_folder
+from prompt_tuning.adapters.peft.modules import projections
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import Pretrained
@@ -182,3 +187,31 @@ def test_experts_train_as_in_peft(theirs):
     expected = np.load(theirs / family / "end.npz")["losses"]
     assert expected[-1] < expected[0] - 0.01
     np.testing.assert_allclose(losses, expected, atol=3e-6)
+
+
+@pytest.mark.torch
+def test_families_whose_names_peft_takes_for_experts_are_known():
+    from peft.utils.transformers_weight_conversion import (  # pyright: ignore[reportMissingImports]
+        _MODEL_TO_CONVERSION_PATTERN,
+        _MOE_TARGET_MODULE_MAPPING,
+    )
+
+    taken = {
+        family
+        for family, pattern in _MODEL_TO_CONVERSION_PATTERN.items()
+        if {*MISREAD} <= _MOE_TARGET_MODULE_MAPPING.get(pattern, {}).keys()
+    }
+    assert taken & families.FAMILIES.keys() == MISREAD_FAMILIES
+
+
+def test_a_lora_of_shared_experts_that_peft_would_misread_is_refused():
+    config = read_config(FAMILIES / "glm4_moe" / "base")
+    path = "decoder/layers/mlp/shared/down"
+    count = len(projections(config)[path].modules)
+    arrays = {
+        f"{path}/adapters/lora/a": np.ones((count, 8, 2), np.float32),
+        f"{path}/adapters/lora/b": np.ones((count, 2, 8), np.float32),
+    }
+    adapter = Adapter(kind=LORA, parameters=arrays, scalings={path: 1.0})
+    with pytest.raises(InputError, match="which PEFT would take for one of the exp"):
+        to_peft(adapter, config, base_model="base")
