@@ -171,6 +171,11 @@ def load_prompts(
     """
     _check(source, model)
     rewards = open_rewards(rollouts.rewards, source.completion_key)
+    if model.prompts.tokens is not None and any(x.is_logprob for x in rewards):
+        raise InputError(
+            "the reward logprob is of the frozen model, which has no rows for the new "
+            "tokens: leave TrainedTokens out (--add_tokens), or the reward"
+        )
     encoding = TextEncoding(model, source)
     decoder_only = model.config.architecture == "decoder_only"
     room = model.maximum_length

@@ -425,6 +425,19 @@ def test_prompts_alone_are_enough(tmp_path):
     assert tuned.result is not None and tuned.result.step == 1
 
 
+def test_new_tokens_have_no_probability_under_the_frozen_model():
+    with pytest.raises(InputError, match="has no rows for the new tokens"):
+        pt.reinforce(
+            "bundled:skills-decoder",
+            [pt.LoRA(rank=2), pt.TrainedTokens(tokens=["<new>"])],
+            ["apple=", "bread="],
+            rewards=["logprob"],
+            steps=1,
+            batch_size=2,
+            progress=False,
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
