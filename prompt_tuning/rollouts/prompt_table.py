@@ -10,13 +10,13 @@ from jaxtyping import Int64
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.context_column import CONTEXTS, ContextColumn
+from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.row_sources import Repetition
 from prompt_tuning.data.rows.text_records import read_records
-from prompt_tuning.data.rows.token_columns import ADVANTAGES
+from prompt_tuning.data.rows.token_columns import ADVANTAGES, CONTEXTS
 from prompt_tuning.data.text.conversations import (
     MESSAGES_KEY,
     has_prompt_messages,

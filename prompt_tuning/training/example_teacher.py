@@ -14,7 +14,7 @@ from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.parameters import CONTEXT, Parameters, merge
-from prompt_tuning.data.examples.context_column import CONTEXTS
+from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.streams import Context, Kept, Stream
 

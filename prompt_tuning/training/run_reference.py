@@ -110,8 +110,9 @@ def open_run_reference(
     """
     if not (directory / CONFIG_FILE).is_file():
         raise InputError(
-            f"the reference is {str(directory)!r}, expected 'in_step', 'precomputed', "
-            "'none' or the directory of a run"
+            f"the reference is {str(directory)!r}, which is not a run (it has no "
+            f"{CONFIG_FILE}), expected the directory of a run, 'in_step', "
+            "'precomputed' or 'none'"
         )
     source = read_source(directory, model.config)
     trained = {path: np.asarray(leaf) for path, leaf in source.leaves.items()}

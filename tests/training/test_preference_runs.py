@@ -370,7 +370,7 @@ def test_a_reference_run_of_another_model_is_refused(files, first_run, tmp_path)
         )
     assert not (tmp_path / "run").exists()
     with pytest.raises(
-        InputError, match="reference is 'elsewhere', expected 'in_step'"
+        InputError, match="reference is 'elsewhere', which is not a run"
     ):
         preferring(files, tmp_path / "run", objective=pt.DPO(reference="elsewhere"))
 

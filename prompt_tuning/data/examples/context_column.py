@@ -11,10 +11,9 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.row_sources import RowSource
 from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.text.tokenizers import Tokenizer
 
-CONTEXTS = "contexts"
-"""Name of the column in `Batch.columns`: the number of each example's context."""
 TEXT, IDS = "text", "ids"
 """Keys of a context in a file: its text, or its token ids in place of the text."""
 

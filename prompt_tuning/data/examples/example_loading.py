@@ -11,7 +11,7 @@ from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_reader import ClassRowReader
 from prompt_tuning.data.examples.class_values import ClassValueEdit
-from prompt_tuning.data.examples.context_column import CONTEXTS, ContextColumn
+from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
 from prompt_tuning.data.examples.decoder_only_reader import DecoderOnlyRowReader
 from prompt_tuning.data.examples.encoder_decoder_reader import EncoderDecoderRowReader
@@ -29,6 +29,7 @@ from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit, edited_rec
 from prompt_tuning.data.rows.line_formats import choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
+from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import continued_pair, separate_pair
 

@@ -23,6 +23,9 @@ LOSS_WEIGHTS = "loss_weights"
 ADVANTAGES = "advantages"
 """The column that `DataSource.advantages_key` names."""
 
+CONTEXTS = "contexts"
+"""The column that `context_key` names: the number of each example's context."""
+
 Numbers = Float32[np.ndarray, "..."]
 NO_COLUMNS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -134,6 +137,8 @@ def column_setting(name: str) -> str:
     """Returns the setting that names the key of an objective's column."""
     if name == ADVANTAGES:
         return "DataSource.advantages_key"
+    if name == CONTEXTS:
+        return "ContextDistillation.context_key"
     return f"DataSource.columns[{name!r}]"
 
 
