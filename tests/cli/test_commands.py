@@ -294,6 +294,7 @@ MACROS = {
     "SHARED_FEATURES": 3,
     "TASK_FEATURES": 5,
     "CONTEXT": "a text",
+    "CONTEXT_KEY": "chunk",
     "ADDED_TOKENS": ["<tool>"],
     "REWARDS": ["exact_match"],
     "STEPS": 900,
