@@ -28,6 +28,8 @@ DIRECTIONS = {
     "preference_loss": "min",
     "preference_accuracy": "max",
     "preference_margin": "max",
+    "recall_at_1": "max",
+    "mrr": "max",
 }
 """Whether a metric of an evaluation is better when it is smaller or larger."""
 AUTO = "auto"

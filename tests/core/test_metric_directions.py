@@ -9,6 +9,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.metric_directions import DIRECTIONS, metric_and_direction
 from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.evaluation.label_measure import LabelMeasure
+from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS
 
 
@@ -19,10 +21,17 @@ def test_the_table_has_the_metrics_of_an_evaluation():
         exact_match=True,
         calibrate=["N/A"],
     )
-    evaluator: Any = object.__new__(Evaluator)
-    evaluator._evaluation, evaluator._objective = evaluation, object()
-    evaluator._ranker = evaluator._preferences = object()
-    assert sorted(evaluator.metric_names) == sorted(DIRECTIONS)
+    retrieval: Any = object.__new__(RetrievalEvaluator)
+    known = set(retrieval.metric_names)
+    for problem in ("single_label", "multi_label", "regression"):
+        evaluator: Any = object.__new__(Evaluator)
+        evaluator._model = SimpleNamespace(config=SimpleNamespace(problem=problem))
+        evaluator._evaluation, evaluator._objective = evaluation, object()
+        evaluator._labels = labels = object.__new__(LabelMeasure)
+        labels.__dict__.update(_problem=problem, _calibrates=True)
+        evaluator._preferences = object()
+        known |= set(evaluator.metric_names)
+    assert known == DIRECTIONS.keys()
 
 
 @pytest.mark.parametrize(
