@@ -119,12 +119,15 @@ def _cosines_and_sines(
 
 def rotate_queries_and_keys(
     queries: Float[Array, "n H K"],
-    keys: Float[Array, "n G K"],
+    keys: Float[Array, "n G J"],
     angles: RotaryAngles,
     *,
     interleaved: bool = False,
-) -> tuple[Float[Array, "n H K"], Float[Array, "n G K"]]:
-    """Rotates queries and keys as `rotate`, and scales queries by position."""
+) -> tuple[Float[Array, "n H K"], Float[Array, "n G J"]]:
+    """Rotates queries and keys as `rotate`, and scales queries by position.
+
+    Keys of latent attention are narrower: their other elements come later.
+    """
     parts = [rotate(x, angles, interleaved=interleaved) for x in (queries, keys)]
     if angles.query_factor is None:
         return parts[0], parts[1]
