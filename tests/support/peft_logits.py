@@ -54,6 +54,9 @@ def logits(
     )
     # Other implementations leave out the soft caps of Gemma 2.
     model = family.from_pretrained(base, attn_implementation="eager").eval()
+    if model.config.model_type == "llama4":
+        # Transformers 5.24 cannot run it on text alone.
+        model = model.language_model
     if size is not None:
         model.resize_token_embeddings(size, mean_resizing=False)
     if adapter is not None:
