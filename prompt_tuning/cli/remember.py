@@ -3,10 +3,13 @@
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
-from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import (
+    Number,
+    add_model_and_output,
+    add_numbers,
+    refuse_bindings,
+)
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import (
     AxisLength,
@@ -28,7 +31,7 @@ DESCRIPTION = (
 )
 
 
-NUMBERS: dict[str, tuple[Any, int | None, str]] = {
+NUMBERS: dict[str, Number] = {
     "slots": (AxisLength, 128, "number of slots of the prefix"),
     "steps": (PositiveInteger, 200, "number of optimizer steps"),
     "batch_size": (PositiveInteger, 32, "number of rows of a step"),
@@ -52,20 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "document", type=Path, metavar="DOCUMENT", help="text file, in UTF-8"
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="Hugging Face folder, bundled model, or a model of the hub",
-    )
-    parser.add_argument(
-        "--out",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="the run directory",
-    )
+    add_model_and_output(parser, "the run directory")
     parser.add_argument(
         "--start",
         choices=("matching", "chunks", "first"),
@@ -73,10 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where the slots start: by attention matching, at windows spread over the "
         "document, or at its first tokens",
     )
-    for name, (kind, default, text) in NUMBERS.items():
-        parser.add_argument(
-            f"--{name}", type=numeric(kind), default=default, metavar="N", help=text
-        )
+    add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,8 +1,11 @@
 """Options that commands share, e.g. `--run`."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from prompt_tuning.cli.option_types import numeric
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 
@@ -115,4 +118,34 @@ def refuse_bindings(options: argparse.Namespace) -> None:
         raise InputError(
             f"{options.command} does not read a config, so {options.bindings} has no "
             "effect"
+        )
+
+
+def add_model_and_output(parser: argparse.ArgumentParser, output: str) -> None:
+    """Adds the frozen model, and where the command writes.
+
+    Args:
+      parser: parser of the command.
+      output: help of the second option.
+    """
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="PATH",
+        help="Hugging Face folder, bundled model, or a model of the hub",
+    )
+    parser.add_argument(
+        "--out", "--output", required=True, type=Path, metavar="DIR", help=output
+    )
+
+
+Number = tuple[Any, int | float | None, str]
+"""Type, default and help of an option that is a number."""
+
+
+def add_numbers(parser: argparse.ArgumentParser, numbers: Mapping[str, Number]) -> None:
+    """Adds options that are numbers, by their names."""
+    for name, (kind, default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=numeric(kind), default=default, metavar="N", help=text
         )

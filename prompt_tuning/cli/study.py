@@ -6,8 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from prompt_tuning.cli.option_types import numeric
-from prompt_tuning.cli.shared_options import refuse_bindings
+from prompt_tuning.cli.shared_options import (
+    Number,
+    add_model_and_output,
+    add_numbers,
+    refuse_bindings,
+)
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     PositiveInteger,
@@ -27,7 +31,7 @@ DESCRIPTION = (
     "the context of the teacher. If the command is interrupted, the same command goes "
     "on with the same bits."
 )
-NUMBERS: dict[str, tuple[Any, Any, str]] = {
+NUMBERS: dict[str, Number] = {
     "rows": (PositiveInteger, 1024, "number of rows to learn from"),
     "held_out": (NonnegativeInteger, 128, "number of rows to measure on"),
     "chunk": (
@@ -58,20 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="DOCUMENT",
         help="text file, in UTF-8",
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="Hugging Face folder, bundled model, or a model of the hub",
-    )
-    parser.add_argument(
-        "--out",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="DIR",
-        help="folder of the rows",
-    )
+    add_model_and_output(parser, "folder of the rows")
     parser.add_argument(
         "--kinds",
         nargs="+",
@@ -80,10 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "model that can chat, or passage, line and continuation (default: all of "
         "either)",
     )
-    for name, (kind, default, text) in NUMBERS.items():
-        parser.add_argument(
-            f"--{name}", type=numeric(kind), default=default, metavar="N", help=text
-        )
+    add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:
