@@ -49,7 +49,7 @@ API = {
     ),
     "objectives": (
         "Objectives",
-        "TokenObjective ClassObjective DPO ORPO SimPO KTO GRPO Rollouts "
+        "TokenObjective ClassObjective Contrastive DPO ORPO SimPO KTO GRPO Rollouts "
         "ContextDistillation OnPolicyDistillation PolicyGradient OutputGradients",
     ),
     "optimizers": (
