@@ -12,6 +12,7 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.losses.grpo import SAMPLER_LOGPROBS, GroupPolicy
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.models.scoring import merge_model
@@ -385,11 +386,12 @@ def test_a_replayed_answer_keeps_the_probabilities_it_was_drawn_with(files, tmp_
     assert not np.array_equal(logprobs[1][0], logprobs[0][0])
 
 
-class OnePrompt:
+class OnePrompt(BatchPlan):
     """A plan that repeats its first batch."""
 
     def __init__(self, plan):
-        self._plan, self.accumulate = plan, plan.accumulate
+        self.__dict__.update(plan.__dict__)
+        self._plan = plan
 
     def batch(self, index: int):
         """Returns the first batch."""
