@@ -390,8 +390,11 @@ class OnePrompt(BatchPlan):
     """A plan that repeats its first batch."""
 
     def __init__(self, plan):
-        self.__dict__.update(plan.__dict__)
+        vars(self).update(vars(plan))
         self._plan = plan
+
+    def _compute_epoch(self, random):
+        return self._plan._compute_epoch(random)
 
     def batch(self, index: int):
         """Returns the first batch."""
