@@ -129,11 +129,6 @@ class ResidentAdapter:
         }
 
 
-def bare_graph(config: ModelConfig) -> nnx.GraphDef:
-    """Returns the structure of the frozen model alone."""
-    return describe(lambda key: split(build_model(key, config)), jax.random.key(0))[0]
-
-
 def frozen_parameters(parameters: Parameters) -> Parameters:
     """Returns the parameters that are no part of a prompt or an adapter."""
     return {path: leaf for path, leaf in parameters.items() if not is_added(path)}

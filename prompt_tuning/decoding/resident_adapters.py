@@ -14,7 +14,6 @@ from prompt_tuning.decoding.adapter_table import (
     AdapterTable,
     PromptPages,
     ResidentAdapter,
-    bare_graph,
     check_projections,
     frozen_parameters,
     make_resident,
@@ -24,6 +23,7 @@ from prompt_tuning.decoding.prompt_prefixes import PromptPrefixes
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.request_checks import check_ids
 from prompt_tuning.decoding.shared_texts import SharedTexts
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair
@@ -61,7 +61,7 @@ class ResidentAdapters:
         self._shared = SharedTexts(page)
         self._kernels = _block_views(self._frozen, "/kernel")
         self._stack()
-        alone = bare_graph(model.config.without_new_tokens)
+        alone, _ = frozen_graph(model.config.without_new_tokens)
         bare = model if adapted else without_adapters(model, alone)
         self._bare = make_resident("", bare, self._frozen, page)
 

@@ -6,7 +6,6 @@ find that this start leads to far better answers than noise does.
 
 from typing import cast
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -14,10 +13,10 @@ from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import Parameters, describe, merge, split
+from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.build import build_model
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.attention_matching import check_matching, match_attention
 from prompt_tuning.pretrained.weight_storage import DEVICE
@@ -93,9 +92,7 @@ def keys_and_values(
       config: config of the frozen model.
       placement: placement of the parameters on a mesh; None on one device.
     """
-    graph, abstract = describe(
-        lambda key: split(build_model(key, config)), jax.random.key(0)
-    )
+    graph, paths = frozen_graph(config)
 
     def compute(frozen: Parameters, ids: Int[Array, "T"]) -> Float[Array, "L 2 T G K"]:
         if placement is not None:
@@ -109,5 +106,5 @@ def keys_and_values(
 
     sharding = None if placement is None else placement.shardings[PREFIX_PATH]
     run = WeightedJit(compute, out_shardings=sharding)
-    frozen = {path: parameters[path] for path in abstract}
+    frozen = {path: parameters[path] for path in paths}
     return run(frozen, jnp.array(tokens))

@@ -9,9 +9,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
-from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.evaluation.batch_scores import score_batch
-from prompt_tuning.models.build import build_model
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
@@ -20,11 +20,8 @@ class FrozenScores:
     """Scores answers by a model without its prompts and adapters."""
 
     def __init__(self, model: PromptedModel):
-        graph, abstract = describe(
-            lambda key: split(build_model(key, model.config)), jax.random.key(0)
-        )
+        graph, self._paths = frozen_graph(model.config)
         self._model = dataclasses.replace(model, graph=graph)
-        self._paths = tuple(abstract)
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Float[np.ndarray, "R"]:
         """Returns the mean log-probability of the learned tokens of each row, in nats.

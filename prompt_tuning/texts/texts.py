@@ -17,7 +17,7 @@ from prompt_tuning.data.chat_encoder import first_turn
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.template_renderer import ChatRecord
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.decoding.adapter_table import bare_graph, frozen_parameters
+from prompt_tuning.decoding.adapter_table import frozen_parameters
 from prompt_tuning.decoding.beam_search import search_beams
 from prompt_tuning.decoding.continue_requests import continue_requests, stream_text
 from prompt_tuning.decoding.continue_rows import runs_in_slots
@@ -31,6 +31,7 @@ from prompt_tuning.decoding.row_checks import (
     check_prompt_ids,
     check_rows,
 )
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.texts.loaded_adapter import LoadedAdapter
@@ -73,7 +74,7 @@ class Texts:
         self._engine: DecodingEngine | None = None
         self._fixed = False
         own = TextEncoding(model, run.source, day=day)
-        graph = bare_graph(model.config.without_new_tokens)
+        graph, _ = frozen_graph(model.config.without_new_tokens)
         self.adapters: dict[str | None, LoadedAdapter] = {
             None: LoadedAdapter(None, own, frozen_parameters(parameters))
         }

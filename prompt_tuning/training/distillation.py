@@ -26,6 +26,7 @@ from prompt_tuning.losses.objective import (
 )
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.decoder_only import DecoderPrefix
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -201,7 +202,7 @@ def _open_example_teacher(
                 f"{size - 1} (the vocabulary): was it prepared for another model?"
             )
     _check_room(max(map(len, encoded)), model, examples)
-    graph, abstract = reference_graph(config)
+    graph, abstract = frozen_graph(config)
     after_bos = begin_with_bos(examples, model)
     return ExampleTeacher(graph, abstract, contexts, after_bos, own.cache_bytes)
 
@@ -243,15 +244,7 @@ def _check_untrained(
 
 def make_reference(config: ModelConfig) -> Teacher:
     """Builds the frozen model of a config without anything before the rows."""
-    return Teacher(*reference_graph(config))
-
-
-def reference_graph(config: ModelConfig) -> tuple[nnx.GraphDef, tuple[str, ...]]:
-    """Returns the structure of the frozen model of a config, and its parameters."""
-    graph, abstract = describe(
-        lambda key: split(build_model(key, config)), jax.random.key(0)
-    )
-    return graph, tuple(abstract)
+    return Teacher(*frozen_graph(config))
 
 
 def tokens_before_rows(

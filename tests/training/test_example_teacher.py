@@ -17,8 +17,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.context_distillation import ContextDistillation, Distillation
+from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.training.distillation import reference_graph
 from prompt_tuning.training.example_teacher import ExampleTeacher
 from prompt_tuning.training.objective_data import open_evaluator
 from scripts import skills
@@ -43,7 +43,7 @@ def batch_of(config, rows, numbers):
 
 
 def teacher_of(config, contexts=CONTEXTS, *, after_bos=True):
-    return ExampleTeacher(*reference_graph(config), contexts, after_bos, 2**30)
+    return ExampleTeacher(*frozen_graph(config), contexts, after_bos, 2**30)
 
 
 @pytest.mark.slow
