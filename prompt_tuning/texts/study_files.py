@@ -88,7 +88,7 @@ def write_study(
     writer = StudyWriter(texts, study, model, parameters)
     _write_chunks(files.chunks, texts, writer.contexts, model)
     if not (folder / ROWS_FILE).exists():
-        _write_lines(folder / ROWS_FILE, texts, study, model, writer, advance)
+        _write_lines(folder / ROWS_FILE, made_from, model, writer, advance)
     rows = [_read_row(line) for line in (folder / ROWS_FILE).read_text().splitlines()]
     order = np.random.default_rng(study.seed).permutation(len(rows))
     parts = np.split(order, [study.rows])
@@ -140,15 +140,14 @@ def _write_chunks(
 
 def _write_lines(
     file: Path,
-    texts: StudiedTexts,
-    study: TextStudy,
+    made_from: dict[str, Any],
     model: PromptedModel,
     writer: StudyWriter,
     advance: Advance | None,
 ) -> None:
     """Writes all rows as lines, after those that are there already."""
     versions = {"prompt_tuning": __version__, "jax": jax.__version__}
-    settings = _describe(texts, study, model) | versions
+    settings = made_from | versions
     decode = model.needed_tokenizer().decode
     advance = advance or (lambda count, note: None)
     with resumable_lines(file, settings, lambda line: True) as lines:
