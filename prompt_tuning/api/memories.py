@@ -52,7 +52,7 @@ STARTS = {
 """The initializer of each way to start."""
 RATE = 0.02
 KINDS = (PASSAGE, CONTINUATION)
-"""Kinds of rows of a model that cannot chat; lines teach less, as they are short."""
+"""Kinds of rows of a model that cannot chat."""
 RESULTS, PEFT_FOLDER, STUDY = "memory.json", "peft", "study"
 LONGEST = MAXIMUM_BYTES * 2 // 5
 """Maximum size of a text in bytes: the run's config has it twice, in short lines."""
