@@ -128,7 +128,11 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
         hint = f" (the nearest is {near[0]})" if near else ""
         reason = REFUSED.get(model_type)
         hint = hint if reason is None else f": {reason}"
-        settings.refuse("model_type", f"one of {', '.join(FAMILIES)}{hint}")
+        # The text part of a listed family needs no place of its own.
+        listed = [
+            x for x in FAMILIES if x.removesuffix("_text") not in FAMILIES.keys() - {x}
+        ]
+        settings.refuse("model_type", f"one of {', '.join(listed)}{hint}")
     if is_gguf(path):
         check_model_type(read_gguf(path), settings)
     _check_quantization(settings)
