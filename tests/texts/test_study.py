@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -32,14 +31,14 @@ from prompt_tuning.texts.text_study import (
     read_texts,
 )
 from scripts import random_model, recall
-from tests.support import small_runs
+from tests.support import dummies, small_runs
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 
 RECALL = "bundled:recall"
 FACTS, _ = recall.document(3, 24)
 
 
-class Words:
+class Words(dummies.LetterTokenizer):
     """Each word and each line break is a token, its number of characters."""
 
     def encode(self, text):
@@ -48,7 +47,7 @@ class Words:
 
 
 def test_chunks_end_with_paragraphs_if_they_can():
-    words: Any = Words()
+    words = Words()
     short, long = "a b c d e\n\n", "ff gg\nhh ii\njj k l m n o p\n\n"
     chunks = [list(chunk) for chunk in cut_text(short * 3 + long, words, 8)]
     assert chunks[:3] == [[1] * 5 + [0, 0]] * 3
