@@ -1,4 +1,4 @@
-"""A digest that identifies a frozen model."""
+"""A digest that identifies a frozen model, or what a run trained over it."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from prompt_tuning.streaming.layered_weights import LayeredWeight
 
 
 def fingerprint(
-    frozen: Mapping[str, Array | LayeredWeight],
+    frozen: Mapping[str, Array | np.ndarray | LayeredWeight],
     placement: Placement | None = None,
     samples: int = 64,
 ) -> str:

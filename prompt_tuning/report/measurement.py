@@ -218,11 +218,13 @@ def _predictions(
 
 
 def _token_marks(
-    model: PromptedModel, examples: Examples, results: Mapping[str, EvaluationResult]
+    model: PromptedModel,
+    examples: Examples | ExampleGroups,
+    results: Mapping[str, EvaluationResult],
 ) -> TokenMarks | None:
     """Returns what reads the tokens of samples, if the model has a tokenizer."""
     tuned, *others = (result.tokens for result in results.values())
-    if model.tokenizer is None or tuned is None:
+    if isinstance(examples, ExampleGroups) or model.tokenizer is None or tuned is None:
         return None
     bare = others[0] if NO_PROMPT in results and others else None
     return TokenMarks(examples, model.tokenizer, tuned, bare)

@@ -4,7 +4,6 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +45,7 @@ class RunReference:
     @property
     def digest(self) -> str:
         """Digest of what the run trained."""
-        return fingerprint(dict[str, Any](self.trained), samples=sys.maxsize)
+        return fingerprint(self.trained, samples=sys.maxsize)
 
     def check_model(self, frozen_model: str) -> None:
         """Checks that the run trained over the same frozen model.
