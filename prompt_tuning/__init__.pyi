@@ -224,7 +224,8 @@ def ClassHead(
     labels: Sequence[str] | None = None,
     pooling: Literal["last", "first", "mean"] | None = None,
     dense: bool = False,
-    problem: Literal["single_label", "multi_label", "regression"] | None = None,
+    problem: Literal["single_label", "multi_label", "regression", "tokens"]
+    | None = None,
 ) -> Configured[_ClassHead]:
     """A head `[C, D]` for the classes of a task, trained beside a frozen model.
 
@@ -235,10 +236,12 @@ def ClassHead(
     or the mean of its states, as `AutoModelForSequenceClassification` of transformers
     does by the last one. With several labels for a text or numbers (`problem`), the
     completion is a list of names or a number, and the loss is that of transformers for
-    the problem. A model with such a head generates no text. An encoder (BERT)
-    has the head that transformers gives it: a dense layer of the first state, and a
-    bias of each class. The dense layer is trained where PEFT trains it (RoBERTa), or
-    the checkpoint has none; else it is frozen (the pooler of BERT).
+    the problem. For tokens the data has words and as many tags (`tokens`, `tags`), and
+    the head is that of `AutoModelForTokenClassification`. A model with a head of
+    classes generates no text. For texts, an encoder (BERT) has the head that
+    transformers gives it: a dense layer of the first state, and a bias of each class.
+    The dense layer is trained where PEFT trains it (RoBERTa), or the checkpoint has
+    none; else it is frozen (the pooler of BERT).
 
     It starts from the head of a checkpoint that has one for as many classes, with the
     rows of the same names, or in its order if the names differ. Otherwise it starts
@@ -253,7 +256,8 @@ def ClassHead(
         "first" in most encoders.
       problem: "single_label" for one class of each text; "multi_label" for any of the
         classes, each with a probability of its own; "regression" for numbers, learned
-        by their squared error. None for that of the checkpoint's head, or else
+        by their squared error; "tokens" for the class of each word, by the state of
+        its first token. None for that of the checkpoint's head, or else
         "single_label".
       dense: whether the dense layer before the rows is trained even where PEFT and the
         default leave it frozen (the pooler of BERT).

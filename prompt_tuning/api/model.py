@@ -257,7 +257,8 @@ class Model(TextModel):
         Returns:
           `Prediction(label, probabilities)` of one input, or a list of them; with a
             head for other problems `LabelSet(labels, probabilities)`, or
-            `Numbers(values)` of a regression.
+            `Numbers(values)` of a regression, or `WordTags(words, tags,
+            probabilities)` of a text or a list of words.
 
         Raises:
           InputError: if an argument cannot be used.

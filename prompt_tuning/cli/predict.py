@@ -190,12 +190,17 @@ def _predict(
         generate_outputs,
         label_settings,
         predict_labels,
+        predict_tags,
     )
 
     model, parameters = load_tuned(run, options.prompt)
     of_head = model.config.labels
     evaluation = label_settings(run, options.labels, options.batch_size, of_head)
     source = run.source if evaluation is None else evaluation.data
+    if model.config.problem == "tokens":
+        given = lines, options.labels, options.prompt_id
+        tagged = predict_tags(model, parameters, source, *given)
+        return [{"input": " ".join(each.words), **each._asdict()} for each in tagged]
     inputs = encode_inputs(model, source, lines, options.prompt_id)
     if evaluation is None:
         new_tokens = NEW_TOKENS if options.new_tokens is None else options.new_tokens

@@ -119,8 +119,9 @@ def _set(choices: Choices, macros: Collection[str]) -> list[str]:
         if option.macro in macros:
             lines.append(f"{option.macro} = {text}")
             text = f"%{option.macro}"
-        # The labels of a regression are names of its numbers, which are not ranked.
-        named = option.name == "labels" and choices.get(PROBLEM) == "regression"
+        # Numbers of a regression and tags of tokens have names that are not ranked.
+        unranked = choices.get(PROBLEM) in ("regression", "tokens")
+        named = option.name == "labels" and unranked
         if option.setting and not named:
             lines.append(f"{option.setting} = {text}")
     return lines

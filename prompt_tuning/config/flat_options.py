@@ -5,6 +5,8 @@ option to type in it. An option for a parameter has its type and default, which
 `config.options` reads. Imports nothing heavy, so that help is instant.
 """
 
+from typing import get_args
+
 from prompt_tuning.config.data_options import DATA_OPTIONS
 from prompt_tuning.config.flat_option import (
     EVALUATION,
@@ -17,6 +19,7 @@ from prompt_tuning.config.flat_option import (
 from prompt_tuning.config.lora_options import LORA_OPTIONS
 from prompt_tuning.config.rollout_options import ROLLOUT_OPTIONS
 from prompt_tuning.core.metric_directions import AUTO, DIRECTIONS
+from prompt_tuning.core.model_choices import ClassProblem
 from prompt_tuning.core.number_ranges import (
     AxisLength,
     NonnegativeNumber,
@@ -142,10 +145,10 @@ TABLE = (
     FlatOption(
         PROBLEM,
         METHOD,
-        "what a head decides: one of the --labels, any of them, or a number (default: "
-        "single_label)",
+        "what a head decides: one of the --labels, any of them, a number, or one of "
+        "them for each word (default: single_label)",
         "ClassHead.problem",
-        choices=("single_label", "multi_label", "regression"),
+        choices=get_args(ClassProblem),
     ),
     FlatOption(
         "prompt_text",

@@ -184,7 +184,7 @@ class Run:
         if self.evaluation is None:
             return None
         head = self.tuning.class_head
-        if head is not None and head.problem == "regression":
+        if head is not None and head.problem in ("regression", "tokens"):
             return None
         return self.evaluation.labels or (None if head is None else head.labels)
 

@@ -13,8 +13,11 @@ Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "n
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
 Pooling = Literal["last", "first", "mean"]
-ClassProblem = Literal["single_label", "multi_label", "regression"]
-"""What a head of classes decides: one class, which of the classes, or numbers."""
+ClassProblem = Literal["single_label", "multi_label", "regression", "tokens"]
+"""What a head of classes decides: one class of a text, which of the classes, numbers,
+or the class of each token."""
+WITH_VALUES: tuple[ClassProblem, ...] = ("multi_label", "regression")
+"""Problems where each class has a value."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]

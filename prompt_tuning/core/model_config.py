@@ -208,8 +208,8 @@ class ModelConfig:
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
         for a head that scores tokens (see `prompts.class_head`).
-      problem: what that head decides: one class, which of the classes, or a number in
-        the place of each class.
+      problem: what that head decides: one class, which of the classes, a number in
+        the place of each class, or a class of each token.
       unscored_end: token whose states a head of classes skips at the end of a row.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.plan_batches import plan_batches
@@ -47,6 +48,7 @@ from prompt_tuning.evaluation.results import (
     prediction_lines,
     split_by_category,
 )
+from prompt_tuning.evaluation.tag_measure import TagMeasure
 from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
 from prompt_tuning.evaluation.token_outcomes import (
     CROSS_ENTROPY,
@@ -124,8 +126,10 @@ class Evaluator:
         self._objective, self._preferences = objective, preferences
         self._token_measure = token_measure(objective)
         self._plan = plan_batches(data, model.interface, self._examples, shuffle=False)
-        self._labels = None
-        if evaluation.labels or model.config.labels:
+        self._labels = self._tags = None
+        if model.config.problem == "tokens":
+            self._tags = TagMeasure(model, self._examples, self._plan)
+        elif evaluation.labels or model.config.labels:
             given = (model, evaluation, self._examples, context_ids)
             self._labels = LabelMeasure(*given)
         self._references = self._read_references()
@@ -165,7 +169,8 @@ class Evaluator:
         names += [
             name for metric in evaluation.text_metrics for name in METRIC_NAMES[metric]
         ]
-        return names + ([] if self._labels is None else self._labels.metric_names)
+        measure = self._labels or self._tags
+        return names + ([] if measure is None else measure.metric_names)
 
     @property
     def examples(self) -> Examples:
@@ -239,6 +244,9 @@ class Evaluator:
             given = self._rows.given, self._rows.prompt_ids
             ranking = self._labels.ranker.rank(parameters, *given)
             metrics |= self._labels.metrics(ranking)
+        answers = None if self._tags is None else self._tags.answer(parameters)
+        if self._tags is not None and answers is not None:
+            metrics |= self._tags.metrics(answers)
         categories, by_category = self.categories, {}
         if categories is not None:
             token_metrics = {
@@ -248,13 +256,14 @@ class Evaluator:
             by_category = split_by_category(metrics, token_metrics, categories)
         if self._preferences is not None:
             metrics |= self._preferences(parameters)
-        return EvaluationResult(metrics, by_category, ranking, generated, tokens)
+        tags = None if answers is None else answers.tags
+        return EvaluationResult(metrics, by_category, ranking, generated, tokens, tags)
 
     def _token_metrics(
         self, tokens: TokenOutcomes, chosen: Bool[np.ndarray, "t"] | None = None
     ) -> dict[str, MetricSums]:
         metrics, problem = tokens.metrics(chosen), self._model.config.problem
-        if problem != "single_label":
+        if problem in WITH_VALUES:
             del metrics[PERPLEXITY]
         if problem == "regression":
             del metrics["accuracy"]
@@ -326,6 +335,8 @@ class Evaluator:
         """Returns the text of each completion: with a class head, the label."""
         if self._labels is not None and self._labels.ranker.has_head:
             return self._labels.expected()
+        if self._tags is not None:
+            return [" ".join(tags) for tags in self._tags.gold]
         return self._texts(self._rows.completions)
 
     def _texts(self, completions: Sequence[Sequence[int]]) -> list[str]:

@@ -98,6 +98,7 @@ class EvaluationResult:
       ranking: costs of the labels, if the task has labels.
       generated: token ids of the generated texts, if any were generated.
       tokens: loss of each learned token.
+      tags: answered tag of each learned word, with a head that tags words.
     """
 
     metrics: Mapping[str, MetricSums]
@@ -105,6 +106,7 @@ class EvaluationResult:
     ranking: Ranking | None = None
     generated: Sequence[Sequence[int]] | None = None
     tokens: TokenOutcomes | None = None
+    tags: Sequence[Sequence[str]] | None = None
 
     @property
     def groups(self) -> dict[str, Mapping[str, MetricSums]]:
@@ -149,7 +151,8 @@ def prediction_lines(
 
     Its keys are `system`, `example` (its number), `category` if there are categories,
     `input`, `target`, `output` (the generated text, else the winning label, else null),
-    the winning `label` and the cost of each (`label_nats`) if labels were ranked, and
+    the winning `label` and the cost of each (`label_nats`) if labels were ranked, the
+    `tags` of the words from a head that tags them, and
     `scores`, each metric that is meaningful for a single example.
     """
     values = {n: each.each() for n, each in result.metrics.items() if each.per_example}
@@ -178,6 +181,9 @@ def prediction_lines(
             text = values_text(ranking.labels, numbers, ranking.problem)
             kind = "values" if ranking.problem == "regression" else "probabilities"
             line |= {"output": text, kind: answer}
+        if result.tags is not None:
+            tags = list(result.tags[index])
+            line |= {"output": " ".join(tags), "tags": tags}
         scores = {name: float(each[index]) for name, each in values.items()}
         line["scores"] = {n: x for n, x in scores.items() if math.isfinite(x)}
         yield json.dumps(line, ensure_ascii=False) + "\n"

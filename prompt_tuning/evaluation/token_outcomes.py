@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -122,17 +122,50 @@ def measure_tokens(
       plan: one pass over all examples.
       measure: result of `token_measure`.
     """
+    # Weight, then nats, correctness and the objective of all learned tokens, [k, t]
+    values = learned_values(
+        model, parameters, examples, plan, measure, lambda losses: list(losses)
+    )
+    weight, nll, correct, *objective = values
+    counts = examples.weight_counts
+    example = np.repeat(np.arange(len(examples)), counts)
+    return TokenOutcomes(
+        len(examples), example, weight, nll, correct.astype(bool), *objective
+    )
+
+
+def learned_values(
+    model: PromptedModel,
+    parameters: Parameters,
+    examples: Examples,
+    plan: BatchPlan,
+    measure: TokenMeasure,
+    arrays_of: Callable[[Any], Sequence[np.ndarray]],
+) -> Float[np.ndarray, "k t"]:
+    """Computes numbers of every learned token once, in the order of the examples.
+
+    Args:
+      model: evaluated model; the other arguments are as in `measure_tokens`.
+      parameters: all parameters in memory, by path.
+      examples: examples that the plan refers to.
+      plan: one pass over all examples.
+      measure: function of a batch.
+      arrays_of: returns the arrays `[B, m]` of its result.
+
+    Returns:
+      the loss weight of each token, and then the other numbers.
+    """
     counts = examples.weight_counts
     starts = np.cumsum(counts) - counts
-    # Weight, then nats, correctness and the objective of all learned tokens, [k, t]
-    kinds = 3 if measure is token_losses else 4
-    values = np.zeros((kinds, int(counts.sum())))
     batches = stream_batches(
         examples, plan, 0, plan.batches_per_epoch, pad_id=model.config.pad_id
     )
+    values = np.zeros((0, int(counts.sum())))
     scored = score_batches(measure, model, parameters, batches)
-    for index, (batch, losses) in enumerate(scored):
-        arrays = np.stack([batch.loss_weights, *losses])  # [k, B, m]
+    for index, (batch, result) in enumerate(scored):
+        arrays = np.stack([batch.loss_weights, *arrays_of(result)])  # [k, B, m]
+        if not len(values):
+            values = np.zeros((len(arrays), values.shape[1]))
         rows = plan.batch(index).rows
         # A row contains the learned tokens of its segments one after the other.
         for row, segments in enumerate(rows.reshape(len(rows), -1).tolist()):
@@ -142,8 +175,4 @@ def measure_tokens(
                 segment = arrays[:, row, offset : offset + count]
                 values[:, start : start + count] = segment
                 offset += count
-    weight, nll, correct, *objective = values
-    example = np.repeat(np.arange(len(examples)), counts)
-    return TokenOutcomes(
-        len(examples), example, weight, nll, correct.astype(bool), *objective
-    )
+    return values

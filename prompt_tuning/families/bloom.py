@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     decoder_recipes,
@@ -80,6 +81,7 @@ BLOOM = Family(
     recipes=bloom_recipes,
     embedding_tables=("transformer.word_embeddings.weight", "word_embeddings.weight"),
     base_prefix=PREFIX,
+    class_layers=ClassLayers(token_rows="classifier"),
     inert=frozenset(
         {
             *("hidden_dropout", "attention_dropout", "initializer_range", "use_cache"),

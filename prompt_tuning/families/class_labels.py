@@ -3,7 +3,9 @@
 `AutoModelForSequenceClassification` of transformers stores the head of decoder-only
 models as `score.weight`, `[C, D]`, without a bias. It scores the last token that is not
 padding, after the final norm, and the names of the classes are in `id2label`. Encoders
-have a bias of each class, and a dense layer before, which `ClassLayers` names.
+have a bias of each class, and a dense layer before, which `ClassLayers` names. The head
+of `AutoModelForTokenClassification` scores each token, with a bias and, but for
+ModernBERT, without a dense layer.
 """
 
 import dataclasses
@@ -40,7 +42,7 @@ tokens is left out, as in transformers."""
 
 @dataclasses.dataclass(frozen=True)
 class ClassLayers:
-    """The layers of a family's head of classes, by their stored modules.
+    """The layers of a family's head of classes of texts, by their stored modules.
 
     Attributes:
       rows: module that scores the classes.
@@ -50,6 +52,10 @@ class ClassLayers:
       activation: activation of the dense layer.
       bias: whether the dense layer has a bias.
       saved: whether PEFT trains that layer with the head.
+      token_rows: module that scores the classes of tokens; by default the first part
+        of `rows`.
+      token_dense: whether a head of tokens has the dense layer, too.
+      biased: whether the rows have a bias even without a dense layer.
     """
 
     rows: str = "score"
@@ -58,12 +64,30 @@ class ClassLayers:
     activation: TransformActivation = "tanh"
     bias: bool = True
     saved: bool = True
+    token_rows: str = ""
+    token_dense: bool = False
+    biased: bool = False
+
+    def of(self, problem: ClassProblem) -> "ClassLayers":
+        """Returns the layers of the family's head for a problem."""
+        if problem != "tokens":
+            return self
+        rows = self.token_rows or self.rows.partition(".")[0]
+        if self.token_dense:
+            return dataclasses.replace(self, rows=rows)
+        return ClassLayers(rows, biased=True)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether each class has a bias."""
+        return bool(self.dense) or self.biased
 
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of `ModelConfig` that a head of classes changes."""
         if not self.dense:
-            return OF_TOKENS
+            fields = {"head_bias": self.biased, "transform_activation": None}
+            return OF_TOKENS | fields
         return OF_TOKENS | {
             "head_bias": True,
             "transform_activation": self.activation,
@@ -78,11 +102,12 @@ class ClassLayers:
           names: names of the stored tensors; a base model lacks the first part.
         """
         recipes = {HEAD: Recipe((f"{self.rows}.weight",))}
+        if self.has_bias:
+            recipes[BIAS] = Recipe((f"{self.rows}.bias",))
         if not self.dense:
             return recipes
         bare = self.dense.partition(".")[2]
         dense = bare if f"{bare}.weight" in names else self.dense
-        recipes[BIAS] = Recipe((f"{self.rows}.bias",))
         recipes[DENSE] = Recipe((f"{dense}.weight",), transform=transpose)
         if self.bias:
             recipes[DENSE_BIAS] = Recipe((f"{dense}.bias",))
@@ -113,18 +138,20 @@ def class_fields(
       InputError: for an unknown problem, or names that do not fit.
     """
     classes = settings.values.get(ARCHITECTURES)
-    classifies = isinstance(classes, list) and any(
-        isinstance(name, str) and name.endswith("ForSequenceClassification")
-        for name in classes
-    )
+    named = str(classes[0]) if isinstance(classes, list) and classes else ""
+    tags = named.endswith("ForTokenClassification")
+    layers = layers.of("tokens") if tags else layers
     rows = f"{layers.rows}.weight"
+    classifies = tags or named.endswith("ForSequenceClassification")
     if not classifies or rows not in stored:
         return {}
     if fields["architecture"] != "decoder_only":
         return {}
-    problem = _read_problem(settings, stored[rows])
+    problem = "tokens" if tags else _read_problem(settings, stored[rows])
     names = _read_names(settings, stored[rows])
     fields = {**layers.fields, "labels": names, "problem": problem}
+    if tags:
+        return fields | {"pooling": "last"}
     if layers.dense:
         return fields
     pad = settings.integer(PAD, minimum=-1) if PAD in settings else -1

@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     decoder_recipes,
@@ -106,6 +107,7 @@ GPT2 = Family(
     write_settings=gpt2_settings,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
+    class_layers=ClassLayers(token_rows="classifier"),
     inert=frozenset(
         {
             *("resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range"),

@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     decoder_recipes,
@@ -91,6 +92,7 @@ GPT_NEO = Family(
     recipes=gpt_neo_recipes,
     embedding_tables=("transformer.wte.weight", "wte.weight"),
     base_prefix=PREFIX,
+    class_layers=ClassLayers(token_rows="classifier"),
     inert=frozenset(
         {
             *("resid_dropout", "embed_dropout", "attention_dropout"),

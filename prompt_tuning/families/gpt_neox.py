@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     decoder_recipes,
@@ -80,6 +81,7 @@ GPT_NEOX = Family(
     recipes=gpt_neox_recipes,
     embedding_tables=("gpt_neox.embed_in.weight", "embed_in.weight"),
     base_prefix=PREFIX,
+    class_layers=ClassLayers(token_rows="classifier"),
     head_name=HEAD,
     inert=INERT | {"hidden_dropout", "classifier_dropout", "is_decoder"},
 )

@@ -34,7 +34,11 @@ from prompt_tuning.core.gguf_files import is_gguf, read_gguf
 from prompt_tuning.core.model_choices import check_dtype
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import ALIASES, FAMILIES, REFUSED
-from prompt_tuning.families.class_labels import class_fields, with_class_head
+from prompt_tuning.families.class_labels import (
+    ClassLayers,
+    class_fields,
+    with_class_head,
+)
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gguf.settings import (
     check_model_type,
@@ -265,7 +269,12 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
     recipes = family.recipes(config, names)
     if not config.labels:
         return recipes
-    return with_class_head(recipes, config, family.class_layers, names)
+    return with_class_head(recipes, config, class_layers(config), names)
+
+
+def class_layers(config: ModelConfig) -> ClassLayers:
+    """Returns the layers of the head of classes that a model has or may have."""
+    return find_family(config).class_layers.of(config.problem)
 
 
 def write_folder(

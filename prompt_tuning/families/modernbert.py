@@ -125,7 +125,13 @@ MODERNBERT = Family(
     head_name="decoder.weight",
     logit_bias=("decoder.bias",),
     class_layers=ClassLayers(
-        "classifier", "head.dense", "head.norm", "gelu", bias=False, saved=False
+        "classifier",
+        "head.dense",
+        "head.norm",
+        "gelu",
+        bias=False,
+        saved=False,
+        token_dense=True,
     ),
     unread_modules=("head.dense", "decoder", "classifier"),
     inert=frozenset(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from prompt_tuning.core.batch import Batch, value_columns
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.model_choices import Pooling
+from prompt_tuning.core.model_choices import WITH_VALUES, Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.rows.token_columns import column_setting
@@ -336,7 +336,7 @@ def target_losses(
     A head whose classes have values takes those; the other arguments are not for it.
     """
     head = as_output_head(head)
-    if head.problem != "single_label":
+    if head.problem in WITH_VALUES:
         names = value_columns(len(head.kernel))
         values = jnp.stack([batch.columns[name] for name in names], axis=-1)
         return value_loss(hidden, head, values)

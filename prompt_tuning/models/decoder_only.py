@@ -204,7 +204,10 @@ class DecoderOnly(LanguageModel):
             pooled = self._pool(text, rows, length)[:, None]  # [B, 1, D]
             return jnp.repeat(pooled, batch.loss_positions.shape[1], axis=1)
         if self.config.labels:
-            ends = self.decoder.end_positions(batch.loss_positions, rows, length)
+            each = self.config.problem == "tokens"
+            decoder = self.decoder
+            at = decoder.stream_positions if each else decoder.end_positions
+            ends = at(batch.loss_positions, rows, length)  # [B, m]
             states = jnp.take_along_axis(text, ends[..., None], axis=1, mode="clip")
             return self._normalize_output(states)
         # Only the m predicting states of each row are normalized: [B, m, D].

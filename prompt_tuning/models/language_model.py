@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.invocations import invoked_positions
+from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.losses.output_head import (
@@ -216,7 +217,7 @@ class LanguageModel(nnx.Module):
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
-        if self.config.problem != "single_label":
+        if self.config.problem in WITH_VALUES:
             head = as_output_head(self._linear_head())
             return dataclasses.replace(head, problem=self.config.problem)
         return self._linear_head()

@@ -116,6 +116,14 @@ def class_nll(
     return -jax.nn.log_softmax(scores)
 
 
+def tag_nll(
+    graph: nnx.GraphDef, parameters: Parameters, batch: Batch
+) -> Float[Array, "B m C"]:
+    """Computes the negative log likelihood of each class of each learned token."""
+    model = merge_model(graph, parameters)
+    return -jax.nn.log_softmax(model.logits(model.hidden(batch)))
+
+
 def label_losses(
     graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
 ) -> Float[Array, "B C 2"]:

@@ -13,6 +13,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.array_slices import whole
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import ClassProblem, Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.families.class_labels import (
@@ -55,17 +56,12 @@ def open_classes(
             "ClassHead is for decoder-only models, and this is an encoder-decoder: "
             "rank the texts of its labels instead, by Evaluation.labels (--labels)"
         )
-    pooling = spec.pooling or config.pooling
-    if pooling == "first" and not config.bidirectional:
-        raise InputError(
-            "ClassHead.pooling is 'first', but the first state of a decoder has read "
-            "no other token: set it to 'last' or 'mean' (--head)"
-        )
-    layers = find_family(config).class_layers
+    tags, pooling = problem == "tokens", _pooling(spec, config, problem)
+    layers = find_family(config).class_layers.of(problem)
     if spec.dense and not layers.dense:
         raise InputError(
-            "ClassHead.dense is True, but only heads of encoders have a dense layer: "
-            "leave it out"
+            "ClassHead.dense is True, but only encoders' heads of whole texts, and "
+            "ModernBERT's, have a dense layer: leave it out"
         )
     head = layers.recipes(stored)
 
@@ -75,13 +71,13 @@ def open_classes(
         return assemble_parts(path, shape, dtype, head[path], stored, blocks)[0]
 
     count, width = len(labels), config.width
-    if len(config.labels) == count:
+    if len(config.labels) == count and tags == (config.problem == "tokens"):
         order = _order(labels, config.labels)
         kernel = jnp.asarray(read(HEAD, count, width)[order])
-        bias = jnp.asarray(read(BIAS, count)[order]) if layers.dense else None
+        bias = jnp.asarray(read(BIAS, count)[order]) if layers.has_bias else None
     else:
         kernel = initial_rows(named_key(key, "class_head"), count, width)
-        bias = jnp.zeros(count) if layers.dense else None
+        bias = jnp.zeros(count) if layers.has_bias else None
     dense = dense_bias = dense_norm = None
     has_dense = layers.dense and head[DENSE].sources[0] in stored
     if layers.dense and (spec.dense or layers.saved or not has_dense):
@@ -95,8 +91,32 @@ def open_classes(
     # The model itself has no other head than the trained one.
     fields = {**layers.fields, "labels": labels, "problem": problem}
     fields |= {"tied_head": True, "head_bias": False}
+    fields |= {"pooling": "last", "unscored_end": None} if tags else {}
     rows = ClassRows(kernel, pooling, bias, dense, dense_bias, dense_norm)
     return dataclasses.replace(config, **fields), rows
+
+
+def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Pooling:
+    """Returns the states that the head reads.
+
+    Raises:
+      InputError: if it cannot read those that are chosen.
+    """
+    if problem == "tokens":
+        if spec.pooling not in (None, "last"):
+            raise InputError(
+                f"ClassHead.pooling is {spec.pooling!r}, but each token is scored by "
+                "its own state (ClassHead.problem is 'tokens'): leave pooling out, or "
+                "set it to 'last' (--head)"
+            )
+        return "last"
+    pooling = spec.pooling or config.pooling
+    if pooling == "first" and not config.bidirectional:
+        raise InputError(
+            "ClassHead.pooling is 'first', but the first state of a decoder has read "
+            "no other token: set it to 'last' or 'mean' (--head)"
+        )
+    return pooling
 
 
 def _labels(spec: ClassHead, config: ModelConfig) -> tuple[str, ...]:

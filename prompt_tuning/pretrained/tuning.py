@@ -13,6 +13,7 @@ from prompt_tuning.adapters.adapter import (
     Adapter,
 )
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
+from prompt_tuning.adapters.peft.peft_settings import SEQ_CLS, TOKEN_CLS
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
@@ -73,14 +74,19 @@ class Tuning:
 
     def _check_pooling(self) -> None:
         head, prompting = self.class_head, self.prompting or Prompting()
-        if head is None or head.pooling != "mean" or self.prompt is None:
+        if head is None or self.prompt is None:
+            return
+        tags = head.problem == "tokens"
+        if not tags and head.pooling != "mean":
             return
         if "suffix" in prompting.placement and not prompting.prefix_attention:
+            found = "problem is 'tokens'" if tags else "pooling is 'mean'"
             raise InputError(
-                f"ClassHead.pooling is 'mean' and Prompting.placement "
+                f"ClassHead.{found} and Prompting.placement "
                 f"{prompting.placement!r}, but the head reads the states of the text, "
-                "and these do not depend on a prompt that comes after it: set pooling "
-                "to 'last', or placement to 'prefix'"
+                "and these do not depend on a prompt that comes after it: set "
+                + ("" if tags else "pooling to 'last', or ")
+                + "placement to 'prefix'"
             )
 
     @property
@@ -280,8 +286,11 @@ def _rebuild_classes(
         return []
     count = len(adapter.parameters[CLASSES_PATH])
     labels, problem = config.labels, config.problem
-    if len(labels) != count:
+    task = adapter.settings.get("task_type")
+    tags = task == TOKEN_CLS or (problem == "tokens" and task != SEQ_CLS)
+    if len(labels) != count or tags != (problem == "tokens"):
         labels = [f"LABEL_{number}" for number in range(count)]
         problem = "regression" if count == 1 else "single_label"  # as in transformers
+        problem = "tokens" if tags else problem
     dense = f"{CLASSES_FOLDER}dense" in adapter.parameters
     return [ClassHead(labels=labels, dense=dense, problem=problem)]

@@ -21,6 +21,7 @@ from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited
@@ -286,7 +287,7 @@ class RunPlan:
                 "leave out ClassHead, or set Run.objective to None or @TokenObjective()"
             )
         changed = objective not in (None, TokenObjective(), NATS_PER_WEIGHT)
-        if self.model.config.problem != "single_label" and changed:
+        if self.model.config.problem in WITH_VALUES and changed:
             raise InputError(
                 f"Run.objective is {objective}, but the loss of the model's head is "
                 f"that of its problem, {self.model.config.problem!r}: leave the "

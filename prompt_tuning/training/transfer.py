@@ -65,6 +65,7 @@ class TransferSource:
       frozen_model: fingerprint of the frozen model that they were trained with, if
         known.
       tokens: tokens of a PEFT adapter's rows of tokens.
+      task: task type of a PEFT adapter, which says what a head of classes is for.
       trained_as_one: a clause about parameters of a PEFT adapter that PEFT trains as
         one, and that are several here; None if there are none.
     """
@@ -76,6 +77,7 @@ class TransferSource:
     frozen_model: str | None = None
     trained_as_one: str | None = None
     tokens: TokenIds = NO_TOKENS
+    task: str | None = None
 
     def read_optimizer(self) -> dict[str, Leaf]:
         """The optimizer's leaves by key path; empty without a checkpoint."""
@@ -95,7 +97,11 @@ class TransferSource:
         others = {path: leaf for path, leaf in leaves.items() if path not in rows}
         kind = find_kind(others, self.origin) if others or not rows else TOKENS
         return Adapter(
-            kind=kind, parameters=leaves, scalings=self.scalings, tokens=self.tokens
+            kind=kind,
+            parameters=leaves,
+            scalings=self.scalings,
+            settings={} if self.task is None else {"task_type": self.task},
+            tokens=self.tokens,
         )
 
     def with_model_path(self, paths: Iterable[str]) -> "TransferSource":
@@ -156,6 +162,7 @@ def read_source(
             scalings=adapter.scalings,
             trained_as_one=trained_as_one(adapter, config),
             tokens=adapter.tokens,
+            task=adapter.settings.get("task_type"),
         )
     state = checkpoint_files.verify(checkpoint)
     return TransferSource(

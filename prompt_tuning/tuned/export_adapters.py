@@ -33,7 +33,7 @@ from prompt_tuning.adapters.peft.peft_class_head import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
-from prompt_tuning.families.hf_folder import find_family
+from prompt_tuning.families.hf_folder import class_layers
 from prompt_tuning.models.build import adaptable
 from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
@@ -94,7 +94,7 @@ def _export_classes(model: LanguageModel) -> list[Adapter]:
         return []
     if classes is None:
         leaves = {"kernel": head.kernel, "bias": head.bias}
-        if head.transform is not None and find_family(model.config).class_layers.saved:
+        if head.transform is not None and class_layers(model.config).saved:
             dense = head.transform
             leaves |= {"dense": dense.kernel, "dense_bias": dense.bias}
     else:

@@ -4,17 +4,25 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from prompt_tuning.config.run import Run
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.input_lines import lines_of
+from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.python_rows import data_files
+from prompt_tuning.data.rows.word_rows import TAGS, WORDS, encode_words, read_words
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.results import Ranking
+from prompt_tuning.evaluation.tag_measure import tag_words
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.tuned.input_encoding import (
@@ -60,7 +68,21 @@ class Numbers(NamedTuple):
     values: dict[str, float]
 
 
-AnyPrediction = Prediction | LabelSet | Numbers
+class WordTags(NamedTuple):
+    """The tags of the words of one input, with a head for tokens.
+
+    Attributes:
+      words: the words of the input.
+      tags: the most probable tag of each; None for a word without tokens.
+      probabilities: probability of each of these tags; 0 for such a word.
+    """
+
+    words: list[str]
+    tags: list[str | None]
+    probabilities: list[float]
+
+
+AnyPrediction = Prediction | LabelSet | Numbers | WordTags
 
 
 def label_settings(
@@ -135,6 +157,8 @@ def predict_inputs(
     source = evaluation.data
     plain = any(isinstance(item, str) for item in inputs)
     lines = lines_of(inputs, text_key(source) if plain else PROMPT_KEY)
+    if model.config.problem == "tokens":
+        return [*predict_tags(model, parameters, source, lines, labels, prompt_id)]
     encoded = encode_inputs(model, source, lines, prompt_id)
     return predict_labels(model, parameters, evaluation, encoded)
 
@@ -164,6 +188,76 @@ def predict_labels(
     ranker.check_room(rows)
     ranking = ranker.rank(parameters, rows, inputs.prompt_ids, on_batch)
     return [_prediction(ranking, number) for number in range(len(rows))]
+
+
+def predict_tags(
+    model: PromptedModel,
+    parameters: Parameters,
+    source: DataSource,
+    lines: Sequence[JsonLine],
+    labels: Sequence[str] | None = None,
+    prompt_id: int | None = None,
+) -> list[WordTags]:
+    """Finds the tag of each word of inputs.
+
+    Args:
+      model: model whose head scores the classes of tokens.
+      parameters: all parameters by path.
+      source: settings of the run's data, with the size of batches.
+      lines: inputs with a list of words, or a text that is split at white space.
+      labels: must be None, for the head has its own.
+      prompt_id: prompt of all inputs; None if each selects its own.
+
+    Raises:
+      InputError: if an input cannot be used, or there are labels.
+    """
+    if labels is not None:
+        raise InputError(
+            "labels are given, but the head scores "
+            f"{shown(list(model.config.labels))} for each word: leave them out"
+        )
+    key = source.prompt_id_key if prompt_id is None else "prompt_id"
+    words, records = [], []
+    for line in lines:
+        with line.locating_errors():
+            words.append(read_words(line.content, source.prompt_key))
+        task = {} if key is None else {key: prompt_id}
+        if key is not None and prompt_id is None:
+            task = {key: line.value(key, "DataSource.prompt_id_key")}
+        if words[-1]:
+            # Any tag makes a word one that is answered.
+            records.append({**task, WORDS[0]: words[-1], TAGS[0]: [0] * len(words[-1])})
+    answers = iter(())
+    if records:
+        unread = DataSource(
+            files=(),
+            prompt_id_key=key,
+            prompt_id_names=source.prompt_id_names,
+            batch_size=source.batch_size,
+        )
+        with data_files(records, unread) as files:
+            data = dataclasses.replace(unread, files=files)
+            examples = load_examples(data, model.interface)
+            plan = plan_batches(data, model.interface, examples, shuffle=False)
+            tagged = tag_words(model, parameters, examples, plan)
+        answers = zip(tagged.tags, tagged.probabilities, strict=True)
+    return [_word_tags(model, x, *(next(answers) if x else ((), ()))) for x in words]
+
+
+def _word_tags(
+    model: PromptedModel,
+    words: list[str],
+    tags: Sequence[str],
+    probabilities: Sequence[float] | np.ndarray,
+) -> WordTags:
+    """Returns the answers for words; those without tokens have none."""
+    found = zip(tags, probabilities, strict=True)
+    result = WordTags(words, [], [])
+    for pieces in encode_words(model.needed_tokenizer(), words):
+        tag, probability = next(found) if pieces else (None, 0)
+        result.tags.append(tag)
+        result.probabilities.append(float(probability))
+    return result
 
 
 def _prediction(ranking: Ranking, number: int) -> AnyPrediction:

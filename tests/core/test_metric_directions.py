@@ -11,6 +11,7 @@ from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.label_measure import LabelMeasure
 from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
+from prompt_tuning.evaluation.tag_measure import ENTITY_METRICS
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS
 
 
@@ -22,7 +23,7 @@ def test_the_table_has_the_metrics_of_an_evaluation():
         calibrate=["N/A"],
     )
     retrieval: Any = object.__new__(RetrievalEvaluator)
-    known = set(retrieval.metric_names)
+    known = {*retrieval.metric_names, *ENTITY_METRICS}
     for problem in ("single_label", "multi_label", "regression"):
         evaluator: Any = object.__new__(Evaluator)
         evaluator._model = SimpleNamespace(config=SimpleNamespace(problem=problem))

@@ -1,4 +1,4 @@
-"""Makes and runs sequence classifiers of transformers and PEFT in a separate process.
+"""Makes and runs classifiers of transformers and PEFT in a separate process.
 
     python tests/support/sequence_classifiers.py JOBS.json OUT.npz
 
@@ -6,8 +6,9 @@ Jobs are `{name: {folder, rows, settings, model_type, adapter, save}}`: the mode
 `folder` is made first if there are `settings` of its config. `adapter` is a folder to
 read, or with `save` the settings of an adapter with random numbers that is saved there.
 The output has the logits of each row, read alone (`name`), and of all rows in a batch,
-padded on the right (`name padded`). Needs torch, transformers and peft, but nothing
-from prompt_tuning.
+padded on the right (`name padded`). With `tokens` the model classifies tokens, and the
+logits are those of each token, `[n, T, C]`, nan after the end of a row. Needs torch,
+transformers and peft, but nothing from prompt_tuning.
 """
 
 # The imports are only in the `bench` extra.
@@ -25,7 +26,11 @@ import numpy as np
 import peft
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 
 def main() -> None:
@@ -37,18 +42,20 @@ def main() -> None:
     np.savez(sys.argv[2], **outputs)
 
 
-def logits(folder, rows, settings=None, model_type="", adapter=None, save=None):
+def logits(
+    folder, rows, settings=None, model_type="", adapter=None, save=None, tokens=False
+):
     torch.manual_seed(0)
+    kinds = AutoModelForSequenceClassification, AutoModelForTokenClassification
+    auto = kinds[tokens]
     if settings is not None:
         config = AutoConfig.for_model(model_type, **settings)
-        made = AutoModelForSequenceClassification.from_config(config)
+        made = auto.from_config(config)
         for parameter in made.parameters():
-            if parameter.ndim > 1:
+            if parameter.ndim > 1 or (tokens and len(parameter) == made.num_labels):
                 parameter.data.normal_(0, 0.2)
         made.save_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, attn_implementation="eager"
-    ).eval()
+    model = auto.from_pretrained(folder, attn_implementation="eager").eval()
     model.forward = with_old_name(model.forward)
     if save is not None:
         model = peft.get_peft_model(model, peft.get_peft_config(adapter)).eval()
@@ -66,7 +73,17 @@ def logits(folder, rows, settings=None, model_type="", adapter=None, save=None):
     with torch.no_grad():
         alone = [model(input_ids=torch.tensor([row])).logits[0] for row in rows]
         batch = model(input_ids=padded, attention_mask=mask).logits
+    if tokens:  # a prompt's positions stand before those of the row
+        alone = [
+            ended(x[-len(row) :], longest) for x, row in zip(alone, rows, strict=True)
+        ]
+        batch = batch[:, -longest:]
     return torch.stack(alone).numpy(), batch.numpy()
+
+
+def ended(array, length):
+    more = torch.full((length - len(array), array.shape[1]), torch.nan)
+    return torch.cat([array, more])
 
 
 def with_old_name(forward):

@@ -1,10 +1,12 @@
 """Converts a trained head of classes between PEFT's tensors and our parameters.
 
-With `task_type` SEQ_CLS, PEFT trains the module `score` or `classifier` as a whole
-(`modules_to_save`) and stores it beside any adapter: as `base_model.score.weight` with
-prompts and prefixes, and as `base_model.model.score.weight` with LoRA and IA3. The
-module of some encoders contains a dense layer, too (RoBERTa); that of BERT does not,
-and is only stored if `modules_to_save` also names its `pooler` (ModernBERT: `head`).
+With `task_type` SEQ_CLS or TOKEN_CLS, PEFT trains the module `score` or `classifier` as
+a whole (`modules_to_save`) and stores it beside any adapter: as
+`base_model.score.weight` with prompts and prefixes, and as
+`base_model.model.score.weight` with LoRA and IA3. The module of some encoders contains
+a dense layer, too (RoBERTa); that of BERT does not, and is only stored if
+`modules_to_save` also names its `pooler` (ModernBERT: `head`). The module of TOKEN_CLS
+is one layer with a bias.
 """
 
 from typing import Any
@@ -20,6 +22,7 @@ from prompt_tuning.adapters.adapter import (
 from prompt_tuning.adapters.peft.peft_settings import (
     SAVED_HEADS,
     SEQ_CLS,
+    TOKEN_CLS,
     Settings,
 )
 from prompt_tuning.adapters.peft.shape_checks import MODEL_PREFIX
@@ -50,9 +53,10 @@ def split_class_head(
     Raises:
       InputError: for a head that is not the one of the model's family and width.
     """
-    if settings.get("task_type") != SEQ_CLS:
+    task = settings.get("task_type")
+    if task not in (SEQ_CLS, TOKEN_CLS):
         return {}, tensors
-    layers = find_family(config).class_layers
+    layers = _layers(config, task)
     leaves = _leaves(layers)
     modules = {name.rpartition(".")[0] for name in leaves.values()} | {*SAVED_HEADS}
     starts = tuple(f"{prefix}{module}." for prefix in PREFIXES for module in modules)
@@ -81,6 +85,11 @@ def split_class_head(
     return {CLASSES_FOLDER + leaf: x for leaf, x in found.items()}, others
 
 
+def _layers(config: ModelConfig, task: str) -> ClassLayers:
+    tags = task == TOKEN_CLS
+    return find_family(config).class_layers.of("tokens" if tags else "single_label")
+
+
 def _leaves(layers: ClassLayers) -> dict[str, str]:
     """Returns the stored name of each of our leaves."""
     return {_OURS[p]: x.sources[0] for p, x in layers.recipes().items() if p in _OURS}
@@ -105,7 +114,11 @@ def class_head_of(adapter: Adapter) -> Arrays:
 
 
 def write_class_head(
-    head: Arrays, config: ModelConfig | None, *, beside_prompt: bool
+    head: Arrays,
+    config: ModelConfig | None,
+    *,
+    beside_prompt: bool,
+    task: str | None = None,
 ) -> tuple[Arrays, dict[str, Any]]:
     """Returns PEFT's tensors of a head, and its settings.
 
@@ -113,6 +126,7 @@ def write_class_head(
       head: parameters of the head.
       config: config of the model; None if it is unknown, and then a decoder.
       beside_prompt: whether it is beside a prompt or a prefix.
+      task: task type of the adapter; None for that of the model's head.
 
     Raises:
       InputError: if the model is unknown, and the head not that of a decoder.
@@ -122,7 +136,9 @@ def write_class_head(
             "names of the head of classes depend on its model: set the model that it "
             "is for (convert --base_model)"
         )
-    layers = OF_DECODERS if config is None else find_family(config).class_layers
+    tags = task == TOKEN_CLS or (config is not None and config.problem == "tokens")
+    task = TOKEN_CLS if tags else SEQ_CLS
+    layers = OF_DECODERS if config is None else _layers(config, task)
     leaves, prefix = _leaves(layers), PREFIXES[0 if beside_prompt else 1]
     tensors = {}
     for path, array in head.items():
@@ -133,4 +149,4 @@ def write_class_head(
     if f"{CLASSES_FOLDER}dense" in head and not layers.saved:
         # The module that contains the dense layer: "pooler", or "head" of ModernBERT.
         saved.append(layers.dense.split(".")[-2])
-    return tensors, {"modules_to_save": saved, "task_type": SEQ_CLS}
+    return tensors, {"modules_to_save": saved, "task_type": task}

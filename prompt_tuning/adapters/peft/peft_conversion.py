@@ -227,7 +227,10 @@ def to_peft(
     tensors, derived = _convert_tensors(adapter, config)
     if classes:
         beside_prompt = adapter.kind in _NAMES
-        head, of_head = write_class_head(classes, config, beside_prompt=beside_prompt)
+        task = adapter.settings.get("task_type")
+        head, of_head = write_class_head(
+            classes, config, beside_prompt=beside_prompt, task=task
+        )
         tensors, derived = tensors | head, derived | of_head
     settings = with_defaults(adapter) | derived
     settings["task_type"] = task_type or settings["task_type"] or _task(adapter, config)

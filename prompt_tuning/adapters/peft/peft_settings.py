@@ -15,7 +15,7 @@ from prompt_tuning.core.typed_json import JsonObject
 
 Settings = Mapping[str, Any]
 
-SEQ_CLS, SAVED_HEADS = "SEQ_CLS", ("classifier", "score")
+SEQ_CLS, TOKEN_CLS, SAVED_HEADS = "SEQ_CLS", "TOKEN_CLS", ("classifier", "score")
 """PEFT's task of a head of classes, and the names that this head may have."""
 POOLERS = ("pooler", "head")
 """Modules with the dense layer before the head, in BERT and in ModernBERT, which PEFT
@@ -246,7 +246,7 @@ def only_saves_head(settings: Settings) -> bool:
     """Returns whether a head of classes is all that PEFT trained as a whole."""
     saved = settings.get("modules_to_save")
     return (
-        settings.get("task_type") == SEQ_CLS
+        settings.get("task_type") in (SEQ_CLS, TOKEN_CLS)
         and isinstance(saved, list)
         and all(name in (*SAVED_HEADS, *POOLERS) for name in saved)
     )

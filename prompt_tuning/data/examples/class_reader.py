@@ -51,7 +51,7 @@ class ClassRowReader:
             prompt.
         """
         index = self.reader.scan(block, describe_row)
-        lengths = np.zeros(len(index), np.int64)
+        lengths, counts = np.zeros((2, len(index)), np.int64)
         for number in range(len(index)):
             row = int(index.rows[number])
             tokens = row - block.start, slice(index.starts[number], index.stops[number])
@@ -65,11 +65,12 @@ class ClassRowReader:
             except InputError as error:
                 raise InputError(f"{describe_row(row)}: {error}") from error
             lengths[number] = len(example.inputs)
+            counts[number] = np.count_nonzero(example.weights)
         return dataclasses.replace(
             index,
             input_lengths=lengths,
             target_lengths=lengths,
-            weight_counts=np.ones_like(lengths),
+            weight_counts=counts,
         )
 
     def kept(
@@ -137,3 +138,39 @@ class ClassRowReader:
                 f"head as {shown(decoded)}, expected different texts: rename labels"
             )
         return numbers | {label.strip(): i for i, label in enumerate(labels)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedRowReader(ClassRowReader):
+    """Reads rows of tagged words, whose completion has a number for each token.
+
+    The number is 0 for a token that is not learned, and else one more than that of its
+    class; see `word_rows`. The tokens that begin a row have none.
+    """
+
+    def example(
+        self,
+        input_ids: Int32[np.ndarray, "n"],
+        token_types: Int32[np.ndarray, "n"] | None,
+        values: TokenValues = NO_VALUES,
+    ) -> Example:
+        """Builds an example of the words with their classes; see `RowReader`."""
+        example = self.reader.example(input_ids, token_types, values)
+        stop = example.prefix_length
+        tags, row = example.inputs[stop:], self.model.scored_row(example.inputs[:stop])
+
+        def of_tokens(array: np.ndarray) -> np.ndarray:
+            placed = np.zeros(len(row), array.dtype)
+            placed[stop - len(tags) : stop] = array
+            return placed
+
+        weights = example.weights[stop:] * (tags > 0)
+        if len(tags) > stop or not weights.any():
+            raise InputError("no word with a tag has a token, so nothing is learned")
+        return Example(
+            np.array(row, np.int32),
+            of_tokens(np.maximum(tags - 1, 0)),
+            of_tokens(weights.astype(np.float32)),
+            len(row),
+            columns={n: of_tokens(x[stop:]) for n, x in example.columns.items()},
+        )

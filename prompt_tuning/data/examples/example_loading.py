@@ -6,10 +6,11 @@ from pathlib import Path
 
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
 from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.data.examples.class_reader import ClassRowReader
+from prompt_tuning.data.examples.class_reader import ClassRowReader, TaggedRowReader
 from prompt_tuning.data.examples.class_values import ClassValueEdit
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.context_reader import ContextRowReader
@@ -30,13 +31,20 @@ from prompt_tuning.data.rows.line_formats import choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import CONTEXTS
+from prompt_tuning.data.rows.word_rows import WordEncoder
 from prompt_tuning.data.text.templates import TokenTemplate
-from prompt_tuning.data.text.tokenizers import continued_pair, separate_pair
+from prompt_tuning.data.text.tokenizers import (
+    Tokenizer,
+    continued_pair,
+    separate_pair,
+)
 
 PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
     "decoder_only": continued_pair,
     "encoder_decoder": separate_pair,
 }
+CLASS_READERS = {"tokens": TaggedRowReader}
+"""Readers of problems whose examples do not each have one class."""
 
 
 def load_examples(
@@ -79,7 +87,7 @@ def load_examples(
         reader = ContextRowReader(reader, tuple(context_ids), model.begin_ids)
     if model.labels:
         _check_pooling(source, model)
-        reader = ClassRowReader(reader, model)
+        reader = CLASS_READERS.get(model.problem, ClassRowReader)(reader, model)
     limits = Limits(
         model.vocabulary_size + (0 if template is None else template.length),
         model.maximum_length,
@@ -134,7 +142,7 @@ def _with_values(
       InputError: if the data contains token ids, from which values cannot be read.
     """
     columns = source.objective_columns
-    if not model.labels or model.problem == "single_label":
+    if not model.labels or model.problem not in WITH_VALUES:
         return edit, columns
     if not source.is_text:
         raise InputError(
@@ -212,18 +220,39 @@ def _open_text(
         template,
         source.row_keys,
     )
-    first = next((x.content for x in edited_records(paths[0], edit)), {})
-    encoder = choose_encoder(paths[0], first, source.format_choice, pairs)
+    if model.problem == "tokens":
+        encoder, add_eos = _word_encoder(source, tokenizer, model.labels), False
+    else:
+        first = next((x.content for x in edited_records(paths[0], edit)), {})
+        encoder = choose_encoder(paths[0], first, source.format_choice, pairs)
+        add_eos = source.add_eos
     if isinstance(encoder, ConversationEncoder):
         _check_conversations(source)
     return JsonlRows(
         paths,
         encoder,
-        add_eos=source.add_eos,
+        add_eos=add_eos,
         tasks=tasks,
         columns=dataclasses.replace(source.token_columns(), columns=columns),
         edit=edit,
     )
+
+
+def _word_encoder(
+    source: DataSource, tokenizer: Tokenizer, labels: Sequence[str]
+) -> WordEncoder:
+    """Returns the encoder of tagged words.
+
+    Raises:
+      InputError: if the data has a setting for texts that are not split into words.
+    """
+    for name in ("template", "task_token"):
+        if getattr(source, name) is not None:
+            raise InputError(
+                f"DataSource.{name} is set, but each word of a row has a tag "
+                "(ClassHead.problem is 'tokens'): leave it out"
+            )
+    return WordEncoder(tokenizer, labels, source.prompt_key, source.completion_key)
 
 
 def _check_conversations(source: DataSource) -> None:

@@ -38,7 +38,8 @@ class Truncation:
       inserted: number of tokens of a text that is inserted after these.
       first_soft_id: first of the ids that represent prompt vectors; None if every id is
         a token.
-      classifies: whether the last target is the class of the whole row.
+      classifies: whether targets are classes, of states that the row's own tokens have.
+      of_row: whether the last target is the class of the whole row.
     """
 
     maximum: int
@@ -50,6 +51,7 @@ class Truncation:
     inserted: int = 0
     first_soft_id: int | None = None
     classifies: bool = False
+    of_row: bool = False
 
     def __call__(self, example: Example) -> Example:
         """Returns an example with at most `maximum` inputs and targets.
@@ -65,7 +67,7 @@ class Truncation:
         targets = inputs = self._positions(fixed, self.maximum)
         if not self.same_tokens:
             targets = self._positions(_last(len(example.targets)), self.maximum)
-        if self.classifies:
+        if self.of_row:
             targets = np.append(inputs[:-1], len(example.targets) - 1)
         weights = example.weights[targets]
         if self.same_tokens and not (self.predicts_first_token or self.classifies):
@@ -162,4 +164,5 @@ def truncation_of(
         inserted,
         model.vocabulary_size if has_template else None,
         bool(model.labels),
+        bool(model.labels) and model.problem != "tokens",
     )
