@@ -25,10 +25,8 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_groups import ParameterGroup as _ParameterGroup
 from prompt_tuning.core.rematerialization import BlockRange as _BlockRange
 from prompt_tuning.core.rematerialization import Rematerialization as _Rematerialization
-from prompt_tuning.data.data_source import DataSource as _DataSource
 from prompt_tuning.decoding.beam_search import BeamSearch as BeamSearch
 from prompt_tuning.decoding.sampling_settings import Sampling as Sampling
-from prompt_tuning.evaluation.evaluation_settings import Evaluation as _Evaluation
 from prompt_tuning.losses.class_objective import ClassObjective as _ClassObjective
 from prompt_tuning.losses.context_distillation import (
     ContextDistillation as _ContextDistillation,
@@ -46,8 +44,6 @@ from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradie
 from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
-from prompt_tuning.pretrained.source import Pretrained as _Pretrained
-from prompt_tuning.prompts.class_head import ClassHead as _ClassHead
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt
 from prompt_tuning.prompts.deep import DeepPrompt as _DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt as _DroppedPrompt
@@ -82,9 +78,13 @@ from prompt_tuning.prompts.reparameterized import ResidualPrompt as _ResidualPro
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyPrompt
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.state_prefix import StatePrefix as _StatePrefix
-from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
-from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
+from prompt_tuning.settings.class_head import ClassHead as _ClassHead
+from prompt_tuning.settings.data_source import DataSource as _DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation as _Evaluation
+from prompt_tuning.settings.pretrained import Pretrained as _Pretrained
+from prompt_tuning.settings.rollout_settings import Rollouts as _Rollouts
+from prompt_tuning.settings.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.sharding.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 from prompt_tuning.training.gradients import gradients as gradients

@@ -271,8 +271,8 @@ def arguments_stub() -> str:
     stub = Stub()
     for aliased in (Configured, PromptModule, AdapterSpec, ObjectiveConfig):
         stub.name(aliased.__module__, aliased.__name__)
-    stub.name("prompt_tuning.prompts.trained_tokens", "TrainedTokens")
-    stub.name("prompt_tuning.prompts.class_head", "ClassHead")
+    stub.name("prompt_tuning.settings.trained_tokens", "TrainedTokens")
+    stub.name("prompt_tuning.settings.class_head", "ClassHead")
     stub.name("prompt_tuning.losses.foreign_objective", "LossFunctions")
     stub.name("prompt_tuning.losses.function_objective", "LossFunction")
     stub.name("collections.abc", "Sequence")

@@ -10,7 +10,7 @@ from rich.table import Table
 import prompt_tuning as pt
 from prompt_tuning.api.memories import Start
 from prompt_tuning.config.run import DataSource
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.memory_comparison import measure_memory
 from scripts import recall, skill_tuning
 

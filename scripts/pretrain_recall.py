@@ -30,7 +30,7 @@ from prompt_tuning.models.build import build_model
 from prompt_tuning.models.rotary import rotary_frequencies
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts import recall, skill_tuning
 
 STEPS = 700

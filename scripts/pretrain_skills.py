@@ -24,7 +24,7 @@ from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families.hf_folder import write_folder
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step
 from scripts import skill_tuning, skills

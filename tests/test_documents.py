@@ -12,8 +12,9 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from prompt_tuning.cli import main as command
+from prompt_tuning.config.deferred_factories import factory_named
 from prompt_tuning.config.factories import FACTORIES
-from prompt_tuning.config.factory_outlines import outline
+from prompt_tuning.config.parameter_checks import parameter_hints
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(
@@ -54,7 +55,9 @@ def choices(setting: str) -> list[str]:
     """Returns the texts that a setting allows; empty if it allows others too."""
     factory, _, parameter = setting.partition(".")
     hint = (
-        outline(factory).__annotations__.get(parameter) if factory in FACTORIES else 0
+        parameter_hints(factory_named(factory)).get(parameter)
+        if factory in FACTORIES
+        else 0
     )
     return [x for x in get_args(hint) if get_origin(hint) is Literal]
 

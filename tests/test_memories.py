@@ -10,8 +10,8 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.memory_comparison import measure_memory
 from scripts import recall
 

@@ -32,13 +32,13 @@ from prompt_tuning.config import gin_files
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.data.source_reading import token_template
 from prompt_tuning.decoding.batch_decoding import continue_batch
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import Tuning, rebuild_tuning
 from prompt_tuning.prompts.adapter_files import (
@@ -47,6 +47,7 @@ from prompt_tuning.prompts.adapter_files import (
     write_checkpoint,
 )
 from prompt_tuning.prompts.prompt_module import Attachment, InputDependentPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.training import loop
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from prompt_tuning.training.opening import open_run
@@ -232,7 +233,7 @@ def check_decoded(
       the shortest row and its continuation.
     """
     model = trainer.model
-    template = trainer.run.source.token_template(model.interface)
+    template = token_template(trainer.run.source, model.interface)
     rows = [encode_given(model, text, template) for text in TEXTS]
     assert len({len(row) for row in rows}) == len(rows)
     tasks = None if model.prompt_count == 1 else [0, 1, 0]

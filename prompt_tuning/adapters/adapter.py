@@ -72,7 +72,7 @@ class Adapter:
           also beside those of a LORA.
         - CLASS_HEAD: `head/adapters/classes/kernel`, `[C, D]`; also beside any other.
           Of encoders also `bias`, `[C]`, and perhaps `dense`, `dense_bias` and
-          `dense_norm`, `[D, D]`, `[D]` and `[D]` (see `prompts.class_head.ClassRows`).
+          `dense_norm`, `[D, D]`, `[D]` and `[D]` (see `prompts.class_rows.ClassRows`).
       scalings: factor of `x @ a @ b`, by the path of each projection with a LoRA.
       settings: settings of the PEFT adapter that it was read from, including unknown
         ones; of any other, those that its arrays do not show, where not the defaults.

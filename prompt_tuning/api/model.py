@@ -35,11 +35,11 @@ from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.python_rows import data_files, split_of
 from prompt_tuning.data.rows.python_tables import is_columns, table_rows
 from prompt_tuning.data.text.tokenizers import Tokenizer
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.tools.inspection import input_vectors
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
 from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.training.objective_data import open_evaluator

@@ -15,7 +15,7 @@ from prompt_tuning.config.argument_types import (
 )
 from prompt_tuning.config.deferred_factories import Configurable
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.rollouts.rewards import RewardFunction
+from prompt_tuning.settings.rollout_settings import RewardFunction
 from prompt_tuning.training.progress import Callback
 
 

@@ -42,12 +42,13 @@ from prompt_tuning.core.quantization.stores import (
     zero_path,
 )
 from prompt_tuning.core.setting_hints import how_to_set
+from prompt_tuning.settings.pretrained import (
+    TUNED_ARE_FRESH,
+    AssignmentMap,
+)
 
-AssignmentMap = Sequence[tuple[str, str | None]]
 FreshBy = Mapping[str, str] | Callable[[str], str]
 
-PROMPT_IS_FRESH = (r".*/prompt/.*", None)
-TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
 TUNED_PATHS = (
     "encoder/prompt/prompt",
     "decoder/prompt/prompt",

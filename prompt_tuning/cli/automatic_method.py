@@ -78,7 +78,7 @@ def check(options: argparse.Namespace) -> None:
                 "name the method too, or leave both out"
             )
     for candidate in _candidates(options):
-        check_options(candidate, trains=True, varied=[])
+        check_options(candidate, trains=True)
 
 
 def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespace:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from prompt_tuning.config.run import Run
-    from prompt_tuning.evaluation.evaluation_settings import Evaluation
     from prompt_tuning.evaluation.evaluator import Evaluator
+    from prompt_tuning.settings.evaluation_settings import Evaluation
 
 HELP = "measure a tuned prompt on held-out data"
 USES_JAX = True
@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=False, unread=["data"])
+    check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:

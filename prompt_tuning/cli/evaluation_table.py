@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import MetricSums, intervals
 from prompt_tuning.evaluation.results import EvaluationResult
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.ensembles import EnsembleResult
 
 

@@ -112,7 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=False, unread=["data", "evaluation"])
+    check_options(options, trains=False)
     check_generation(options)
 
 

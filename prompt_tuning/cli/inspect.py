@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses mistakes in the config and missing files."""
-    check_options(options, trains=False, unread=["data", "evaluation"])
+    check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:

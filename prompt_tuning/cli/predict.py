@@ -27,8 +27,8 @@ from prompt_tuning.core.status_line import clear_status
 
 if TYPE_CHECKING:
     from prompt_tuning.config.run import Run
-    from prompt_tuning.data.data_source import DataSource
     from prompt_tuning.data.rows.jsonl import JsonLine
+    from prompt_tuning.settings.data_source import DataSource
 
 HELP = "label new inputs with a tuned prompt, with probabilities"
 USES_JAX = True
@@ -98,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that cannot be used, before JAX is imported."""
-    check_options(options, trains=False, unread=["data", "evaluation"])
+    check_options(options, trains=False)
     _check_options(options)
 
 

@@ -86,12 +86,13 @@ def run(options: argparse.Namespace) -> int:
     from prompt_tuning.adapters.prompt_files import read_prompt
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.core.numpy_files import numpy_bytes
-    from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+    from prompt_tuning.pretrained.source import read_vocabulary
     from prompt_tuning.prompts.tools.recycling import (
         METHODS,
         check_width,
         share_tokens,
     )
+    from prompt_tuning.settings.pretrained import Pretrained
 
     refuse_bindings(options)
     file: Path = options.out

@@ -63,7 +63,7 @@ def check(options: argparse.Namespace) -> None:
         raise InputError("--recorded measures nothing, so leave --text_prompt out")
     check_replaceable(options.output, force=options.force)
     for directory in _directories(options):
-        check_options(_of_run(options, directory), trains=False, unread=["data"])
+        check_options(_of_run(options, directory), trains=False)
 
 
 def run(options: argparse.Namespace) -> int:

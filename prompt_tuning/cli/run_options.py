@@ -4,7 +4,7 @@ import argparse
 import re
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from prompt_tuning.config.flat_option import (
 from prompt_tuning.config.option_checks import (
     check_duration,
     check_numbers,
+    check_paths,
     choices_in,
 )
 from prompt_tuning.config.options import OPTIONS, TABLE
@@ -36,8 +37,6 @@ TRAINS = GROUPS
 """Groups of options of a command that opens a run as `train` does."""
 EVALUATES = (MODEL, DATA, EVALUATION)
 GENERATES = (MODEL,)
-RECORDED_PATHS = ("model", "data", "evaluation")
-"""Fields of `Run` whose values have paths."""
 UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
 """Options of `EVALUATES` that only training has a use for."""
 
@@ -136,23 +135,21 @@ def check_options(
     options: argparse.Namespace,
     *,
     trains: bool,
-    unread: Collection[str] = (),
-    varied: Sequence[str] | None = None,
+    varied: Sequence[str] = (),
 ) -> None:
     """Checks the options of a command that reads a run, before JAX is imported.
 
     Args:
       options: parsed options of the command.
       trains: see `selected_run.read_run`.
-      unread: fields of `Run` that the command does not use, such as "data".
       varied: bindings of a member of a sweep.
 
     Raises:
-      InputError: for options that are missing or contradict each other, and for what
-        can be found in a config and in file names.
+      InputError: for options that are missing or contradict each other, files that do
+        not exist, and configs that cannot be parsed.
     """
-    choices, varied_lines = given_choices(options), varied or ()
-    check_duration(choices, [*options.bindings, *varied_lines])
+    choices = given_choices(options)
+    check_duration(choices, [*options.bindings, *varied])
     directory = getattr(options, "run", None)
     if trains and directory is not None and (options.gin_file or "out" in choices):
         config = shlex.quote(f"{directory}/{CONFIG_FILE}")
@@ -164,25 +161,21 @@ def check_options(
     left = options.allow_gin_imports or launch.is_one_of_several(options)
     if left and directory is not None:
         return
-    config = given_config(options, varied_lines, trains=trains)
+    config = given_config(options, varied, trains=trains)
     if left:
         return
-    from prompt_tuning.config.early_checks import check_config, check_paths
+    from prompt_tuning.config.parsed_config import GivenConfig
 
     check_numbers({**config.given, "epochs": config.epochs})
-    if getattr(options, "print_config", False):
-        unread = RECORDED_PATHS  # a config is printed before its files exist
-    else:
-        check_paths({OPTIONS[name].setting: x for name, x in config.given.items()})
-    if directory is not None:
-        unread = RECORDED_PATHS  # they may be relative to another directory
-    check_config(
+    # A config may be printed before its files exist.
+    if not getattr(options, "print_config", False):
+        check_paths(config.given)
+    GivenConfig.read(
         config.files,
         config.bindings,
         choices=config.choices,
         defaults=config.defaults,
-        omitted=unread,
-        allow_unused=varied is not None,
+        allow_imports=False,
     )
 
 

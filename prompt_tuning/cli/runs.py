@@ -93,10 +93,10 @@ def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str,
     Raises:
       InputError: if the config or the log cannot be read.
     """
-    from prompt_tuning.config.early_checks import read_values
+    from prompt_tuning.config.recorded_values import read_values
     from prompt_tuning.training.metrics_log import METRICS_FILE, read_log
 
-    values = read_values([str(directory / CONFIG_FILE)])
+    values = read_values(str(directory / CONFIG_FILE))
     settings = values.get("Run", {})
     chosen = metric or settings.get("keep_best", AUTO)
     labels = values.get("Evaluation", {}).get("labels")

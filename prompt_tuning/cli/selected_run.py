@@ -18,6 +18,7 @@ from prompt_tuning.config import gin_files, operative_config
 from prompt_tuning.config.config_changes import relevant_lines
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.data.source_reading import has_pairs, reads_text
 from prompt_tuning.rollouts.rewards import runs_module
 from prompt_tuning.training.epochs import steps_of_epochs
 from prompt_tuning.tuned.adapter_texts import AdapterTextSettings, with_texts_of
@@ -143,7 +144,7 @@ class NextCommand:
             return cls("evaluate", "--baseline")
         if label_settings(run) is not None or run.tuning.class_head is not None:
             return cls("predict", "FILE")
-        chat = run.source.is_text and not run.source.has_pairs
+        chat = reads_text(run.source) and not has_pairs(run.source)
         return cls("generate", "--chat TEXT" if chat else "TEXT")
 
     def line(self, directory: str | Path) -> str:

@@ -139,7 +139,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Refuses options that are missing or contradict each other."""
-    check_options(options, trains=False, unread=["data", "evaluation"])
+    check_options(options, trains=False)
     missing = [x for x in ("starlette", "uvicorn") if not importlib.util.find_spec(x)]
     if missing:
         raise InputError(

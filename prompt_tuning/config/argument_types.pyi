@@ -17,12 +17,12 @@ from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import LossFunction
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
-from prompt_tuning.prompts.class_head import ClassHead as _ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
-from prompt_tuning.prompts.trained_tokens import TrainedTokens as _TrainedTokens
-from prompt_tuning.rollouts.rollout_settings import Rollouts as _Rollouts
+from prompt_tuning.settings.class_head import ClassHead as _ClassHead
+from prompt_tuning.settings.rollout_settings import Rollouts as _Rollouts
+from prompt_tuning.settings.trained_tokens import TrainedTokens as _TrainedTokens
 from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 
 Method = (
@@ -57,15 +57,8 @@ class PretrainedFields(TypedDict, total=False):
     fallback_to_scratch: bool
 
 class TuneFields(TypedDict, total=False):
-    prompting: Configured[_Prompting] | None
-    decoder_prompt: Method | None
-    decoder_prompting: Configured[_Prompting] | None
-    mesh: Configured[_MeshShape] | None
-    pipeline: Configured[_Pipeline] | None
-    groups: Sequence[Configured[_ParameterGroup]]
     start_from: str | None
     keep_optimizer_state: bool
-    rollouts: Configured[_Rollouts] | None
     accumulate: int
     evaluate_every: int
     save_every: int
@@ -75,11 +68,18 @@ class TuneFields(TypedDict, total=False):
     keep_prompts: int | Literal["all"]
     save_paths: Sequence[str]
     keep_best: tuple[str, str] | str | None
-    checkpoint_form: str
+    checkpoint_form: Literal["auto", "numpy", "orbax"]
     early_stopping: int
     early_stopping_metric: tuple[str, str] | str | None
     seed: int
     data_seed: int | None
+    prompting: Configured[_Prompting] | None
+    decoder_prompt: Method | None
+    decoder_prompting: Configured[_Prompting] | None
+    mesh: Configured[_MeshShape] | None
+    pipeline: Configured[_Pipeline] | None
+    groups: Sequence[Configured[_ParameterGroup]]
+    rollouts: Configured[_Rollouts] | None
     split: Literal["train", "dev", "test"] | None
     batch_size: int
     batch_tokens: int | None

@@ -9,12 +9,12 @@ from prompt_tuning import losses, prompts
 
 FACTORIES = {
     "Run": "prompt_tuning.config.run",
-    "Pretrained": "prompt_tuning.pretrained.source",
+    "Pretrained": "prompt_tuning.settings.pretrained",
     "Rematerialization": "prompt_tuning.core.rematerialization",
     "BlockRange": "prompt_tuning.core.rematerialization",
-    "DataSource": "prompt_tuning.data.data_source",
-    "Evaluation": "prompt_tuning.evaluation.evaluation_settings",
-    "Rollouts": "prompt_tuning.rollouts.rollout_settings",
+    "DataSource": "prompt_tuning.settings.data_source",
+    "Evaluation": "prompt_tuning.settings.evaluation_settings",
+    "Rollouts": "prompt_tuning.settings.rollout_settings",
     **losses.FACTORIES,
     "ObjectiveFromPython": "prompt_tuning.config.python_objects",
     "optimizer_from_python": "prompt_tuning.config.python_objects",

@@ -188,6 +188,17 @@ class ConfigSources:
         path = self._macros.get("MODEL")
         return path if isinstance(path, str) else None
 
+    def by_factory(self) -> dict[str, dict[str, Any]]:
+        """Returns the files' values by factory and parameter; see `read_values`."""
+        found: dict[str, dict[str, Any]] = {}
+        for values in self._given.values():
+            for name, value in values.items():
+                factory, _, parameter = name.rpartition("/")[2].rpartition(".")
+                macro = str(value)[1:] if isinstance(value, _Reference) else ""
+                value = self._macros.get(macro, value)
+                found.setdefault(factory.rpartition(".")[2], {})[parameter] = value
+        return found
+
     def check_file(self, name: str) -> None:
         """Reads and checks a file and all that it includes.
 

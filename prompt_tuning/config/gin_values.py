@@ -135,15 +135,3 @@ def _has_unknown(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_unknown, value.values()))
     return isinstance(value, _Unknown)
-
-
-def known_value(value: Any, scope: str) -> Any:
-    """Returns a bound value with its macros replaced; None if a factory makes it."""
-    expanded = _Expansion(private_part("gin.config._CONFIG")).value(value, scope, 0)
-    return None if _has_unknown(expanded) else expanded
-
-
-def replace_macros(value: Any, scope: str) -> Any:
-    """Returns a bound value with its macro replaced; references stay as they are."""
-    known = known_value(value, scope)
-    return value if known is None else known

@@ -1,7 +1,7 @@
 """The options of LoRA: where it adapts the model, and how."""
 
 from prompt_tuning.config.flat_option import METHOD, FlatOption
-from prompt_tuning.core.number_ranges import NonnegativeInteger
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveNumber
 
 LORA_OPTIONS = (
     FlatOption(
@@ -89,5 +89,7 @@ LORA_OPTIONS = (
         METHOD,
         "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",
         "ParameterGroup.lora_plus_ratio",
+        kind=PositiveNumber,
+        default=1.0,
     ),
 )

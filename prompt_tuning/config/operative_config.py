@@ -3,7 +3,7 @@
 gin keeps them until it reads the next config.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
@@ -12,7 +12,6 @@ from gin import config as gin_config
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.private_parts import private_part
 
-RUN = ("", "prompt_tuning.Run")
 Values = dict[tuple[str, str], dict[str, Any]]
 """Values by scope and factory, and by parameter."""
 
@@ -37,14 +36,11 @@ def complete_config() -> str:
     return private_part("gin.config._config_str")(complete_values())
 
 
-def complete_values(omitted: Collection[str] = ()) -> Values:
+def complete_values() -> Values:
     """Returns the values of all factories that the run refers to.
 
     Values are those of `complete_config`, by scope and factory. The config has to be
     parsed, and its factories need not have been called.
-
-    Args:
-      omitted: parameters of `Run`; their references are not followed.
     """
     complete: Values = {key: dict(values) for key, values in _operative().items()}
     pending: list[tuple[str, Any]] = [
@@ -59,8 +55,6 @@ def complete_values(omitted: Collection[str] = ()) -> Values:
         if key not in complete:
             values = _parameters_in_use(*key, reference.configurable)
             complete[key] = values
-            if key == RUN:
-                values = {k: x for k, x in values.items() if k not in omitted}
             pending += _references(scope, values)
     return complete
 

@@ -21,6 +21,8 @@ from prompt_tuning.config.options import OPTIONS, TABLE
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened
 from prompt_tuning.core.field_checks import check_range
 from prompt_tuning.core.number_ranges import as_number, range_of
+from prompt_tuning.data.rows.data_files import contains_text
+from prompt_tuning.pretrained.checkpoint_path import check_checkpoint
 
 Choices = Mapping[str, Any]
 """Values of the options that were given, by name."""
@@ -36,6 +38,9 @@ NO_MODEL = (
     "model and what was trained for it, --model PATH --prompt PATH; or a config, "
     "--gin_file FILE"
 )
+
+PATHS = {"model": check_checkpoint, "train": contains_text, "eval": contains_text}
+"""Checks of the options that are paths, in this order."""
 
 
 def check_numbers(choices: Choices) -> None:
@@ -110,6 +115,17 @@ def check_training(choices: Choices) -> None:
     for name, reason in unused.items():
         if name in choices:
             raise InputError(f"{OPTIONS[name].flag} has no effect: {reason}")
+
+
+def check_paths(choices: Choices) -> None:
+    """Checks the model and the files that options name.
+
+    Raises:
+      InputError: for the first that cannot be used.
+    """
+    for name, check in PATHS.items():
+        if name in choices:
+            check(choices[name])
 
 
 def check_frozen(choices: Choices) -> None:

@@ -1,7 +1,6 @@
 """A config as it is given on the command line, parsed and checked by gin.
 
-Everything is checked that needs no factory to be called. The factories may be outlines
-(`factory_outlines`), so that a mistake is reported before JAX is imported.
+Everything is checked that needs no factory to be called.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ from typing import Any
 
 import gin
 from gin import config as gin_config
-from gin import selector_map
 
 from prompt_tuning.config.deferred_factories import GIVEN_BY_THE_RUN, factory_signature
 from prompt_tuning.config.factories import FACTORIES
@@ -26,7 +24,7 @@ from prompt_tuning.config.option_checks import Choices, option_bindings
 from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
-from prompt_tuning.core.private_parts import private_part, replace_private_part
+from prompt_tuning.core.private_parts import private_part
 
 MODULE = "prompt_tuning"
 """Module of the factories in gin's operative config."""
@@ -115,7 +113,7 @@ class GivenConfig:
         """Lets gin parse the config, with the factories registered.
 
         Args:
-          factories: factories by name, or outlines of those that the config names.
+          factories: factories by name.
           directory: directory of the run, which overrides the config's.
 
         Raises:
@@ -189,23 +187,6 @@ def register(factories: Factories) -> None:
     """Registers factories with gin."""
     for factory in factories.values():
         gin.external_configurable(factory, module=MODULE)
-
-
-@contextlib.contextmanager
-def registered(factories: Factories) -> Iterator[None]:
-    """Registers factories with gin while the context is active, and no others."""
-    registry = private_part("gin.config._REGISTRY")
-    only = selector_map.SelectorMap()
-    for selector, configurable in registry.items():
-        if selector.startswith("gin."):  # macros and constants
-            only[selector] = configurable
-    replace_private_part("gin.config._REGISTRY", only)
-    try:
-        register(factories)
-        yield
-    finally:
-        gin.clear_config()
-        replace_private_part("gin.config._REGISTRY", registry)
 
 
 def _option(binding: str) -> str:

@@ -13,7 +13,7 @@ from prompt_tuning.config.gin_text import gin_bindings
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import kind_of
 from prompt_tuning.prompts.prompt_module import PromptModule
-from prompt_tuning.rollouts.rollout_settings import Rollouts
+from prompt_tuning.settings.rollout_settings import Rollouts
 
 CHANGED_DEFAULTS = ("buckets",)
 """Fields that are always written, because an earlier version had another default."""

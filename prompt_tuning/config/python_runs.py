@@ -29,9 +29,9 @@ from prompt_tuning.data.rows.python_rows import (
 )
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
-from prompt_tuning.prompts.class_head import ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
+from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 
 DEFAULT_STEPS = 1000
 SCHEDULES = "prompt_tuning.core.learning_rates"

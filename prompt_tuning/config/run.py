@@ -2,31 +2,26 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.metric_directions import AUTO, metric_and_direction
-from prompt_tuning.core.number_ranges import (
-    NonnegativeInteger,
-    PositiveInteger,
-    RowCount,
-)
+from prompt_tuning.core.metric_directions import metric_and_direction
 from prompt_tuning.core.parameter_groups import ParameterGroup
-from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pipeline.pipeline_settings import Pipeline
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.prompts.class_head import ClassHead
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
-from prompt_tuning.rollouts.rollout_settings import Rollouts
+from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
+from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.rollout_settings import Rollouts
+from prompt_tuning.settings.run_settings import RunSettings
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.sharding.mesh import MeshShape
 
 if TYPE_CHECKING:
@@ -37,16 +32,14 @@ else:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(RunSettings):
     """All settings of a run: a frozen model, a prompt, data, and how to train.
 
     `tune` makes one from its arguments, and gin configs make one from files. If you
     make one yourself, e.g. for `open_run`, its fields take objects, so settings need
-    `.build()`.
+    `.build()`. The numbers and texts among its fields are those of `RunSettings`.
 
     Attributes:
-      directory: directory for the checkpoints, log and config of the run; empty for a
-        run that is not trained.
       model: the frozen model.
       prompt: factory of the prompt module, which is in the encoder if there is one;
         None for no prompt.
@@ -59,47 +52,12 @@ class Run:
       pipeline: how the stages of the mesh share a step, if it has several; `Pipeline()`
         if None.
       groups: parameter groups that are trained, with their optimizers.
-      start_from: run directory (its best checkpoint), checkpoint, PEFT folder or prompt
-        file whose values replace initial values where paths and shapes agree. A run
-        that continues from its own checkpoint ignores it.
-      keep_optimizer_state: whether the optimizer's averages are taken over from
-        `start_from` too. Schedules start again in any case, because each run counts its
-        own steps.
       data: training files; None for a run that is only evaluated.
       objective: training objective, or any object with the methods `sums` and `divisor`
         of one; the mean cross-entropy of the tokens if None.
       rollouts: how answers are sampled and judged, with an objective that learns from
         them; None to learn the answers of the data.
       evaluation: measurements during and after training; None for no evaluation.
-      steps: optimizer steps of the whole run.
-      accumulate: micro-batches of `data.batch_size` rows per step.
-      evaluate_every: steps between evaluations; 0 for only one at the end.
-      save_every: steps between checkpoints; 0 for checkpoints only at evaluations and
-        at the end.
-      log_every: steps between lines of the log.
-      loggers: programs that get the lines of the log too, some of "tensorboard",
-        "wandb" and "trackio"; None for TensorBoard where tensorboardX is installed.
-      keep_last: number of newest checkpoints to keep.
-      keep_prompts: number of newest steps that keep their prompts when their checkpoint
-        is deleted, or "all". They are in the folder `kept_prompts` of the run.
-      save_paths: expressions that match whole paths of further parameters that are
-        kept: trained ones with the prompts, and frozen ones, which do not change, once
-        in the folder `kept_prompts/frozen`.
-      keep_best: metric of the evaluation, alone or with "min" or "max". The checkpoint
-        with its best value is also kept, and is the one that evaluation and generation
-        use. "auto" is `label_accuracy` if the evaluation has labels, and `loss`
-        otherwise; None selects no checkpoint.
-      checkpoint_form: "numpy" gathers each trained leaf to a file that process 0
-        writes; "orbax" lets each process write its own shards while training continues;
-        "auto" chooses orbax if trained parameters and optimizer state take 256 MiB
-        (`checkpoint_files.LARGE`) or more. All readers of checkpoints read both.
-      early_stopping: consecutive evaluations without an improvement after which the run
-        stops; 0 to take all steps.
-      early_stopping_metric: metric that has to improve, in the forms of `keep_best`;
-        None for that of `keep_best`.
-      seed: seed of the prompt's initial values, the order of rows, and dropout.
-      data_seed: seed of the order of rows; `seed` if None. Members of a sweep with the
-        same value share each batch.
 
     Examples:
       >>> run = pt.Run(
@@ -114,7 +72,6 @@ class Run:
       'bundled:skills-decoder'
     """
 
-    directory: str = ""
     model: Pretrained
     prompt: PromptFactory | None = None
     prompting: Prompting | None = None
@@ -124,27 +81,10 @@ class Run:
     mesh: MeshShape | None = None
     pipeline: Pipeline | None = None
     groups: Sequence[ParameterGroup] = ()
-    start_from: str | None = None
-    keep_optimizer_state: bool = True
     data: DataSource | None = None
     objective: GivenObjective | None = None
     rollouts: Rollouts | None = None
     evaluation: Evaluation | None = None
-    steps: PositiveInteger = 1000
-    accumulate: RowCount = 1
-    evaluate_every: NonnegativeInteger = 0
-    save_every: NonnegativeInteger = 100
-    log_every: PositiveInteger = 10
-    loggers: Sequence[str] | None = None
-    keep_last: PositiveInteger = 2
-    keep_prompts: NonnegativeInteger | Literal["all"] = "all"
-    save_paths: Sequence[str] = ()
-    keep_best: tuple[str, str] | str | None = AUTO
-    checkpoint_form: str = checkpoint_files.AUTO
-    early_stopping: NonnegativeInteger = 0
-    early_stopping_metric: tuple[str, str] | str | None = None
-    seed: NonnegativeInteger = 0
-    data_seed: NonnegativeInteger | None = None
 
     @property
     def tuning(self) -> Tuning:
@@ -195,11 +135,6 @@ class Run:
 
     def __post_init__(self):
         check_fields(self)
-        if self.checkpoint_form not in checkpoint_files.FORMS:
-            raise InputError(
-                f"Run.checkpoint_form is {shown(self.checkpoint_form)}, expected one "
-                f"of {', '.join(map(repr, checkpoint_files.FORMS))}"
-            )
         if not isinstance(self.groups, Sequence):
             raise InputError("Run.groups is not a list; write [@ParameterGroup()]")
         if self.groups:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from prompt_tuning.core.block_arrays import Blocks, is_block_arrays
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.rematerialization import Rematerialization, checkpointed
+from prompt_tuning.core.recomputation import checkpointed
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.save_policies import BLOCK_INPUT, named, recorded_names
 
 Tree = TypeVar("Tree")

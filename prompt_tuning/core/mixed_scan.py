@@ -11,7 +11,8 @@ from jaxtyping import Array
 from prompt_tuning.core.block_arrays import Blocks, is_block_arrays
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import LayerRun, repetitions
-from prompt_tuning.core.rematerialization import Rematerialization, checkpointed
+from prompt_tuning.core.recomputation import checkpointed
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.save_policies import BLOCK_INPUT, named
 
 Tree = TypeVar("Tree")

@@ -5,8 +5,7 @@ differ only in the choices below.
 """
 
 import dataclasses
-
-import jax.numpy as jnp
+from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.biased_projections import BIASED
 from prompt_tuning.core.errors import InputError
@@ -40,6 +39,11 @@ from prompt_tuning.core.rotary_scaling import (
     RotaryDivisors,
     RotaryScaling,
 )
+
+if TYPE_CHECKING:
+    from jax.numpy import dtype as DType
+else:
+    DType = Any  # settings are read without JAX, which takes a second to import
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +211,7 @@ class ModelConfig:
       new_tokens: number of the last tokens of the vocabulary that the checkpoint's
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
-        for a head that scores tokens (see `prompts.class_head`).
+        for a head that scores tokens (see `prompts.class_rows`).
       problem: what that head decides: one class, which of the classes, a number in
         the place of each class, or a class of each token.
       unscored_end: token whose states a head of classes skips at the end of a row.
@@ -388,6 +392,8 @@ class ModelConfig:
         return self.encoder_rematerialization or self.rematerialization
 
     @property
-    def dtype(self) -> jnp.dtype:
+    def dtype(self) -> DType:
         """Dtype of activations."""
+        import jax.numpy as jnp
+
         return jnp.dtype(self.compute_dtype)

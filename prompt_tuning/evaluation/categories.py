@@ -25,7 +25,8 @@ from prompt_tuning.data.rows.hdf5_table import INPUT_IDS
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.text_records import read_records
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.data.source_reading import files_of, reads_text
+from prompt_tuning.settings.evaluation_settings import Evaluation
 
 NO_CATEGORY = -1
 """Category of an example or a token without one."""
@@ -70,7 +71,7 @@ def read_categories(
     assert key is not None
     if _reads_text(evaluation):
         return _read_line_categories(evaluation, examples, key)
-    column, parts = _Column(evaluation.data.paths, key), []
+    column, parts = _Column(files_of(evaluation.data), key), []
     if examples.truncated and not separate and not column.by_row:
         raise InputError(
             f"Evaluation.category_key is {key!r}, which has a category for each token, "
@@ -109,12 +110,12 @@ def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str
 
 
 def _reads_text(evaluation: Evaluation) -> bool:
-    return evaluation.data.is_text
+    return reads_text(evaluation.data)
 
 
 def _lines(evaluation: Evaluation, examples: Examples) -> list[JsonLine]:
     """Returns the line of each example."""
-    lines = [line for path in evaluation.data.paths for line in read_records(path)]
+    lines = [line for path in files_of(evaluation.data) for line in read_records(path)]
     rows = examples.rows
     assert isinstance(rows, JsonlRows)
     return [lines[rows.records[row]] for row in examples.index.rows]

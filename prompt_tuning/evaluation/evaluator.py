@@ -16,6 +16,7 @@ from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.source_reading import tasks_of
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_checks import (
     check_generates,
@@ -25,7 +26,6 @@ from prompt_tuning.decoding.row_checks import (
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.categories import read_categories, read_references
-from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
 from prompt_tuning.evaluation.exact_match import (
     CompletionPlaces,
     decide_by_tokens,
@@ -49,7 +49,7 @@ from prompt_tuning.evaluation.results import (
     split_by_category,
 )
 from prompt_tuning.evaluation.tag_measure import TagMeasure
-from prompt_tuning.evaluation.text_metrics import METRIC_NAMES, TEXT_METRICS
+from prompt_tuning.evaluation.text_metrics import TEXT_METRICS
 from prompt_tuning.evaluation.token_outcomes import (
     CROSS_ENTROPY,
     LOSS,
@@ -60,6 +60,11 @@ from prompt_tuning.evaluation.token_outcomes import (
 )
 from prompt_tuning.losses.objective import HeldOutObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.evaluation_settings import (
+    METRIC_NAMES,
+    PERPLEXITY,
+    Evaluation,
+)
 
 Rows = list[list[int]]
 
@@ -135,7 +140,7 @@ class Evaluator:
         self._references = self._read_references()
         self.categories = None
         if evaluation.category_key is not None:
-            tasks = data.tasks(model.interface)
+            tasks = tasks_of(data, model.interface)
             self.categories = read_categories(
                 evaluation,
                 self._examples,

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int64
 from prompt_tuning.core.batch import value_columns
 from prompt_tuning.core.model_choices import ClassProblem
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.metric_sums import (
     MetricSums,
@@ -19,6 +18,7 @@ from prompt_tuning.evaluation.metric_sums import (
 from prompt_tuning.evaluation.ranking import gold_label_indices
 from prompt_tuning.evaluation.results import Ranking, values_text
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.evaluation_settings import Evaluation
 
 VALUE_METRICS = {
     "multi_label": ("label_accuracy", "label_micro_f1", "label_macro_f1"),

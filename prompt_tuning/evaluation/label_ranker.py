@@ -10,11 +10,11 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.decoding.row_checks import check_rows, check_scores
 from prompt_tuning.evaluation.calibration import calibrate_nats
-from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY, Evaluation
 from prompt_tuning.evaluation.ranking import class_nats, encode_labels, label_nats
 from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.settings.evaluation_settings import PERPLEXITY, Evaluation
 
 Rows = Sequence[Sequence[int]]
 

@@ -13,13 +13,13 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.evaluation.metric_sums import MetricSums, ratio
 from prompt_tuning.losses.preference import AnswerObjective
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
 
 METRICS = ("preference_loss", "preference_accuracy", "preference_margin")
 """Loss of the objective, share of the examples with a lead, and mean lead in nats."""

@@ -11,7 +11,6 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.length_groups import group_by_length
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_examples import ClassExamples, prompt_part
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
@@ -25,6 +24,7 @@ from prompt_tuning.decoding.row_encoding import (
 from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
 from prompt_tuning.models.scoring import class_nll, label_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
 
 
 def label_nats(

@@ -11,13 +11,11 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.contrastive_examples import (
     ContrastiveExamples,
     load_contrastive,
 )
 from prompt_tuning.evaluation.batch_scores import score_batches
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.metric_sums import MetricSums, mean_metric, ratio
 from prompt_tuning.evaluation.results import EvaluationResult
@@ -26,6 +24,8 @@ from prompt_tuning.losses.contrastive import Contrastive
 from prompt_tuning.models.scoring import pooled_states
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
 
 RECALL, RANK = "recall_at_1", "mrr"
 """Share of the queries whose positive is nearest, and mean of one over its rank."""

@@ -5,7 +5,6 @@ published ones. Both are in the extra `metrics` and are imported on first use.
 """
 
 import collections
-import importlib.util
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -13,15 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.evaluation.metric_sums import MetricSums, Sums, mean_metric
+from prompt_tuning.settings.evaluation_settings import ROUGE_NAMES
 
 References = Sequence[Sequence[str]]
 """Reference texts of each example, at least one."""
 
 TextMetric = Callable[[Sequence[str], References], dict[str, MetricSums]]
 
-ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
 BLEU_ORDER = 4
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -102,27 +100,3 @@ def bleu(generated: Sequence[str], references: References) -> dict[str, MetricSu
 
 
 TEXT_METRICS: dict[str, TextMetric] = {"squad": squad, "rouge": rouge, "bleu": bleu}
-METRIC_NAMES = {
-    "squad": ("squad_f1", "squad_exact_match"),
-    "rouge": ROUGE_NAMES,
-    "bleu": ("bleu",),
-}
-"""Metrics that each of `TEXT_METRICS` computes."""
-
-_LIBRARIES = {"rouge": ("rouge_score", "rouge-score"), "bleu": ("sacrebleu",) * 2}
-
-
-def check_library(metric: str) -> None:
-    """Checks that the library of a metric is installed.
-
-    Raises:
-      InputError: if it is not, with how to install it.
-    """
-    if metric not in _LIBRARIES:
-        return
-    module, name = _LIBRARIES[metric]
-    if importlib.util.find_spec(module) is None:
-        raise InputError(
-            f"Evaluation.metrics has {shown(metric)}, which needs {name}: pip install "
-            f"{name}"
-        )

@@ -4,7 +4,6 @@ The teacher itself is built in `training.distillation`.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 from jaxtyping import Array, Float
@@ -12,10 +11,9 @@ from jaxtyping import Array, Float
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
-from prompt_tuning.losses.logit_losses import FORWARD, Divergence, DivergenceKind
+from prompt_tuning.losses.logit_losses import FORWARD, Divergence
 from prompt_tuning.losses.objective import (
     HeldOutObjective,
     LossSums,
@@ -27,10 +25,14 @@ from prompt_tuning.losses.objective import (
     token_sums,
 )
 from prompt_tuning.losses.output_head import AnyHead
+from prompt_tuning.settings.distillation_settings import (
+    DistillationSettings,
+    DivergenceKind,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextDistillation(ObjectiveConfig):
+class ContextDistillation(DistillationSettings, ObjectiveConfig):
     """Teaches a prompt to stand for a long text: the teacher is the same model, reading
     it.
 
@@ -69,13 +71,6 @@ class ContextDistillation(ObjectiveConfig):
       ...     model, prompt, pairs, objective=loss, steps=2, progress=False
       ... )
     """
-
-    context: str = ""
-    context_key: str | None = None
-    contexts: Sequence[str] | str | None = None
-    cache_bytes: PositiveInteger = 2**30
-    divergence: DivergenceKind = "forward"
-    beta: OpenShare | None = None
 
     def __post_init__(self):
         check_fields(self)

@@ -17,7 +17,6 @@ from prompt_tuning.core.number_ranges import (
     ShareBelowOne,
 )
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.rows.token_columns import ADVANTAGES
 from prompt_tuning.losses.cross_entropy import TokenLoss
 from prompt_tuning.losses.normalizers import sequence_weights
 from prompt_tuning.losses.objective import (
@@ -29,6 +28,7 @@ from prompt_tuning.losses.objective import (
     target_losses,
 )
 from prompt_tuning.losses.output_head import AnyHead, tempered
+from prompt_tuning.settings.data_source import ADVANTAGES
 
 SAMPLER_LOGPROBS = "sampler_logprobs"
 """The column of each token's log-probability under the model that drew it, in nats."""

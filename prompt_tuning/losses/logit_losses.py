@@ -6,20 +6,18 @@ automatic differentiation, so that both can be computed while the logits exist.
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.losses.output_head import soft_capped
+from prompt_tuning.settings.distillation_settings import DivergenceKind
 from prompt_tuning.sharding.collectives import VocabularyShard
 
 MASKED_LOGIT = -1e30
 """Logit of a column that only pads a sharded vocabulary."""
-
-
-DivergenceKind = Literal["forward", "reverse", "jsd"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.data.rows.token_columns import ADVANTAGES
 from prompt_tuning.losses.objective import (
     LossSums,
     Objective,
@@ -15,6 +14,7 @@ from prompt_tuning.losses.objective import (
     token_sums,
 )
 from prompt_tuning.losses.output_head import AnyHead
+from prompt_tuning.settings.data_source import ADVANTAGES
 
 
 @dataclasses.dataclass(frozen=True)

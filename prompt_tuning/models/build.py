@@ -36,8 +36,8 @@ from prompt_tuning.models.prompted import (
     PromptEncoderDecoder,
     PromptEncoderPromptDecoder,
 )
-from prompt_tuning.prompts.class_head import NAME as CLASSES
-from prompt_tuning.prompts.class_head import ClassRows
+from prompt_tuning.prompts.class_rows import NAME as CLASSES
+from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule

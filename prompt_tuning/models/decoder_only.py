@@ -29,7 +29,7 @@ from prompt_tuning.models.norms import normalize
 from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
 from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.models.transformer import Stack
-from prompt_tuning.prompts.class_head import mean_states
+from prompt_tuning.prompts.class_rows import mean_states
 
 
 class DecoderPrefix(NamedTuple):

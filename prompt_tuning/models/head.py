@@ -11,7 +11,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, fan_in, named_key
 from prompt_tuning.models.layers import ACTIVATIONS
 from prompt_tuning.models.norms import Norm, layer_norm, normalize
-from prompt_tuning.prompts.class_head import ClassRows
+from prompt_tuning.prompts.class_rows import ClassRows
 
 
 class HeadTransform(nnx.Module):

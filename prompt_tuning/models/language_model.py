@@ -25,8 +25,8 @@ from prompt_tuning.models.cache import Cache
 from prompt_tuning.models.head import Head
 from prompt_tuning.models.layers import TokenEmbedding, adapted_output, applied_bias
 from prompt_tuning.models.streams import Context, Kept, Stream
-from prompt_tuning.prompts.class_head import NAME as CLASSES
-from prompt_tuning.prompts.class_head import ClassRows
+from prompt_tuning.prompts.class_rows import NAME as CLASSES
+from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.token_rows import NAME, HeadRows
 from prompt_tuning.sharding import collectives
 

@@ -1,8 +1,7 @@
 """Blocks, stacked and scanned, over one or more streams of rows.
 
-A prompt shared by the batch is a stream `[N, P, D]` next to the text `[B, T, D]`, and
-the text attends to both. Keys and values computed earlier (a cache, an encoder's
-output) are passed in as `Context`.
+A prompt shared by the batch is a stream `[N, P, D]` next to the text `[B, T, D]`, which
+attends to both. Earlier keys and values (a cache, an encoder) are passed as `Context`.
 """
 
 import functools
@@ -28,7 +27,8 @@ from prompt_tuning.core.parameters import (
     named_key,
     split,
 )
-from prompt_tuning.core.rematerialization import Rematerialization, rematerialized
+from prompt_tuning.core.recomputation import rematerialized
+from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.save_policies import ALL_BUT_WEIGHTS
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_choice import choose_attention, is_fusable

@@ -24,7 +24,8 @@ from prompt_tuning.families.class_labels import (
     HEAD,
 )
 from prompt_tuning.families.hf_folder import find_family
-from prompt_tuning.prompts.class_head import ClassHead, ClassRows, initial_rows
+from prompt_tuning.prompts.class_rows import ClassRows, initial_rows
+from prompt_tuning.settings.class_head import ClassHead
 
 VALUE = "value"
 """Name of the number of a regression, unless it has another."""

@@ -43,7 +43,6 @@ from prompt_tuning.pretrained.fresh_parameters import (
     initialized_by,
 )
 from prompt_tuning.pretrained.source import (
-    Pretrained,
     open_checkpoint,
     open_embeddings,
     with_tokenizer,
@@ -57,6 +56,7 @@ from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout

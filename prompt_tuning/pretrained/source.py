@@ -1,4 +1,4 @@
-"""Configures the source of a frozen model, and opens it without reading arrays."""
+"""Opens the source of a frozen model without reading its arrays."""
 
 import dataclasses
 from pathlib import Path
@@ -7,23 +7,13 @@ import numpy as np
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.published_stores import is_quantized, published_stores
-from prompt_tuning.checkpoints.quantized.codes import SMALLEST_GROUP
-from prompt_tuning.checkpoints.restore_plan import TUNED_ARE_FRESH, AssignmentMap
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.number_ranges import (
-    BlockCount,
-    NonnegativeInteger,
-    PositiveInteger,
-    ShareBelowOne,
-)
-from prompt_tuning.core.quantization.stores import DTYPES, INT4, NF4, UNQUANTIZED
+from prompt_tuning.core.quantization.stores import DTYPES, UNQUANTIZED
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.text.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from prompt_tuning.families import t5x
 from prompt_tuning.families.hf_folder import (
@@ -34,122 +24,7 @@ from prompt_tuning.families.hf_folder import (
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretrained:
-    """A frozen model: where it comes from, how it is stored and how it is computed.
-
-    `pt.load(checkpoint, ...)` takes the same fields; use `Pretrained` itself in a
-    `Run`.
-
-    Attributes:
-      checkpoint: a Hugging Face folder, a GGUF file or a folder with one, a T5X
-        checkpoint, the name of a bundled model such as "bundled:skills-decoder", or of
-        a model of the Hugging Face hub such as "Qwen/Qwen3-0.6B", with a revision after
-        `@` if it is not the main one.
-      config: config of a T5X checkpoint, which contains none; None for a Hugging Face
-        folder.
-      tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
-        checkpoint's folder if None.
-      compute_dtype: dtype of activations, "float32" or "bfloat16".
-      parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
-        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
-        bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
-        its share of a scale. None is "float32", except that a folder with quantized
-        weights is held as it is published.
-      quantization_group: number of inputs that share a scale in "int4" and "nf4", a
-        power of two; None for 64. Where it does not divide the inputs of a projection,
-        the largest power of two that does is used.
-      weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
-        memory, from which each block is copied to the device; or "streamed" layer by
-        layer from the files, for models larger than host memory.
-      trained_weights: where the checkpoint's weights are kept that parameter groups
-        train: on the "device", or, with streamed weights, on the "host" with their
-        gradients and optimizer state, and updated layer by layer.
-      slices: number of slices that the layers of a stack are read in with streamed
-        weights, two of which are in memory; None for slices of one layer.
-      checkpoint_activation: with streamed weights, whether the backward pass computes
-        each layer again from its input, which waits in host memory; if not, the
-        activations of all layers stay on the device.
-      dropout_rate: dropout rate in training.
-      attention: "flash" computes attention with a fused kernel of the device, cuDNN's
-        on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
-      rematerialization: activations that the backward pass recomputes; None for none.
-      encoder_rematerialization: the same for an encoder; as in the decoder if None.
-      eos_id: token that ends a text, instead of the tokenizer's EOS; generation also
-        stops at the tokens that the model's files name.
-      assignment_map: (regex, source or None) pairs; see `plan_restore`.
-      fallback_to_scratch: whether parameters to which the map assigns None may be
-        fresh.
-
-    Raises:
-      InputError: if settings contradict each other.
-
-    Examples:
-      >>> pt.Pretrained(checkpoint="bundled:skills-decoder", compute_dtype="bfloat16")
-      Pretrained(checkpoint='bundled:skills-decoder', compute_dtype='bfloat16')
-    """
-
-    checkpoint: str
-    config: ModelConfig | None = None
-    tokenizer: str | None = None
-    compute_dtype: str = "float32"
-    parameter_dtype: str | None = None
-    quantization_group: PositiveInteger | None = None
-    weights: str = "device"
-    trained_weights: str = "device"
-    slices: BlockCount | None = None
-    checkpoint_activation: bool = True
-    dropout_rate: ShareBelowOne = 0.0
-    attention: str = "auto"
-    rematerialization: Rematerialization | None = None
-    encoder_rematerialization: Rematerialization | None = None
-    eos_id: NonnegativeInteger | None = None
-    assignment_map: AssignmentMap = TUNED_ARE_FRESH
-    fallback_to_scratch: bool = True
-
-    def __post_init__(self):
-        check_fields(self)
-        self._check_group()
-        if self.slices is not None and self.weights != "streamed":
-            raise InputError(
-                f"Pretrained.slices is {self.slices} and Pretrained.weights "
-                f"{shown(self.weights)}: only streamed weights are read in slices; "
-                "leave slices out, or set weights to 'streamed'"
-            )
-        if not self.checkpoint_activation and self.weights != "streamed":
-            raise InputError(
-                "Pretrained.checkpoint_activation is False and Pretrained.weights "
-                f"{shown(self.weights)}: it is a setting of streamed weights; set it "
-                "to True, and use Rematerialization for other weights"
-            )
-
-    def _check_group(self) -> None:
-        group = self.quantization_group
-        if group is None:
-            return
-        if self.parameter_dtype not in (INT4, NF4):
-            raise InputError(
-                f"Pretrained.quantization_group is {group} and "
-                f"Pretrained.parameter_dtype {shown(self.parameter_dtype)}: only "
-                "weights that are packed when they are read have such groups; leave "
-                f"it out, or give {how_to_set('Pretrained.parameter_dtype', NF4)}"
-            )
-        if group < SMALLEST_GROUP or group & (group - 1):
-            raise InputError(
-                f"Pretrained.quantization_group is {group}, expected a power of two "
-                f"from {SMALLEST_GROUP}, e.g. 32 or 128"
-            )
-
-    @property
-    def path(self) -> Path:
-        """Path of the checkpoint.
-
-        Raises:
-          InputError: if there is none.
-        """
-        return find_checkpoint(self.checkpoint)
+from prompt_tuning.settings.pretrained import Pretrained
 
 
 def open_checkpoint(
@@ -174,7 +49,7 @@ def open_checkpoint(
     }
     if source.eos_id is not None:
         choices["eos_id"] = source.eos_id
-    path = source.path
+    path = find_checkpoint(source.checkpoint)
     if is_gguf(path) or (path / "config.json").exists():
         if source.config is not None:
             found = "is a GGUF file" if is_gguf(path) else "has a config.json"
@@ -265,7 +140,7 @@ def find_tokenizer(source: Pretrained, config: ModelConfig) -> Tokenizer | None:
         bundled = source.tokenizer.startswith(BUNDLED_PREFIX)
         path = Path(find_checkpoint(source.tokenizer) if bundled else source.tokenizer)
     else:
-        path = source.path
+        path = find_checkpoint(source.checkpoint)
         if path.is_file() and (has_tokenizer(path.parent) or not is_gguf(path)):
             path = path.parent
         if not has_tokenizer(path):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.data.chat_encoder import ChatEncoder, open_chat_encoder
-from prompt_tuning.data.data_source import DataSource
+from prompt_tuning.data.rows.line_formats import FormatChoice
+from prompt_tuning.data.source_reading import token_template
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class TextEncoding:
     @functools.cached_property
     def template(self) -> TokenTemplate | None:
         """The template of the data, if it has one."""
-        return self.source.token_template(self.model.interface)
+        return token_template(self.source, self.model.interface)
 
     @functools.cached_property
     def chat(self) -> ChatEncoder:
@@ -51,7 +53,7 @@ class TextEncoding:
                 "around a message: leave out chat (--chat), and the run's template "
                 "is used"
             )
-        choice = self.source.format_choice
+        choice = FormatChoice.of(self.source)
         if choice.chat_date is None:
             choice = dataclasses.replace(choice, chat_date=self.day)
         return open_chat_encoder(self.model.needed_tokenizer(), choice, self.folder)

@@ -15,7 +15,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.data.text.extended_tokenizer import find_token, with_tokens
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.prompts.token_rows import TokenRows
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 
 EMBEDDING, HEAD = "token_embedder/embedding", "head/kernel"
 BLOCK = 2**14

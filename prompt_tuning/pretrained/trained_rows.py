@@ -9,9 +9,9 @@ from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.pretrained.class_heads import check_head, open_classes
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
+from prompt_tuning.settings.pretrained import Pretrained
 
 
 def open_rows(

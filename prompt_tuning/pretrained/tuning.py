@@ -23,7 +23,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     find_prompt_class,
     prompt_shapes,
 )
-from prompt_tuning.prompts.class_head import ClassHead, ClassRows
+from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.initializers import (
     Vocabulary,
 )
@@ -33,7 +33,8 @@ from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.stack_shape import StackShape, StateShape
 from prompt_tuning.prompts.token_rows import TokenRows
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
+from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from flax import nnx
 from jaxtyping import Array, Float, Float32, Key
 
 from prompt_tuning.adapters.adapter import LORA
-from prompt_tuning.adapters.peft.lora_biases import TrainedBiases
 from prompt_tuning.core.branch_dropout import branch_dropout
 from prompt_tuning.core.invocations import where_active
 from prompt_tuning.prompts.dora import magnitude_factors, output_norms
@@ -24,9 +23,8 @@ from prompt_tuning.prompts.projection_adapters import (
 )
 from prompt_tuning.prompts.trained_bias import started_like
 from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS
+from prompt_tuning.settings.lora_settings import Initial, TrainedBiases
 from prompt_tuning.sharding import collectives
-
-Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"]
 
 
 class LowRank(ProjectionAdapter):

@@ -11,32 +11,24 @@ from jaxtyping import Array, Key
 
 from prompt_tuning.adapters.adapter import LORA, Adapter
 from prompt_tuning.adapters.peft.expert_parameters import is_of_experts
-from prompt_tuning.adapters.peft.lora_biases import TrainedBiases, biases_of
+from prompt_tuning.adapters.peft.lora_biases import biases_of
 from prompt_tuning.adapters.peft.modules import ALL_LINEAR, match_targets
 from prompt_tuning.adapters.peft.peft_settings import find_pattern
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import (
-    AnyNumber,
-    AxisLength,
-    NonnegativeInteger,
     PositiveNumber,
-    ShareBelowOne,
 )
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
-from prompt_tuning.prompts.low_rank import (
-    ExpertLowRank,
-    Initial,
-    LowRank,
-    initial_factors,
-)
+from prompt_tuning.prompts.low_rank import ExpertLowRank, LowRank, initial_factors
 from prompt_tuning.prompts.projection_adapters import (
     AdaptedProjection,
     AdapterSpec,
     ProjectionAdapter,
 )
 from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS, START_A
+from prompt_tuning.settings.lora_settings import LoRASettings
 
 EXPERTS = "/experts/"
 """In the paths of projections of experts, which an expression must name."""
@@ -45,7 +37,7 @@ QUERIES_AND_VALUES = (r".*/(query|value)",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(AdapterSpec):
+class LoRA(LoRASettings, AdapterSpec):
     """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
     2022).
 
@@ -102,18 +94,6 @@ class LoRA(AdapterSpec):
     """
 
     regexes: Sequence[str] = QUERIES_AND_VALUES
-    at: Sequence[str] | str | None = None
-    rank: AxisLength = 8
-    alpha: AnyNumber = 16.0
-    rank_stabilized: bool = False
-    dropout: ShareBelowOne = 0.0
-    layers: Sequence[NonnegativeInteger] | None = None
-    rank_pattern: Mapping[str, AxisLength] | None = None
-    alpha_pattern: Mapping[str, AnyNumber] | None = None
-    initial: Initial = "kaiming"
-    dora: bool = False
-    bias: TrainedBiases = "none"
-    invocation: Sequence[NonnegativeInteger] | None = None
     name: ClassVar[str] = "lora"
     kind: ClassVar[str] = LORA
 

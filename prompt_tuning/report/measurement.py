@@ -19,7 +19,7 @@ from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.data.source_reading import files_of
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.example_description import describe_examples
 from prompt_tuning.evaluation.results import EvaluationResult
@@ -33,6 +33,7 @@ from prompt_tuning.prompts.tools.inspection import (
 )
 from prompt_tuning.report.prompt_effects import PromptEffects, measure_effects
 from prompt_tuning.report.token_marks import TokenMarks
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.adapter_conversion import source_of_model, write_adapters
 from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_comparison
 from prompt_tuning.tuned.load_tuned import load_tuned
@@ -246,7 +247,7 @@ def _training_left_out(
     """Counts the training examples that were left out or cut; not of large files."""
     if run.data is None:
         return []
-    size = sum(path.stat().st_size for path in run.data.paths if path.is_file())
+    size = sum(path.stat().st_size for path in files_of(run.data) if path.is_file())
     if size > MAXIMUM_COUNTED:
         return []
     if pooling is not None:

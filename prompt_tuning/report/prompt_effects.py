@@ -18,7 +18,6 @@ from prompt_tuning.core.layer_kinds import ATTENTION, layer_kinds
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import read_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.batch_scores import score_batch
 from prompt_tuning.losses.objective import target_losses
@@ -34,6 +33,7 @@ from prompt_tuning.prompts.prompt_module import (
     PromptModule,
 )
 from prompt_tuning.prompts.soft import StackedPrompts
+from prompt_tuning.settings.data_source import DataSource
 
 ROWS = 1024
 """Rows that are computed at most to measure what each removal costs."""

@@ -13,8 +13,8 @@ from prompt_tuning.config.config_values import (
     CONFIG_FILE,
     IDENTITY_FILE,
 )
-from prompt_tuning.config.early_checks import read_values
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
+from prompt_tuning.config.recorded_values import read_values
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_limited, read_object
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE, read_log
@@ -67,7 +67,7 @@ class RecordedRun:
         return cls(
             directory,
             config,
-            read_values([str(file)]),
+            read_values(str(file)),
             _read_log(directory / METRICS_FILE, damage),
             damage,
             read_object(identity).values if identity.is_file() else {},

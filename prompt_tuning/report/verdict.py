@@ -12,7 +12,6 @@ from prompt_tuning.core.metric_directions import (
     LOSS,
     metric_and_direction,
 )
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import (
     MetricSums,
     difference_interval,
@@ -20,6 +19,7 @@ from prompt_tuning.evaluation.metric_sums import (
 )
 from prompt_tuning.report.measurement import Measurement
 from prompt_tuning.report.recorded_run import RecordedRun
+from prompt_tuning.settings.evaluation_settings import Evaluation
 
 PREFERRED = (
     LABEL_ACCURACY,

@@ -1,11 +1,9 @@
 """Advantages: how much better an answer is than others to the same prompt."""
 
-from typing import Literal
-
 import numpy as np
 from jaxtyping import Bool, Float64
 
-Advantage = Literal["deviation", "mean", "leave_one_out", "batch"]
+from prompt_tuning.settings.rollout_settings import Advantage
 
 SMALLEST_DEVIATION = 1e-4
 """Added to a group's deviation, as TRL does, so that none is divided by 0."""

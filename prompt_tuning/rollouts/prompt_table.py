@@ -9,14 +9,14 @@ from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.row_sources import Repetition
 from prompt_tuning.data.rows.text_records import read_records
-from prompt_tuning.data.rows.token_columns import ADVANTAGES, CONTEXTS
+from prompt_tuning.data.rows.token_columns import CONTEXTS
+from prompt_tuning.data.source_reading import files_of, reads_text
 from prompt_tuning.data.text.conversations import (
     MESSAGES_KEY,
     has_prompt_messages,
@@ -28,7 +28,8 @@ from prompt_tuning.losses.grpo import GRPO, SAMPLER_LOGPROBS
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.rollouts.rewards import Reward, open_rewards
-from prompt_tuning.rollouts.rollout_settings import Rollouts
+from prompt_tuning.settings.data_source import ADVANTAGES, DataSource
+from prompt_tuning.settings.rollout_settings import Rollouts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,10 +237,10 @@ def _check(source: DataSource, model: PromptedModel) -> None:
             f"DataSource.on_too_long is {shown(source.on_too_long)}, but a prompt that "
             "is answered is never cut: expected 'error' or 'skip'"
         )
-    if not source.is_text:
+    if not reads_text(source):
         raise InputError(
-            f"{source.paths[0]} contains token ids, but Rollouts answer texts: give "
-            "records with a prompt, such as jsonl"
+            f"{files_of(source)[0]} contains token ids, but Rollouts answer texts: "
+            "give records with a prompt, such as jsonl"
         )
     if model.drops:
         raise InputError(
@@ -250,7 +251,7 @@ def _check(source: DataSource, model: PromptedModel) -> None:
 
 def _lines(source: DataSource) -> Iterator[JsonLine]:
     count = 0
-    for path in source.paths:
+    for path in files_of(source):
         for line in read_records(path):
             if count == source.maximum_examples:
                 return

@@ -12,12 +12,11 @@ from typing import Any
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.core.typed_json import read_object
-
-RewardFunction = Callable[..., Any]
-"""`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
-
-FROM_PYTHON = "python:"
-"""Beginning of the name that stands for a function in the config of a run."""
+from prompt_tuning.settings.rollout_settings import (
+    FROM_PYTHON,
+    RewardFunction,
+    reward_name,
+)
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _FINAL_ANSWER = "####"
@@ -39,14 +38,6 @@ class Reward:
     function: RewardFunction | None
     answer_key: str | None = None
     is_logprob: bool = False
-
-
-def reward_name(reward: str | RewardFunction) -> str:
-    """Returns how a config names a reward."""
-    if isinstance(reward, str):
-        return reward
-    name = getattr(reward, "__name__", type(reward).__name__)
-    return f"{FROM_PYTHON}{name}"
 
 
 def runs_module(reward: str | RewardFunction) -> bool:

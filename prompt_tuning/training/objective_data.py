@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -14,7 +13,6 @@ from prompt_tuning.data.examples.preference_examples import (
 )
 from prompt_tuning.data.examples.rated_examples import has_ratings, load_ratings
 from prompt_tuning.data.model_interface import ModelInterface
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
 from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
@@ -23,6 +21,8 @@ from prompt_tuning.losses.contrastive import Contrastive
 from prompt_tuning.losses.objective import HeldOutObjective, ObjectiveConfig
 from prompt_tuning.losses.preference import AnswerObjective, StoredReference
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.stored_reference import with_stored_reference
 

@@ -30,6 +30,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject, read_limited, read_object
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 from prompt_tuning.version import __version__
 
 PROVENANCE_FILE = "provenance.json"
@@ -182,7 +183,7 @@ def _checksums(run: Run) -> dict[str, Any]:
 
 def _model_checksums(run: Run) -> dict[str, str]:
     """Returns the SHA-256 of the files of a run's frozen model and its tokenizer."""
-    result, paths = {}, {"model": run.model.path}
+    result, paths = {}, {"model": find_checkpoint(run.model.checkpoint)}
     if run.model.tokenizer is not None and Path(run.model.tokenizer).exists():
         paths["tokenizer"] = Path(run.model.tokenizer)
     for part, path in paths.items():

@@ -19,8 +19,9 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.file_locks import hold_lock
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited, read_object
+from prompt_tuning.data.source_reading import files_of
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer
-from prompt_tuning.pretrained.checkpoint_path import hub_name_of
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint, hub_name_of
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.processes.group import is_first, run_on_first
 
@@ -243,11 +244,13 @@ def run_record(run: Run) -> dict[str, Any]:
     a folder would read other rows.
     """
     name = hub_name_of(run.model.checkpoint)
-    record = {} if name is None else {REVISION: run.model.path.name}
+    record = (
+        {} if name is None else {REVISION: find_checkpoint(run.model.checkpoint).name}
+    )
     if run.data is None:
         return record
     given = [run.data.files] if isinstance(run.data.files, str) else run.data.files
-    paths = run.data.paths
+    paths = files_of(run.data)
     if paths == [Path(name) for name in given]:
         return record
     return {DATA_FILES: [path.name for path in paths], **record}

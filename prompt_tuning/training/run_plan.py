@@ -41,8 +41,8 @@ from prompt_tuning.losses.objective import Objective, ObjectiveConfig
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT, TokenObjective
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
 from prompt_tuning.rollouts.prompt_table import load_prompts
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers

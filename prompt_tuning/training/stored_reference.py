@@ -23,7 +23,6 @@ from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.batch_plan import FILLING
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.evaluation.batch_scores import score_batches
@@ -31,6 +30,7 @@ from prompt_tuning.losses.objective import TeacherModel, target_losses
 from prompt_tuning.losses.preference import REFERENCE_LOGPROBS
 from prompt_tuning.models.scoring import merge_model, token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.training.run_reference import RunReference
 
 REFERENCE_FILE = "reference.npz"

@@ -15,6 +15,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.source_reading import joined_words
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
@@ -170,7 +171,7 @@ class Trainer:
         config = self.model.config
         if config.architecture == "encoder_decoder" or config.labels:
             return []
-        words = self.run.source.joined_words
+        words = joined_words(self.run.source)
         if words is None:
             return []
         return [

@@ -36,11 +36,12 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
-from prompt_tuning.pretrained.source import Pretrained, read_frozen
+from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.prompts.adapter_files import read_adapter, read_scalings
 from prompt_tuning.prompts.adapter_kinds import find_kind
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
 from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.optimizer_transfer import CarriedState, carry_over

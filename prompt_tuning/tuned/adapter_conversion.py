@@ -35,10 +35,11 @@ from prompt_tuning.pretrained.checkpoint_path import (
 )
 from prompt_tuning.pretrained.hub import find_cached
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.pretrained.source import Pretrained, read_frozen
+from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.adapter_kinds import check_kinds
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sweep.best_member import best_member
 from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (
@@ -67,8 +68,7 @@ class ConversionSource:
       prompting: how a run combines its prompt with the text; None without a run.
       step: step of a run's checkpoint; 0 without a run.
       tokenizer: file or folder of a run's tokenizer; None without a run.
-      described: checkpoint of a run that does not describe its model, as in T5X; None
-        for any other.
+      described: T5X checkpoint of a run, which does not describe its model, or None.
     """
 
     origin: str

@@ -16,7 +16,6 @@ from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.chat_templates import has_own_template
 from prompt_tuning.data.text.tokenizers import (
     HuggingFaceTokenizer,
@@ -27,6 +26,7 @@ from prompt_tuning.data.text.tokenizers import (
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.data_source import DataSource
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 TEXT_FIELDS = ("template", "chat", "chat_template", "chat_date", "joiner", "add_eos")

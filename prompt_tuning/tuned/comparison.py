@@ -15,15 +15,14 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.preference_examples import (
     has_preferences,
     load_chosen,
 )
+from prompt_tuning.data.source_reading import has_pairs
 from prompt_tuning.evaluation.aligned_examples import align_examples
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
@@ -36,6 +35,8 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.training.distillation import tokens_before_rows
 from prompt_tuning.training.objective_data import (
     held_out_objective,
@@ -204,12 +205,12 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
     distilled = isinstance(run.objective, ContextDistillation)
     model = _open_frozen(run, None)
-    if data.template is None and (data.has_pairs or distilled):
+    if data.template is None and (has_pairs(data) or distilled):
         examples = load_examples(data, model.interface)
         if distilled or _learn_beginnings(data, examples, model):
             model = _open_after_text(run, model, examples, text)
             return PlannedModel(name, model, evaluation, model.read_parameters)
-    if data.has_pairs:
+    if has_pairs(data):
         with_text = dataclasses.replace(data, template=_template(data, text))
         return _frozen(run, dataclasses.replace(evaluation, data=with_text), name)
     ids = model.needed_tokenizer().encode(text)

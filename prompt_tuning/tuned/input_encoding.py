@@ -7,10 +7,11 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.data.rows.line_formats import FormatChoice
 from prompt_tuning.data.rows.tasks import Tasks
+from prompt_tuning.data.source_reading import row_keys, tasks_of
 from prompt_tuning.data.text.conversations import (
     MESSAGES_KEY,
     has_prompt_messages,
@@ -24,6 +25,7 @@ from prompt_tuning.data.text.templates import parse_template
 from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.settings.data_source import DataSource
 
 PROMPT_KEY = "prompt"
 """Key of plain texts for a run whose data has no prompts."""
@@ -88,7 +90,7 @@ def encode_inputs(
       InputError: if a line lacks a key or its text cannot be encoded.
     """
     encode = _InputEncoder(model, source)
-    tasks = None if prompt_id is not None else source.tasks(model.interface)
+    tasks = None if prompt_id is not None else tasks_of(source, model.interface)
     several = prompt_id is not None or tasks is not None
     inputs = EncodedInputs([], [], [] if several else None, [], [])
     for line in lines:
@@ -111,7 +113,7 @@ class _InputEncoder:
     def __init__(self, model: PromptedModel, source: DataSource):
         self._source, self._encoding = source, TextEncoding(model, source)
         self._key = source.prompt_key or PROMPT_KEY
-        self._read = {self._key, source.completion_key, *source.row_keys, *WEIGHTS}
+        self._read = {self._key, source.completion_key, *row_keys(source), *WEIGHTS}
 
     def __call__(self, line: JsonLine) -> tuple[str, list[int], dict[str, Any]]:
         """Returns the text of a line, its ids, and the keys that the text lacks."""
@@ -132,7 +134,7 @@ class _InputEncoder:
             return text, encoding.chat(record, location), dict(content)
         text = line.text(self._key, "DataSource.prompt_key")
         others = {name: x for name, x in content.items() if name != self._key}
-        if self._source.format_choice.renders_pairs:
+        if FormatChoice.of(self._source).renders_pairs:
             record = read_pair(text, "", content, location, read)
             return text, encoding.chat(record, location), others
         refuse_unread(content, location, read)

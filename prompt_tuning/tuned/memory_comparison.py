@@ -16,10 +16,11 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
+from prompt_tuning.data.source_reading import has_pairs
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.comparison import measure_each, open_comparison
 from prompt_tuning.tuned.load_tuned import load_tuned
 
@@ -75,7 +76,7 @@ def measure_memory(
             "the run did not distill a text into a key/value prefix, so it has no "
             "memory to measure: give the directory of a run of prompt-tuning remember"
         )
-    if evaluation.data.has_pairs and not evaluation.generates:
+    if has_pairs(evaluation.data) and not evaluation.generates:
         metrics = [*evaluation.metrics, "squad"]
         evaluation = dataclasses.replace(evaluation, exact_match=True, metrics=metrics)
     text, slots = objective.context, prefix.shape[2]

@@ -10,7 +10,6 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.input_lines import lines_of
 from prompt_tuning.data.rows.jsonl import JsonLine
@@ -19,12 +18,13 @@ from prompt_tuning.data.rows.word_rows import TAGS, WORDS, encode_words, read_wo
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.label_ranker import LabelRanker
 from prompt_tuning.evaluation.results import Ranking
 from prompt_tuning.evaluation.tag_measure import tag_words
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.input_encoding import (
     PROMPT_KEY,
     EncodedInputs,

@@ -32,14 +32,14 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.token_weights import COMPLETION, PADDING, SEPARATOR
 from prompt_tuning.data.batching.batches import stream_batches
 from prompt_tuning.data.batching.plan_batches import plan_batches
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.decoding.continue_rows import continue_rows
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.training.distillation import make_teacher
 from prompt_tuning.training.loop import train
 from prompt_tuning.training.opening import open_run

@@ -29,10 +29,10 @@ from prompt_tuning.decoding.prompt_prefixes import prompt_prefixes, write_prefix
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts.bench.llama import write_llama
 from scripts.bench.machine import processor
 from scripts.skills import prompt_text, words

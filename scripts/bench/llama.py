@@ -9,9 +9,9 @@ import jax
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts.bench.cases import LLAMA_CONFIG
 from scripts.random_model import write_random_model
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts.random_model import write_random_model
 
 DTYPES = ("float32", "bfloat16", "int8")

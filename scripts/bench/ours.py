@@ -28,10 +28,10 @@ from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import from_file
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.state import TrainState

@@ -28,9 +28,9 @@ from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts.bench.machine import processor
 from scripts.bench.peft_step import with_prompt
 from scripts.bench.workers import THREADS

@@ -42,10 +42,10 @@ from prompt_tuning.families.hf_folder import find_recipes
 from prompt_tuning.families.llama import llama_settings
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE, LOCATIONS, STREAMED
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.streaming.compiled_segments import CompiledOnce
 from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.run_plan import plan_run

@@ -13,7 +13,8 @@ from prompt_tuning.checkpoints.quantized.methods import open_weights
 from prompt_tuning.checkpoints.quantized.mxfp4 import unpack
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
+from prompt_tuning.pretrained.source import open_checkpoint
+from prompt_tuning.settings.pretrained import Pretrained
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/families/gpt_oss/base"
 

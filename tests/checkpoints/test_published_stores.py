@@ -27,10 +27,10 @@ from prompt_tuning.core.quantization.stores import (
     zero_path,
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.gradients import gradients
 from scripts.random_model import write_random_model

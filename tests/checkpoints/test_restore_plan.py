@@ -9,7 +9,7 @@ import pytest
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.safetensors import open_safetensors
-from prompt_tuning.checkpoints.restore_plan import PROMPT_IS_FRESH, plan_restore
+from prompt_tuning.checkpoints.restore_plan import plan_restore
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
     Recipe,
@@ -19,6 +19,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
 )
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import hf_folder, t5x
+from prompt_tuning.settings.pretrained import PROMPT_IS_FRESH
 from tests.support.expected_shapes import abstract
 from tests.support.shared_data import FIXTURES
 from tests.support.t5x_fixtures import T5X_CONFIG, ZARR

@@ -26,12 +26,12 @@ from prompt_tuning.checkpoints.stored_tensors import (
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pretrained import source as pretrained_source
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts import initializers
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.prompts.tools.recycling import share_tokens
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.dummies import LetterTokenizer
 from tests.support.small_runs import DECODER, write_model
 

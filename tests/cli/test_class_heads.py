@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import encode_prompt
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.settings.data_source import DataSource
 from tests.support.dummies import LetterTokenizer
 from tests.support.small_runs import logged, write_pairs
 

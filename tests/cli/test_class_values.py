@@ -9,9 +9,9 @@ from scipy import stats
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.metric_sums import label_set_metrics, number_metrics
+from prompt_tuning.settings.data_source import DataSource
 from tests.support.small_runs import logged
 
 WORDS = ("apple", "bread", "chair", "dance", "eagle", "flame")

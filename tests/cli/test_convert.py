@@ -17,6 +17,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.config import gin_files
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.adapters import batch_of, our_logits, restored
 from tests.support.shared_data import FIXTURES
@@ -195,7 +196,9 @@ def test_one_of_several_methods_is_chosen(adapted, tmp_path, capsys):
     problem = refused(capsys, adapted, tmp_path / "peft")
     assert "these kinds: IA3, LORA; one can be written" in problem
     config = read_config(
-        gin_files.read_run([str(adapted / CONFIG_FILE)], []).model.path
+        find_checkpoint(
+            gin_files.read_run([str(adapted / CONFIG_FILE)], []).model.checkpoint
+        )
     )
     for kind, count in (("LORA", 6), ("IA3", 3)):
         converted(capsys, adapted, tmp_path / kind, "--only", kind)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.templates import parse_template
+from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.tuned import comparison
 from tests.support.exhaustive import sample
 from tests.support.small_runs import LENGTH, UPPER, tune, write_pairs, write_rows

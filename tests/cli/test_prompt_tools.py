@@ -7,8 +7,9 @@ import pytest
 
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.cli.main import main
-from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+from prompt_tuning.pretrained.source import read_vocabulary
 from prompt_tuning.prompts.tools.recycling import METHODS
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sweep.best_member import BEST_FILE
 from tests.adapters.test_prompt_files import write_adapter
 

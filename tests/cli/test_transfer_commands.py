@@ -13,7 +13,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import Run
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.tuned.load_tuned import load_tuned
 from tests.support.adapters import (
     assert_same_logits,

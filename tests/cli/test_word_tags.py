@@ -10,10 +10,10 @@ from safetensors.numpy import load_file
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.rows.word_rows import encode_words
 from prompt_tuning.evaluation.tag_measure import entities, entity_metrics
+from prompt_tuning.settings.data_source import DataSource
 
 LABELS = ["O", "B-PER", "I-PER"]
 RECORDS = [

@@ -7,12 +7,12 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.metric_directions import DIRECTIONS, metric_and_direction
-from prompt_tuning.evaluation.evaluation_settings import PERPLEXITY
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.label_measure import LabelMeasure
 from prompt_tuning.evaluation.retrieval import RetrievalEvaluator
 from prompt_tuning.evaluation.tag_measure import ENTITY_METRICS
 from prompt_tuning.evaluation.text_metrics import TEXT_METRICS
+from prompt_tuning.settings.evaluation_settings import PERPLEXITY
 
 
 def test_the_table_has_the_metrics_of_an_evaluation():

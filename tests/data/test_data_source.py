@@ -16,13 +16,14 @@ from prompt_tuning.data.batching.packed_plan import PackedPlan
 from prompt_tuning.data.batching.plan_batches import plan_batches
 from prompt_tuning.data.examples.class_examples import ClassExamples
 from prompt_tuning.data.examples.example_loading import load_examples
+from prompt_tuning.data.source_reading import joined_words
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prompt_module import PromptFactory
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts import skills
 from tests.support.small_runs import LENGTH, files, write_pairs, write_rows
 
@@ -64,7 +65,7 @@ def test_texts_without_a_space_between_them_are_noticed(
 ):
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"prompt": prompt, "completion": completion}))
-    assert DataSource(files=str(file), **choices).joined_words == expected
+    assert joined_words(DataSource(files=str(file), **choices)) == expected
 
 
 WORDS = ["ab=", "cd=", "ef=", "gh="]

@@ -12,10 +12,10 @@ from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
-from prompt_tuning.prompts.trained_tokens import TrainedTokens
+from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.trained_tokens import TrainedTokens
 from scripts import skills
 from tests.support.small_runs import DECODER, write_model
 

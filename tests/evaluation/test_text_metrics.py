@@ -6,11 +6,8 @@ import pytest
 import sacrebleu
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import intervals
 from prompt_tuning.evaluation.text_metrics import (
-    METRIC_NAMES,
     TEXT_METRICS,
     answer_words,
     bleu,
@@ -18,6 +15,8 @@ from prompt_tuning.evaluation.text_metrics import (
     squad,
     word_f1,
 )
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import METRIC_NAMES, Evaluation
 
 MADE = ["the cat sat on a mat today", "hello there big world", "x"]
 REFERENCES = [["the cat sat on the mat today"], ["hello there, world", "hi"], ["y x"]]

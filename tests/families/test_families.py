@@ -20,7 +20,8 @@ from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.pretrained.source import Pretrained, read_vocabulary
+from prompt_tuning.pretrained.source import read_vocabulary
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
 from tests.support.exhaustive import sample
 

@@ -14,7 +14,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.gguf.architectures import ARCHITECTURES, MIXTRAL
 from prompt_tuning.families.hf_folder import open_stored, read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
+from prompt_tuning.pretrained.source import open_checkpoint
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.adapters import assert_same_logits, batch_of, our_logits, restored
 from tests.support.exhaustive import sample
 from tests.support.gguf_files import float_tensors, write_gguf

@@ -15,8 +15,8 @@ from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.evaluation.ranking import class_nats
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.texts.text_embeddings import embed_ids
 
 # torch and transformers are only in the `bench` extra.

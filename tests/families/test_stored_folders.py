@@ -15,9 +15,10 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.families import FAMILIES as KNOWN
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained, find_tokenizer, open_checkpoint
+from prompt_tuning.pretrained.source import find_tokenizer, open_checkpoint
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.prompts.class_head import ClassHead
+from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.data.text.test_tokenizers import words_tokenizer
 from tests.support.adapters import random_adapter
 

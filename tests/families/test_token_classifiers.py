@@ -11,8 +11,8 @@ from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.scoring import tag_nll
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.families.test_sequence_classifiers import (
     COMMON,
     ENCODED,

@@ -12,8 +12,8 @@ from prompt_tuning.evaluation.ranking import class_nats
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.settings.pretrained import Pretrained
 
 # torch, transformers and peft are only in the `bench` extra.
 # pyright: reportMissingImports=false

@@ -10,11 +10,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
+from prompt_tuning.settings.data_source import DataSource
 from tests.fuzz.fuzz_kind import Kind, copy_files, file_names_and, run_command
 from tests.fuzz.mutations import mutate_bytes, mutate_json, mutate_text
 from tests.support.prepared_files import pairs, write_jsonl

@@ -15,7 +15,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.data.text.chat_templates import chat_template_of, has_chat_template
 from prompt_tuning.data.text.tokenizers import has_tokenizer, load_tokenizer
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts.random_model import write_random_model
 from tests.checkpoints.formats.test_zarr import floats, write_zarr
 from tests.fuzz.fuzz_kind import Kind, copy_files

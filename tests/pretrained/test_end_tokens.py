@@ -5,11 +5,11 @@ import json
 import jax
 import pytest
 
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.decoding.row_encoding import strip_end
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts import skills
 from tests.support.small_runs import DECODER, write_model, write_pairs
 

@@ -19,11 +19,11 @@ from prompt_tuning.models.build import adaptable, build_model, projections
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank import LowRank, initial_factors
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import IA3
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.tuned.export_adapters import export_adapters
 from tests.support import meshes

@@ -7,11 +7,11 @@ import pytest
 import prompt_tuning as pt
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.adapter_files import read_adapter
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.weight_starts import START_A, START_B
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.mesh import MeshShape
 
 AT = "decoder/layers/self_attention/query/adapters/lora"

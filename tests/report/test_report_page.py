@@ -16,13 +16,13 @@ from rich.console import Console
 import prompt_tuning as pt
 from prompt_tuning.cli.finished_page import REPORT_FILE, write_finished_page
 from prompt_tuning.cli.main import main
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
 from prompt_tuning.report.page import render_page
 from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.report.token_marks import TokenMarks
 from prompt_tuning.report.visible_text import visible
+from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.training.metrics_log import METRICS_FILE
 from tests.support.headless_browser import HeadlessBrowser, find_browser
 from tests.support.small_runs import clean_process, files, tune, write_pairs

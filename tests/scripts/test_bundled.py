@@ -7,7 +7,7 @@ from rich.console import Console
 
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from scripts import recall, skill_tuning, skills
 
 WORDS = skills.splits(7, train=1, dev=1, test=60).test

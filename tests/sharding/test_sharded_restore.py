@@ -10,7 +10,7 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import clipped
 from prompt_tuning.core.quantization.stores import scale_path
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement, distinct_shards
 from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes

@@ -11,7 +11,7 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support import methods
 from tests.support.exhaustive import sample
 from tests.support.small_runs import (

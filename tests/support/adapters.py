@@ -20,8 +20,9 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained, open_checkpoint
+from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
+from prompt_tuning.settings.pretrained import Pretrained
 
 P = 5
 

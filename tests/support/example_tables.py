@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.settings.data_source import DataSource
 
 MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelInterface)}
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.evaluation.evaluation_settings import Evaluation
 from prompt_tuning.evaluation.metric_sums import (
     MetricSums,
     class_metrics,
@@ -23,6 +21,8 @@ from prompt_tuning.report.measurement import (
 from prompt_tuning.report.prompt_effects import PromptEffects
 from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.report.run_view import ReportedRun
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.tuned.comparison import NO_PROMPT
 
 LABELS = ("yes", "no")

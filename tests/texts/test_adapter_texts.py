@@ -10,10 +10,10 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.text.conversations import answers_of
 from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.server.served_models import ServedModels
+from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.tuned import adapter_texts
 from scripts import skills

@@ -4,8 +4,8 @@ import pytest
 
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.pretrained.source import Pretrained
+from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.training.run_directory import claim, run_record
 
 CONFIG = "Run.steps = 10\n"

@@ -6,7 +6,6 @@ module (without `base_layer` in older files), and `ln_1.bias` of any other.
 
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 import numpy as np
 
@@ -18,9 +17,9 @@ from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import hf_folder
+from prompt_tuning.settings.lora_settings import TrainedBiases
 
 BIAS, FROZEN, A = "/adapters/lora/bias", "/bias", "/adapters/lora/a"
-TrainedBiases = Literal["none", "lora_only", "all"]
 BASE, ENDING = ".base_layer", ".bias"
 
 

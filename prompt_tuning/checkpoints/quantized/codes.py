@@ -10,10 +10,13 @@ from jaxtyping import Float32, Int32
 from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.quantization.nibbles import MIDDLE
-from prompt_tuning.core.quantization.stores import FLOAT8, INT4, INT8, Store
-
-SMALLEST_GROUP = 4
-"""Number of weights below which they and their scale take more than bfloat16."""
+from prompt_tuning.core.quantization.stores import (
+    FLOAT8,
+    INT4,
+    INT8,
+    SMALLEST_GROUP,
+    Store,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # the help of the command reads the names
     import numpy as np
 
 INT8, INT4, NF4 = "int8", "int4", "nf4"
+SMALLEST_GROUP = 4
+"""Number of weights below which they and their scale take more than bfloat16."""
 FLOAT8, FP4, MXFP4 = "float8_e4m3fn", "fp4", "mxfp4"
 EXPERT_KERNELS = ("expert_gate", "expert_up", "expert_down")
 """Names of the kernels of all experts of a layer."""

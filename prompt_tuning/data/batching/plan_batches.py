@@ -11,10 +11,10 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, BucketPlan
 from prompt_tuning.data.batching.packed_plan import PackedPlan
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.model_interface import ModelInterface
+from prompt_tuning.settings.data_source import DataSource
 
 SAMPLES = 64
 """Number of examples whose tokens the processes compare."""

@@ -9,13 +9,14 @@ from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.examples.truncation import truncation_of
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.row_sources import Repetition
 from prompt_tuning.data.rows.text_records import read_records
+from prompt_tuning.data.source_reading import check_source, files_of, reads_text
+from prompt_tuning.settings.data_source import DataSource
 
 QUERIES, POSITIVE, NEGATIVES = (
     ("query", "anchor"),
@@ -145,11 +146,12 @@ def load_contrastive(
     Raises:
       InputError: if a setting, a file or a record cannot be used; see `DataSource`.
     """
-    source.check(model)
-    if not source.is_text:
+    check_source(source, model)
+    if not reads_text(source):
         raise InputError(
-            f"{source.paths[0]} contains token ids, but the objective compares texts: "
-            f"give records with {QUERIES[0]!r}, {POSITIVE!r} and {NEGATIVES[0]!r}"
+            f"{files_of(source)[0]} contains token ids, but the objective compares "
+            f"texts: give records with {QUERIES[0]!r}, {POSITIVE!r} and "
+            f"{NEGATIVES[0]!r}"
         )
     if model.prompt_count > 1:
         raise InputError(
@@ -159,7 +161,7 @@ def load_contrastive(
     _check_settings(source, model)
     shortened = _Shortened(source, model)
     texts: list[list[list[int]]] = []
-    for path in source.paths:
+    for path in files_of(source):
         for line in read_records(path):
             if len(texts) == source.maximum_examples:
                 break
@@ -176,7 +178,7 @@ def load_contrastive(
                     "equally many"
                 )
     if not texts:
-        raise InputError(f"{source.paths[0]} has no record that fits the model")
+        raise InputError(f"{files_of(source)[0]} has no record that fits the model")
     return ContrastiveExamples(texts, pooling, shortened.skipped, shortened.cut)
 
 

@@ -9,7 +9,6 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import Architecture
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.class_reader import ClassRowReader, TaggedRowReader
 from prompt_tuning.data.examples.class_values import ClassValueEdit
 from prompt_tuning.data.examples.context_column import ContextColumn
@@ -27,17 +26,27 @@ from prompt_tuning.data.rows.conversation_rows import ConversationEncoder
 from prompt_tuning.data.rows.hdf5_rows import Hdf5Rows
 from prompt_tuning.data.rows.jsonl import LineEncoder, PairEncoder
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows, RecordEdit, edited_records
-from prompt_tuning.data.rows.line_formats import choose_encoder
+from prompt_tuning.data.rows.line_formats import FormatChoice, choose_encoder
 from prompt_tuning.data.rows.row_sources import BlockWeights, RowSource
 from prompt_tuning.data.rows.tasks import Tasks, TaskToken
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.rows.word_rows import WordEncoder
+from prompt_tuning.data.source_reading import (
+    check_source,
+    files_of,
+    reads_text,
+    row_keys,
+    tasks_of,
+    token_columns,
+    token_template,
+)
 from prompt_tuning.data.text.templates import TokenTemplate
 from prompt_tuning.data.text.tokenizers import (
     Tokenizer,
     continued_pair,
     separate_pair,
 )
+from prompt_tuning.settings.data_source import DataSource
 
 PAIR_ENCODERS: dict[Architecture, PairEncoder] = {
     "decoder_only": continued_pair,
@@ -71,10 +80,10 @@ def load_examples(
     if contexts is not None:
         columns = {**(source.columns or {}), CONTEXTS: contexts.key}
         source, edit = dataclasses.replace(source, columns=columns), contexts.edit
-    source.check(model)
+    check_source(source, model)
     edit, columns = _with_values(source, model, edit)
-    template, tasks = source.token_template(model), source.tasks(model)
-    paths, is_text = source.paths, source.is_text
+    template, tasks = token_template(source, model), tasks_of(source, model)
+    paths, is_text = files_of(source), reads_text(source)
     if tasks is not None and is_text and model.tokenizer is not None:
         tasks = tasks.after(len(model.tokenizer.begin_ids))
     task_token = None if tasks is None else tasks.token
@@ -144,7 +153,7 @@ def _with_values(
     columns = source.objective_columns
     if not model.labels or model.problem not in WITH_VALUES:
         return edit, columns
-    if not source.is_text:
+    if not reads_text(source):
         raise InputError(
             f"{source.files} contains token ids, but ClassHead.problem is "
             f"{model.problem!r}, whose values are read from text: use jsonl files"
@@ -218,13 +227,13 @@ def _open_text(
         source.joiner,
         PAIR_ENCODERS[model.architecture],
         template,
-        source.row_keys,
+        row_keys(source),
     )
     if model.problem == "tokens":
         encoder, add_eos = _word_encoder(source, tokenizer, model.labels), False
     else:
         first = next((x.content for x in edited_records(paths[0], edit)), {})
-        encoder = choose_encoder(paths[0], first, source.format_choice, pairs)
+        encoder = choose_encoder(paths[0], first, FormatChoice.of(source), pairs)
         add_eos = source.add_eos
     if isinstance(encoder, ConversationEncoder):
         _check_conversations(source)
@@ -233,7 +242,7 @@ def _open_text(
         encoder,
         add_eos=add_eos,
         tasks=tasks,
-        columns=dataclasses.replace(source.token_columns(), columns=columns),
+        columns=dataclasses.replace(token_columns(source), columns=columns),
         edit=edit,
     )
 
@@ -293,6 +302,6 @@ def _open_hdf5(
     return Hdf5Rows(
         paths,
         prompt_ids=None if tasks is None else tasks.key,
-        columns=source.token_columns(),
+        columns=token_columns(source),
         weights=weights,
     )

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int64
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import (
     ExampleGroups,
     check_prompt,
@@ -22,7 +21,9 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.jsonl_rows import JsonlRows
 from prompt_tuning.data.rows.line_formats import first_record
+from prompt_tuning.data.source_reading import files_of, reads_text
 from prompt_tuning.data.text.preferences import ANSWERS, with_prompt
+from prompt_tuning.settings.data_source import DataSource
 
 
 class PreferenceExamples(ExampleGroups):
@@ -131,7 +132,9 @@ def has_preferences(source: DataSource) -> bool:
     Raises:
       InputError: if the files cannot be read.
     """
-    return source.is_text and first_record(source.paths[0]).keys() >= set(ANSWERS)
+    if not reads_text(source):
+        return False
+    return first_record(files_of(source)[0]).keys() >= set(ANSWERS)
 
 
 def load_chosen(
@@ -160,13 +163,13 @@ def load_preferences(source: DataSource, model: ModelInterface) -> PreferenceExa
     """
     if not has_preferences(source):
         found = "token ids"
-        if source.is_text:
-            found = (
-                f"records with the keys {shown(sorted(first_record(source.paths[0])))}"
-            )
+        if reads_text(source):
+            keys = sorted(first_record(files_of(source)[0]))
+            found = f"records with the keys {shown(keys)}"
         raise InputError(
-            f"{source.paths[0]} contains {found}, but the objective compares answers: "
-            f"give records with {ANSWERS[0]!r} and {ANSWERS[1]!r}, and a prompt"
+            f"{files_of(source)[0]} contains {found}, but the objective compares "
+            f"answers: give records with {ANSWERS[0]!r} and {ANSWERS[1]!r}, and a "
+            "prompt"
         )
     if source.use_token_type_ids is False:
         raise InputError(

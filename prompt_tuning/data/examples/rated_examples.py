@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from prompt_tuning.core.errors import InputError, shown
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_groups import (
     ExampleGroups,
     check_prompt,
@@ -18,6 +17,8 @@ from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows.line_formats import first_record
+from prompt_tuning.data.source_reading import files_of, reads_text
+from prompt_tuning.settings.data_source import DataSource
 
 LABEL = "label"
 """Key of the rating of an answer, as published data name it."""
@@ -117,7 +118,7 @@ def has_ratings(source: DataSource) -> bool:
       InputError: if the files cannot be read.
     """
     key = (source.columns or {}).get(LABEL, LABEL)
-    return source.is_text and key in first_record(source.paths[0])
+    return reads_text(source) and key in first_record(files_of(source)[0])
 
 
 def load_ratings(source: DataSource, model: ModelInterface) -> RatedExamples:
@@ -127,10 +128,10 @@ def load_ratings(source: DataSource, model: ModelInterface) -> RatedExamples:
       InputError: if a setting, a file or a record cannot be used; see `load_examples`.
     """
     columns = {LABEL: LABEL, **(source.columns or {})}
-    if source.is_text and not has_ratings(source):
-        keys = sorted(first_record(source.paths[0]))
+    if reads_text(source) and not has_ratings(source):
+        keys = sorted(first_record(files_of(source)[0]))
         raise InputError(
-            f"{source.paths[0]} contains records with the keys {shown(keys)}, "
+            f"{files_of(source)[0]} contains records with the keys {shown(keys)}, "
             f"but the objective rates answers: give each record {columns[LABEL]!r}, "
             "true for a good answer and false for a bad one"
         )

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -11,9 +10,6 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.data.model_interface import ModelInterface, begin_length
-
-TooLong = Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
-"""What becomes of an example that is too long; "truncate" is "truncate_left"."""
 
 
 class NothingLearnedError(InputError):

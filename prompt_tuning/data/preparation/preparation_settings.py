@@ -14,7 +14,7 @@ from prompt_tuning.core.number_ranges import (
     NumberRange,
     ShareBelowOne,
 )
-from prompt_tuning.data.text.learned_answers import Turns
+from prompt_tuning.settings.data_source import Turns
 
 Boundary = Literal["line", "pair"]
 """The unit of a choice: a record with all its turns (line), or each turn (pair)."""

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import NUMBER, how_to_set
@@ -21,11 +21,9 @@ from prompt_tuning.data.text.conversations import (
     has_prompt_messages,
     recognize_format,
 )
-from prompt_tuning.data.text.learned_answers import Turns
 from prompt_tuning.data.text.learned_conversations import LearnedConversations
 from prompt_tuning.data.text.tokenizers import Tokenizer, continued_pair
-
-LineFormat = Literal["auto", "pairs", "messages", "sharegpt", "alpaca"]
+from prompt_tuning.settings.data_source import LineFormat, Turns
 
 
 @dataclasses.dataclass(frozen=True)

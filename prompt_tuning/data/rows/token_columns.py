@@ -16,12 +16,10 @@ from jaxtyping import Float32, Integer
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.token_weights import PADDING
 from prompt_tuning.data.rows.jsonl import JsonLine
+from prompt_tuning.settings.data_source import ADVANTAGES
 
 LOSS_WEIGHTS = "loss_weights"
 """The HDF5 data set `[rows, length]` with a factor for each token."""
-
-ADVANTAGES = "advantages"
-"""The column that `DataSource.advantages_key` names."""
 
 CONTEXTS = "contexts"
 """The column that `context_key` names: the number of each example's context."""

@@ -8,15 +8,12 @@ are inserted into the text, so the data cannot contain anything mistaken for one
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from prompt_tuning.data.text.message_forms import REASONING, Message, Render
 
 PROMPT, COMPLETION = 0, 1
 """Token types; importing them would import NumPy into the process."""
-
-Turns = Literal["auto", "together", "apart"]
-"""Whether the answers of a conversation are learned in one example."""
 
 TypedText = tuple[str, int]
 """A text and the type of its tokens."""

@@ -21,9 +21,9 @@ from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,

@@ -12,7 +12,8 @@ from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
-from prompt_tuning.pretrained.source import Pretrained, read_frozen
+from prompt_tuning.pretrained.source import read_frozen
+from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.training.transfer import read_source
 from prompt_tuning.tuned.adapter_conversion import open_source
 from tests.adapters.peft_folders.test_peft_projections import (

@@ -22,7 +22,8 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.losses.cross_entropy import token_loss
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.source import Pretrained, read_frozen
+from prompt_tuning.pretrained.source import read_frozen
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.adapters import (
     assert_same_logits,
     batch_of,

@@ -16,10 +16,12 @@ from prompt_tuning.adapters.peft.folder import read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.pretrained.source import Pretrained, read_frozen
+from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.settings.pretrained import Pretrained
 from tests.support.adapters import batch_of, our_logits, restored
 from tests.support.shared_data import FIXTURES
 
@@ -231,7 +233,7 @@ def test_training_from_the_weights_is_pefts(name, theirs):
     opened = open_pretrained(source, Tuning(adapters=[spec]), key=KEY)
     parameters = opened.read_parameters()
     batch = batch_of(tokens_of(model)[0])
-    graph, frozen = restored(source.path, None)
+    graph, frozen = restored(find_checkpoint(source.checkpoint), None)
     base = our_logits(frozen, batch, graph=graph)
     first = our_logits(parameters, batch, graph=opened.graph)
     np.testing.assert_allclose(first, base, atol=1e-6)
@@ -241,7 +243,9 @@ def test_training_from_the_weights_is_pefts(name, theirs):
     np.testing.assert_allclose(losses, expected["losses"], atol=3e-6)
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
     # Their file becomes a plain LoRA.
-    graph, parameters = restored(source.path, read(folder / "end", model))
+    graph, parameters = restored(
+        find_checkpoint(source.checkpoint), read(folder / "end", model)
+    )
     np.testing.assert_allclose(
         our_logits(parameters, batch, graph=graph), expected["logits"], atol=1e-4
     )

@@ -3,11 +3,11 @@
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.preference_examples import load_preferences
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.text.preferences import with_prompt
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.settings.data_source import DataSource
 from tests.support.prepared_files import write_jsonl
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 

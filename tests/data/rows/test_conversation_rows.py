@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.preparation.preparation import prepare
@@ -16,6 +15,7 @@ from prompt_tuning.data.preparation.preparation_settings import (
     TokenizerChoice,
 )
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.settings.data_source import DataSource
 from tests.support.chat_records import READ
 from tests.support.prepared_files import write_jsonl
 from tests.support.small_tokenizer import CHAT, EOS, write_tokenizer

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.data.data_source import DataSource
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.data.rows import compressed_files, parquet_files
 from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.text.tokenizers import load_tokenizer
+from prompt_tuning.settings.data_source import DataSource
 from tests.support.prepared_files import write_jsonl
 from tests.support.small_tokenizer import CHAT, write_tokenizer
 

@@ -1,7 +1,8 @@
 """Settings of rollouts: how answers are sampled, and which rewards judge them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
@@ -14,8 +15,13 @@ from prompt_tuning.core.number_ranges import (
     SampleCount,
     SamplingTemperature,
 )
-from prompt_tuning.rollouts.advantages import Advantage
-from prompt_tuning.rollouts.rewards import RewardFunction, reward_name
+
+Advantage = Literal["deviation", "mean", "leave_one_out", "batch"]
+RewardFunction = Callable[..., Any]
+"""`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
+
+FROM_PYTHON = "python:"
+"""Beginning of the name that stands for a function in the config of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,3 +142,11 @@ class Rollouts:
     def described(self) -> "Rollouts":
         """Returns the settings as a config can hold them: functions by their names."""
         return dataclasses.replace(self, rewards=list(map(reward_name, self.rewards)))
+
+
+def reward_name(reward: str | RewardFunction) -> str:
+    """Returns how a config names a reward."""
+    if isinstance(reward, str):
+        return reward
+    name = getattr(reward, "__name__", type(reward).__name__)
+    return f"{FROM_PYTHON}{name}"

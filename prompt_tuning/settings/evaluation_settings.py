@@ -1,16 +1,25 @@
 """Settings of an evaluation, as a config sets them."""
 
 import dataclasses
+import importlib.util
 from collections.abc import Sequence
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import AxisLength, NonnegativeInteger, RowCount
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.data.data_source import DataSource
-from prompt_tuning.evaluation.text_metrics import TEXT_METRICS, check_library
+from prompt_tuning.settings.data_source import DataSource
 
 PERPLEXITY = "perplexity"
+ROUGE_NAMES = ("rouge1", "rouge2", "rougeL")
+METRIC_NAMES = {
+    "squad": ("squad_f1", "squad_exact_match"),
+    "rouge": ROUGE_NAMES,
+    "bleu": ("bleu",),
+}
+"""Metrics that each metric of generated text computes."""
+
+_LIBRARIES = {"rouge": ("rouge_score", "rouge-score"), "bleu": ("sacrebleu",) * 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +85,7 @@ class Evaluation:
     @property
     def text_metrics(self) -> list[str]:
         """Names in `metrics` that compare generated text."""
-        return [name for name in self.metrics if name in TEXT_METRICS]
+        return [name for name in self.metrics if name in METRIC_NAMES]
 
     @property
     def generates(self) -> bool:
@@ -95,7 +104,7 @@ class Evaluation:
             raise InputError(
                 f"Evaluation.references_key is {shown(self.references_key)}, but no "
                 "metric uses references: give "
-                f"{how_to_set('Evaluation.metrics', list(TEXT_METRICS))} or some of "
+                f"{how_to_set('Evaluation.metrics', list(METRIC_NAMES))} or some of "
                 "them, or leave references_key out"
             )
         if self.category_names is not None and self.category_key is None:
@@ -107,7 +116,7 @@ class Evaluation:
             )
 
     def _check_metrics(self) -> None:
-        choices = (PERPLEXITY, *TEXT_METRICS)
+        choices = (PERPLEXITY, *METRIC_NAMES)
         if isinstance(self.metrics, str):
             raise InputError(
                 f"Evaluation.metrics is {shown(self.metrics)}, expected a list such as "
@@ -148,3 +157,19 @@ class Evaluation:
                 "Evaluation.calibrate is empty, expected at least one text without "
                 "content, such as ['N/A'], or None"
             )
+
+
+def check_library(metric: str) -> None:
+    """Checks that the library of a metric is installed.
+
+    Raises:
+      InputError: if it is not, with how to install it.
+    """
+    if metric not in _LIBRARIES:
+        return
+    module, name = _LIBRARIES[metric]
+    if importlib.util.find_spec(module) is None:
+        raise InputError(
+            f"Evaluation.metrics has {shown(metric)}, which needs {name}: pip install "
+            f"{name}"
+        )

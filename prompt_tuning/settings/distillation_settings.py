@@ -1,0 +1,22 @@
+"""The settings of a distillation of a text."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
+
+DivergenceKind = Literal["forward", "reverse", "jsd"]
+"""How the student is compared with its teacher; see `ContextDistillation`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillationSettings:
+    """The fields of `ContextDistillation`, which describes them."""
+
+    context: str = ""
+    context_key: str | None = None
+    contexts: Sequence[str] | str | None = None
+    cache_bytes: PositiveInteger = 2**30
+    divergence: DivergenceKind = "forward"
+    beta: OpenShare | None = None

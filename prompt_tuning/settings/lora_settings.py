@@ -1,0 +1,35 @@
+"""The settings of LoRA, by PEFT's names and terms."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from prompt_tuning.core.number_ranges import (
+    AnyNumber,
+    AxisLength,
+    NonnegativeInteger,
+    ShareBelowOne,
+)
+
+Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"]
+"""The first values of LoRA's factors; see `LoRA`."""
+TrainedBiases = Literal["none", "lora_only", "all"]
+"""The biases of the model that are trained too; see `LoRA`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRASettings:
+    """The fields of `LoRA`, which describes them."""
+
+    at: Sequence[str] | str | None = None
+    rank: AxisLength = 8
+    alpha: AnyNumber = 16.0
+    rank_stabilized: bool = False
+    dropout: ShareBelowOne = 0.0
+    layers: Sequence[NonnegativeInteger] | None = None
+    rank_pattern: Mapping[str, AxisLength] | None = None
+    alpha_pattern: Mapping[str, AnyNumber] | None = None
+    initial: Initial = "kaiming"
+    dora: bool = False
+    bias: TrainedBiases = "none"
+    invocation: Sequence[NonnegativeInteger] | None = None
