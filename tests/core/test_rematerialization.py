@@ -15,7 +15,8 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.recomputation import rematerialized
-from prompt_tuning.core.rematerialization import BlockRange, Rematerialization, named
+from prompt_tuning.core.rematerialization import BlockRange, Rematerialization
+from prompt_tuning.core.save_policies import named
 from prompt_tuning.losses.objective import LossSums
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models import transformer
