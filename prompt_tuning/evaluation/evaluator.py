@@ -32,16 +32,10 @@ from prompt_tuning.evaluation.exact_match import (
     exact_matches,
 )
 from prompt_tuning.evaluation.label_measure import LabelMeasure
-from prompt_tuning.evaluation.metric_sums import (
-    MetricSums,
-    mean_metric,
-)
+from prompt_tuning.evaluation.metric_sums import MetricSums, mean_metric
 from prompt_tuning.evaluation.preference_measure import METRICS as PREFERENCE_METRICS
 from prompt_tuning.evaluation.preference_measure import PreferenceMeasure
-from prompt_tuning.evaluation.ranking import (
-    completion_tokens,
-    given_tokens,
-)
+from prompt_tuning.evaluation.ranking import completion_tokens, given_tokens
 from prompt_tuning.evaluation.results import (
     AnswerTexts,
     EvaluationResult,
