@@ -1,7 +1,8 @@
 """Chooses how the arrays of each parameter are read."""
 
+import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,9 +16,14 @@ from prompt_tuning.checkpoints.stored_tensors import (
     PartReader,
     Recipe,
     StoredTensor,
+    Transform,
     assemble_parts,
+    empty,
+    tiles,
 )
+from prompt_tuning.core.array_slices import Block
 from prompt_tuning.core.quantization.stores import (
+    TABLES,
     Store,
     codebook_path,
     is_packed,
@@ -32,6 +38,19 @@ Abstract = Mapping[str, jax.ShapeDtypeStruct]
 Readers = Iterator[tuple[str, PartReader]]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Turned(Transform):
+    """Reverses the axes of another transform's result."""
+
+    first: Transform
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        return self.first(stored).T
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        return self.first.read(tensor, block[::-1]).T
+
+
 def published_readers(
     path: str,
     abstract: Abstract,
@@ -40,17 +59,40 @@ def published_readers(
     store: Store,
 ) -> Readers:
     """Yields readers of a kernel that stays in its codes, and of what belongs to it."""
-    shape = weight_shape(abstract[path])
+    shape, recipe, turned = _oriented(path, abstract, recipe)
     recipe, stored = experts_apart(path, recipe, stored)
     kernel = PublishedKernel(path, shape, recipe, stored, store)
-    yield path, kernel.read
-    yield scale_path(path), kernel.read_scales
+    yield path, turned(kernel.read)
+    yield scale_path(path), turned(kernel.read_scales)
     if zero_path(path) in abstract:
-        yield zero_path(path), kernel.read_zeros
+        yield zero_path(path), turned(kernel.read_zeros)
     if order_path(path) in abstract:
-        yield order_path(path), kernel.read_order
+        yield order_path(path), turned(kernel.read_order)
     if codebook_path(path) in abstract:
-        yield codebook_path(path), kernel.read_codebooks
+        yield codebook_path(path), turned(kernel.read_codebooks)
+
+
+def _oriented(
+    path: str, abstract: Abstract, recipe: Recipe
+) -> tuple[tuple[int, ...], Recipe, Callable[[PartReader], PartReader]]:
+    """Returns how to read a quantized parameter as a kernel `[..., in, out]`.
+
+    Returns:
+      The shape of the kernel, its recipe, and a function that makes a reader of the
+      parameter from one of the kernel: a table is the kernel's transpose.
+    """
+    shape = weight_shape(path, abstract[path])
+    if path not in TABLES:
+        return shape, recipe, lambda read: read
+
+    def turned(read: PartReader) -> PartReader:
+        def read_turned(parts: Sequence[Block]) -> list[np.ndarray]:
+            return [_aligned(x.T) for x in read([part[::-1] for part in parts])]
+
+        return read_turned
+
+    recipe = dataclasses.replace(recipe, transform=_Turned(recipe.transform))
+    return shape[::-1], recipe, turned
 
 
 def readers(
@@ -70,28 +112,41 @@ def readers(
       dtype: dtype of parameters that are not quantized; None for that of the leaf.
     """
     leaf = abstract[path]
-    shape = weight_shape(leaf)
-    if is_quantized(leaf):
-        recipe, stored = experts_apart(path, recipe, stored)
+    if not is_quantized(leaf):
+        cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
+        yield (
+            path,
+            functools.partial(
+                assemble_parts, path, tuple(leaf.shape), cast_to, recipe, stored
+            ),
+        )
+        return
+    shape, recipe, turned = _oriented(path, abstract, recipe)
+    recipe, stored = experts_apart(path, recipe, stored)
     if is_packed(leaf):
         codebook = codebook_path(path)
+        groups = abstract[scale_path(path)].shape[-1 if path in TABLES else -2]
         packed = PackedKernel(
             path,
             shape,
             recipe,
             stored,
             codebook=codebook in abstract,
-            group=shape[-2] // abstract[scale_path(path)].shape[-2],
+            group=shape[-2] // groups,
         )
-        yield path, packed.read
-        yield scale_path(path), packed.read_scales
+        yield path, turned(packed.read)
+        yield scale_path(path), turned(packed.read_scales)
         if packed.codebook is not None:
-            yield codebook, packed.read_codebooks
-    elif is_quantized(leaf):
-        kernel = QuantizedKernel(path, shape, recipe, stored)
-        yield path, kernel.read
-        yield scale_path(path), kernel.read_scales
+            yield codebook, turned(packed.read_codebooks)
     else:
-        cast_to = np.dtype(leaf.dtype if dtype is None else dtype)
-        read = functools.partial(assemble_parts, path, shape, cast_to, recipe, stored)
-        yield path, read
+        kernel = QuantizedKernel(path, shape, recipe, stored)
+        yield path, turned(kernel.read)
+        yield scale_path(path), turned(kernel.read_scales)
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """Copies an array, tile by tile, to memory that JAX uses without a copy."""
+    copy = empty(array.shape, array.dtype)
+    for tile in tiles(array.shape):
+        copy[tile] = array[tile]
+    return copy

@@ -12,8 +12,13 @@ from prompt_tuning.checkpoints.quantized.codes import (
     SMALLEST_GROUP,
     WidenedTensor,
 )
-from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
-from prompt_tuning.core.quantization.stores import UNQUANTIZED, Store, is_kernel
+from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor, identity
+from prompt_tuning.core.quantization.stores import (
+    TABLES,
+    UNQUANTIZED,
+    Store,
+    is_kernel,
+)
 
 KERNEL = "/kernel"
 
@@ -36,7 +41,9 @@ def published_stores(
     for path, recipe in recipes.items():
         tensors = [stored[name] for name in recipe.sources if name in stored]
         if tensors:
-            store = _of_kernel(path, recipe, stored) if is_kernel(path) else None
+            store = _of_table(recipe, stored) if path in TABLES else None
+            if is_kernel(path) and path not in TABLES:
+                store = _of_kernel(path, recipe, stored)
             stores[path] = store or Store(_widest(tensors))
     return stores
 
@@ -46,6 +53,14 @@ def _of_kernel(
 ) -> Store | None:
     apart, tensors = experts_apart(path, recipe, stored)
     return _common(list(tensors.values())) if keeps_inputs(apart) else None
+
+
+def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | None:
+    """Returns the store of a table as published, which is the transpose of a kernel."""
+    if recipe.stacked or recipe.transform is not identity:
+        return None
+    store = _common([stored[name] for name in recipe.sources])
+    return None if store is None or store.ordered else store
 
 
 def _common(tensors: Sequence[StoredTensor]) -> Store | None:

@@ -250,7 +250,7 @@ def plan_restore(
     _check_sources(restored, stored, origin)
     _check_stores(stores or {}, restored, recipes)
     for path, recipe in restored.items():
-        check_recipe(path, weight_shape(abstract[path]), recipe, stored)
+        check_recipe(path, weight_shape(path, abstract[path]), recipe, stored)
     restored |= {
         other: restored[path] for other, path in derived.items() if path in restored
     }

@@ -40,12 +40,12 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table for each prompt of the run."""
-    import numpy as np
     from rich.console import Console
     from rich.table import Table
 
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.core.parameters import merge
+    from prompt_tuning.core.quantization.tables import wide_table
     from prompt_tuning.models.language_model import LanguageModel
     from prompt_tuning.prompts.tools.inspection import (
         input_vectors,
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = input_vectors(tuned.prompts())
     if not prompts:
         raise InputError("the run has no prompt vectors to inspect")
-    embeddings = np.asarray(parameters["token_embedder/embedding"], np.float32)
+    embeddings = wide_table(parameters, "token_embedder/embedding")
     for title, prompt in prompts.items():
         table = Table("vector", "norm", "nearest tokens (cosine)", title=title)
         rows = nearest_tokens(prompt, embeddings, options.nearest)

@@ -84,6 +84,13 @@ TABLE = (
         default=64,
     ),
     FlatOption(
+        "quantized_tables",
+        MODEL,
+        "store the embedding table and the output head in int8, int4 or nf4 too",
+        "Pretrained.quantized_tables",
+        kind=bool,
+    ),
+    FlatOption(
         "compute_dtype",
         MODEL,
         "type of activations",

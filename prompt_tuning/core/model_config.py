@@ -203,10 +203,9 @@ class ModelConfig:
       rematerialization: which activations the backward pass recomputes.
       encoder_rematerialization: the same for the encoder; as in the decoder if None.
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
-        "int4" or "nf4" for the projections of the blocks, and bfloat16 for everything
-        else.
-      quantization_group: number of inputs that share a scale in "int4" and "nf4"; None
-        for 64.
+        "int4" or "nf4" for the projections of the blocks, and bfloat16 for the rest.
+      quantization_group: inputs that share a scale in "int4" and "nf4"; None for 64.
+      quantized_tables: whether embeddings and the head are quantized like projections.
       stores: parameters that are stored in another way, by path.
       new_tokens: number of the last tokens of the vocabulary that the checkpoint's
         tables have no rows of: a run trains these rows (`prompts.token_rows`).
@@ -311,6 +310,7 @@ class ModelConfig:
     compute_dtype: str = "float32"
     parameter_dtype: str = "float32"
     quantization_group: int | None = None
+    quantized_tables: bool = False
     stores: tuple[tuple[str, Store], ...] = ()
     new_tokens: int = 0
     labels: tuple[str, ...] = ()

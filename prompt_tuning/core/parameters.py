@@ -32,6 +32,7 @@ from prompt_tuning.core.quantization.stores import (
     UNQUANTIZED,
     Store,
 )
+from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 
 if TYPE_CHECKING:
     Parameters = dict[str, Array]
@@ -100,6 +101,19 @@ class KernelParameters(NamedTuple):
             # An attribute that was None before is not expected to hold an array.
             setattr(module, attribute, None if array is None else nnx.data(array))
 
+    def transposed(self) -> "KernelParameters":
+        """Returns the arrays of a table, which is the transpose of a kernel."""
+        others = (None if x is None else _transposed(x) for x in self[1:])
+        return KernelParameters(_transposed(self.kernel), *others)
+
+    @classmethod
+    def table_in(cls, module: nnx.Module, name: str) -> Table:
+        """Returns the table that `set_in` has put into a module."""
+        table = cls.arrays_in(module, name)
+        if table.scale is None:
+            return table.kernel
+        return QuantizedTable(*table[:-1])
+
     @classmethod
     def arrays_in(cls, module: nnx.Module, name: str) -> StoredKernel:
         """Returns the arrays that `set_in` has put into a module."""
@@ -108,6 +122,11 @@ class KernelParameters(NamedTuple):
             getattr(module, name)[...],
             *(None if other is None else other[...] for other in others),
         )
+
+
+def _transposed(parameter: nnx.Param) -> nnx.Param:
+    axes = parameter.get_metadata("axes")
+    return nnx.Param(parameter[...].T, axes=axes[::-1])
 
 
 def declare_kernel(

@@ -257,12 +257,14 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
     A trained head needs `d nll / d logits` in the backward pass, `[M, V]` numbers; they
     are stored only then. Of rows apart from the kernel they are `[M, n]`.
     """
+    # A kernel is an array, or a quantized table of several, which is never trained.
     trains_kernel, trains_bias, trains_rows = (
-        leaf is not None and leaf.perturbed for leaf in head
+        any(leaf.perturbed for leaf in jax.tree.leaves(part, is_leaf=_is_primal))
+        for part in head
     )
     trained_head = trains_kernel or trains_bias
     values = (hidden.value, targets.value, None if teacher is None else teacher.value)
-    head = HeadWeights(*(None if x is None else x.value for x in head))
+    head = jax.tree.map(lambda leaf: leaf.value, head, is_leaf=_is_primal)
     kernel = head.kernel
 
     def chunk(hidden, targets, teacher):
@@ -316,6 +318,11 @@ def _backward(terms, columns, residuals, cotangent: TokenLoss):
             "...v,...->v", d_logits, scale, preferred_element_type=jnp.float32
         ).astype(head.bias.dtype)
     return d_hidden, HeadWeights(d_kernel, d_bias, d_rows), no_targets, None
+
+
+def _is_primal(leaf: Any) -> bool:
+    """Returns whether an argument of a custom rule is that of one array."""
+    return hasattr(leaf, "perturbed")
 
 
 def _rows_gradient(d_logits, scaled, rows) -> Array | None:

@@ -1,12 +1,14 @@
 """The output head as losses take it: an array, or one with a bias or a soft cap."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
 from prompt_tuning.core.model_choices import ClassProblem
+from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class OutputHead:
     """A head with more in its logits than products of hidden states and its kernel.
 
     Attributes:
-      kernel: `[V, D]`, with the layout of an embedding table.
+      kernel: `[V, D]`, with the layout of an embedding table; it may be quantized.
       bias: bias of each logit, `[V]`, or None (GPT-J, Phi).
       soft_cap: bound `c` on the absolute value of the logits, which become
         `c * tanh(logits / c)` (Gemma Team 2024, "Gemma 2", section 2); None for none.
@@ -50,7 +52,7 @@ class OutputHead:
       problem: what a head of classes decides; it sets the loss (`value_loss`).
     """
 
-    kernel: Float[Array, "V D"]
+    kernel: Table
     bias: Float[Array, "V"] | None = None
     soft_cap: float | int | None = dataclasses.field(
         default=None, metadata={"static": True}
@@ -74,9 +76,12 @@ MINIMUM_PART = 256
 """Least number of tokens in a part; products with fewer are not slow."""
 
 LARGEST_WIDENED = 2**20
-"""Numbers of a kernel of 16 bits that are widened at once on CPUs: 4 MiB, which stay in
-the cache. Larger arrays get fresh pages from the system each time, which takes longer
-than the product."""
+"""Numbers of a narrow kernel that are widened at once on CPUs: 4 MiB, which stay in the
+cache. Larger arrays get fresh pages from the system each time, which takes
+longer than the product."""
+
+LARGEST_ON_DEVICES = 2**26
+"""The same of a quantized kernel on other devices, where products must be larger."""
 
 AnyHead = Float[Array, "V D"] | OutputHead
 """A head: its kernel alone, if the logits have neither a bias nor a soft cap."""
@@ -103,15 +108,19 @@ def head_logits(
 ) -> Float[Array, "*lead V"]:
     """Computes logits in float32, of the tokens in this device's shard."""
     rows = hidden.size // hidden.shape[-1]
-    few, size = _parts(len(head.kernel)), _narrow_part(head.kernel, rows)
+    kernel = head.kernel
+    few, size = _parts(len(kernel)), _narrow_part(kernel, rows)
     in_parts = jax.default_backend() == "cpu" and rows in FEW_ROWS and few > 1
+    if isinstance(kernel, QuantizedTable):
+        assert size is not None
+        logits = _logits_part_by_part(hidden, kernel, size)
     # XLA multiplies numbers of 16 bits in parts without widening them.
-    if in_parts and (size is None or head.kernel.dtype == hidden.dtype):
-        logits = _logits_in_parts(hidden, head.kernel.astype(hidden.dtype), few)
+    elif in_parts and (size is None or kernel.dtype == hidden.dtype):
+        logits = _logits_in_parts(hidden, kernel.astype(hidden.dtype), few)
     elif size is not None:
-        logits = _logits_part_by_part(hidden, head.kernel, size)
+        logits = _logits_part_by_part(hidden, kernel, size)
     else:
-        logits = _product(hidden, head.kernel)
+        logits = _product(hidden, kernel)
     if head.bias is not None:
         logits = logits + head.bias.astype(jnp.float32)
     if head.rows is not None and head.columns is not None:
@@ -132,32 +141,32 @@ def replace_columns(
 
 
 def hidden_gradient(
-    d_logits: Float[Array, "*lead V"], kernel: Float[Array, "V D"]
+    d_logits: Float[Array, "*lead V"], kernel: Table
 ) -> Float[Array, "*lead D"]:
     """Computes the gradient of hidden states from that of their logits."""
     size = _narrow_part(kernel, d_logits.size // len(kernel))
     if size is None:
+        assert not isinstance(kernel, QuantizedTable)
         return jnp.einsum("...v,vd->...d", d_logits, kernel.astype(d_logits.dtype))
+    wide = d_logits.astype(_dtype_in_parts(d_logits))
+
+    def product(start: Array, size: int) -> Array:
+        return jnp.einsum(
+            "...v,vd->...d",
+            jax.lax.dynamic_slice_in_dim(wide, start, size, -1),
+            _widened_rows(kernel, start, size).astype(wide.dtype),
+            preferred_element_type=jnp.float32,
+        )
 
     def add(total: Array, start: Array) -> tuple[Array, None]:
-        d_part = jax.lax.dynamic_slice_in_dim(d_logits, start, size, -1)
-        product = jnp.einsum(
-            "...v,vd->...d",
-            d_part.astype(jnp.float32),
-            _widened_rows(kernel, start, size),
-        )
-        return total + product, None
+        return total + product(start, size), None
 
-    shape = (*d_logits.shape[:-1], kernel.shape[1])
-    starts = jnp.arange(0, len(kernel) - size + 1, size)
-    total, _ = jax.lax.scan(add, jnp.zeros(shape, jnp.float32), starts)
-    rest = len(kernel) % size
+    count, rest = divmod(len(kernel), size)
+    # Beginning with a product and not with zeros, the sum varies over a mesh as it.
+    total = product(jnp.zeros((), jnp.int32), size)
+    total, _ = jax.lax.scan(add, total, size * jnp.arange(1, count))
     if rest:
-        total = total + jnp.einsum(
-            "...v,vd->...d",
-            d_logits[..., -rest:].astype(jnp.float32),
-            kernel[-rest:].astype(jnp.float32),
-        )
+        total = total + product(jnp.asarray(count * size), rest)
     return total.astype(d_logits.dtype)
 
 
@@ -172,49 +181,63 @@ def _product(
     )
 
 
-def _narrow_part(kernel: Float[Array, "V D"], rows: int) -> int | None:
-    """Returns how many tokens of a kernel of 16 bits are widened at once; None for all.
+def _narrow_part(kernel: Table, rows: int) -> int | None:
+    """Returns how many tokens of a narrow kernel are widened at once; None for all.
 
-    XLA's products on CPUs convert such a kernel to float32 first: 2.1 GB of the head of
-    an 8B model, if it is done at once.
+    XLA's products on CPUs convert a kernel of 16 bits to float32 first: 2.1 GB of the
+    head of an 8B model, if it is done at once.
 
     Args:
       kernel: the head.
       rows: number of hidden states.
     """
-    if jax.default_backend() != "cpu" or kernel.dtype.itemsize != 2:
+    cpu = jax.default_backend() == "cpu"
+    size = max((LARGEST_WIDENED if cpu else LARGEST_ON_DEVICES) // kernel.shape[1], 1)
+    if isinstance(kernel, QuantizedTable):
+        return min(size, len(kernel))
+    if not cpu or kernel.dtype.itemsize != 2:
         return None
     if rows > kernel.shape[1]:
         # Logits are larger than the wide kernel, and parts of them must be joined.
         return None
-    size = max(LARGEST_WIDENED // kernel.shape[1], 1)
     return size if size < len(kernel) else None
 
 
+def _dtype_in_parts(x: Array) -> jnp.dtype:
+    """Returns the type in which a factor is multiplied by parts of a kernel."""
+    return jnp.dtype(jnp.float32) if jax.default_backend() == "cpu" else x.dtype
+
+
 def _widened_rows(
-    kernel: Float[Array, "V D"], start: Int[Array, ""], size: int
+    kernel: Table, start: Int[Array, ""], size: int
 ) -> Float32[Array, "size D"]:
     """Returns some rows of a kernel in float32, within a loop."""
     # If the kernel did not depend on the iteration, XLA would move the conversion of
     # all rows out of the loop.
     kernel, start = jax.lax.optimization_barrier((kernel, start))
+    if isinstance(kernel, QuantizedTable):
+        return kernel.part(start, size)
     return jax.lax.dynamic_slice_in_dim(kernel, start, size).astype(jnp.float32)
 
 
 def _logits_part_by_part(
-    hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"], size: int
+    hidden: Float[Array, "*lead D"], kernel: Table, size: int
 ) -> Float[Array, "*lead V"]:
     """Computes the logits of one part of the vocabulary after another."""
-    wide = hidden.astype(jnp.float32)
+    wide = hidden.astype(_dtype_in_parts(hidden))
     count, rest = divmod(len(kernel), size)
-    logits = jax.lax.map(
-        lambda start: _product(wide, _widened_rows(kernel, start, size)),
-        size * jnp.arange(count),
-    )
+
+    # A differentiated loop would keep the wide parts of all iterations.
+    @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(1,))
+    def product(start: Array, size: int) -> Array:
+        return _product(wide, _widened_rows(kernel, start, size))
+
+    logits = jax.lax.map(lambda start: product(start, size), size * jnp.arange(count))
     logits = jnp.moveaxis(logits, 0, -2).reshape(*hidden.shape[:-1], count * size)
     if not rest:
         return logits
-    return jnp.concatenate([logits, _product(wide, kernel[-rest:])], axis=-1)
+    last = product(jnp.asarray(count * size), rest)
+    return jnp.concatenate([logits, last], axis=-1)
 
 
 def _parts(size: int) -> int:

@@ -15,16 +15,11 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.layer_kinds import check_alike
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
-from prompt_tuning.core.quantization.nibbles import group_size
-from prompt_tuning.core.quantization.stores import (
-    Store,
-    is_packed,
-    weight_shape,
-)
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
-from prompt_tuning.models.experts import ExpertProjection, MixtureOfExperts
+from prompt_tuning.models.experts import ExpertProjection
 from prompt_tuning.models.head import Head
+from prompt_tuning.models.kernel_stores import chosen_stores, store_as
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.norms import Norm
@@ -119,7 +114,7 @@ def build_model(
             encoder=_encoder(prompt, prompting),
             decoder=_decoder(decoder_prompt, Prompting()),
         )
-    store_as(model, _chosen_groups(model) | dict(config.stores))
+    store_as(model, chosen_stores(model) | dict(config.stores))
     add_adapters(model, adapters, named_key(key, "adapters"))
     train_biases(model, adapters)
     model.invocation = _invocation(config, adapters, prompt or decoder_prompt)
@@ -294,56 +289,6 @@ def biased_layers(model: nnx.Module) -> Iterator[tuple[str, Dense | Norm | Head]
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense | Norm | Head) and node.bias is not None:
             yield "/".join(map(str, path)), node
-
-
-def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
-    """Stores the parameters at some paths in another way.
-
-    Raises:
-      InputError: if the inputs of a kernel cannot be packed, or not in such groups.
-    """
-    if not stores:
-        return
-    for path, (module, name) in dict(_kernels(model)).items():
-        if path in stores:
-            size_in = weight_shape(getattr(module, name)[...])[-2]
-            if size_in % (stores[path].group or 1):
-                raise InputError(
-                    f"{path} is stored as {stores[path]}, but the model expects "
-                    f"{size_in} inputs; does the config belong to this checkpoint?"
-                )
-            module.store_as(name, stores[path])
-    for path, node in list(nnx.iter_graph(model)):
-        store = stores.get("/".join(map(str, path)))
-        if isinstance(node, nnx.Param) and store is not None and not store.quantized:
-            node.set_value(node[...].astype(store.name))
-
-
-def _kernels(
-    model: LanguageModel,
-) -> Iterator[tuple[str, tuple[Dense | MixtureOfExperts, str]]]:
-    """Yields the path of each kernel, its module, and its name in the module."""
-    for path, node in nnx.iter_graph(model):
-        parent = "/".join(map(str, path))
-        if isinstance(node, Dense):
-            yield f"{parent}/kernel", (node, "kernel")
-        elif isinstance(node, MixtureOfExperts):
-            for name in node.experts:
-                yield f"{parent}/expert_{name}", (node, f"expert_{name}")
-
-
-def _chosen_groups(model: LanguageModel) -> dict[str, Store]:
-    """Returns the stores of packed kernels whose groups have a chosen size."""
-    config, stores = model.config, {}
-    if config.quantization_group is None:
-        return stores
-    for path, (module, name) in _kernels(model):
-        kernel = getattr(module, name)[...]
-        if is_packed(kernel):
-            size_in = weight_shape(kernel)[-2]
-            group = group_size(size_in, config.quantization_group)
-            stores[path] = Store(config.parameter_dtype, group)
-    return stores
 
 
 def add_adapters(

@@ -8,8 +8,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import declare, fan_in, named_key
-from prompt_tuning.models.layers import ACTIVATIONS
+from prompt_tuning.core.parameters import (
+    KernelParameters,
+    declare,
+    fan_in,
+    named_key,
+)
+from prompt_tuning.core.quantization.tables import Table
+from prompt_tuning.models.layers import ACTIVATIONS, TableModule
 from prompt_tuning.models.norms import Norm, layer_norm, normalize
 from prompt_tuning.prompts.class_rows import ClassRows
 
@@ -66,11 +72,12 @@ class HeadTransform(nnx.Module):
         return normalize(self.norm, y)
 
 
-class Head(nnx.Module):
+class Head(TableModule):
     """Parts of the output head besides the embedding table.
 
     Attributes:
-      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`.
+      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`. It
+        has scales and more beside it if it is quantized.
       bias: bias of each logit, `[V]`, or None.
       transform: layers between the final norm and the head, or None.
       adapters: a trained bias or rows of classes, if there are some; see `TrainedBias`
@@ -78,17 +85,16 @@ class Head(nnx.Module):
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
-        self.kernel = (
-            None
-            if config.tied_head
-            else declare(
+        self.kernel = None
+        if not config.tied_head:
+            kernel = declare(
                 key,
                 (len(config.labels) or config.table_rows, config.width),
                 ("vocab", "embed"),
                 fan_in(config.width),
                 config.parameter_dtype,
             )
-        )
+            KernelParameters(kernel).set_in(self, "kernel")
         zeros = jax.nn.initializers.zeros
         shape = (len(config.labels) or config.vocabulary_size,)
         dtype = config.parameter_dtype
@@ -99,3 +105,9 @@ class Head(nnx.Module):
         own_key = named_key(key, "transform")
         self.transform = HeadTransform(own_key, config) if transforms else None
         self.adapters = nnx.Dict()
+
+    @property
+    def table(self) -> Table | None:
+        """The kernel in its store; None if it is the embedding table."""
+        kernel = self.kernel
+        return None if kernel is None else KernelParameters.table_in(self, "kernel")

@@ -14,6 +14,7 @@ from prompt_tuning.core.invocations import invoked_positions
 from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 from prompt_tuning.losses.output_head import (
     AnyHead,
     OutputHead,
@@ -197,10 +198,10 @@ class LanguageModel(nnx.Module):
         """The table of generated tokens, and of a tied head."""
         return self.token_embedder
 
-    def head_kernel(self) -> Float[Array, "V D"]:
+    def head_kernel(self) -> Table:
         """Kernel of the output head, tied or not."""
-        kernel = None if self.head is None else self.head.kernel
-        return (self.output_embedder.embedding if kernel is None else kernel)[...]
+        kernel = None if self.head is None else self.head.table
+        return self.output_embedder.table if kernel is None else kernel
 
     @property
     def class_rows(self) -> ClassRows | None:
@@ -231,7 +232,8 @@ class LanguageModel(nnx.Module):
         if self.head is not None:
             bias = applied_bias(self.head.bias, self.head.adapters)
         own = self._own_rows()
-        if cap is None and bias is None and own is None:
+        plain = cap is None and bias is None and own is None
+        if plain and not isinstance(kernel, QuantizedTable):
             return kernel
         if own is None:
             return OutputHead(kernel, bias, cap)

@@ -24,6 +24,7 @@ from prompt_tuning.core.parameters import (
 )
 from prompt_tuning.core.quantization.product import StoredKernel, as_float32, multiply
 from prompt_tuning.core.quantization.stores import Store
+from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.sharding import collectives
 
@@ -215,29 +216,57 @@ class FeedForward(nnx.Module):
         return self.down(dropout(inner, self.dropout_rate, key, index))
 
 
-class Embedding(nnx.Module):
+class TableModule(nnx.Module):
+    """A module with a table `[V, D]`, which may be quantized."""
+
+    def store_as(self, name: str, store: Store) -> None:
+        """Stores the table in another way.
+
+        Args:
+          name: name of the table in the module.
+          store: the other store.
+
+        Raises:
+          InputError: if the columns cannot be packed.
+        """
+        parameter = getattr(self, name)
+        axes = parameter.get_metadata("axes")[::-1]
+        turned = store_kernel(parameter[...].T, axes, store)
+        turned.transposed().set_in(self, name)
+
+
+class Embedding(TableModule):
     """Table of vectors `[rows, D]`, for tokens or for learned positions.
 
     Attributes:
-      embedding: the table.
+      embedding: the table; it has scales and more beside it if it is quantized.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
         # T5 uses its table unscaled and initializes it at 1; other models start small.
         deviation = 1.0 if config.positions == "relative" else 0.02
-        self.embedding = declare(
+        embedding = declare(
             key,
             (rows, config.width),
             (axis, "embed"),
             jax.nn.initializers.normal(deviation),
             config.parameter_dtype,
         )
+        self.embedding = embedding
+        KernelParameters(embedding).set_in(self, "embedding")
+
+    @property
+    def table(self) -> Table:
+        """The table in its store."""
+        return KernelParameters.table_in(self, "embedding")
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks up the vectors of `ids`."""
         # The data checks ids; the default mode would check all of them again.
-        rows = jnp.take(self.embedding[...], ids, axis=0, mode="clip")
-        return rows.astype(dtype)
+        table = self.table
+        if isinstance(table, QuantizedTable):
+            return table[ids].astype(dtype)
+        return jnp.take(table, ids, axis=0, mode="clip").astype(dtype)
 
 
 class TokenEmbedding(Embedding):

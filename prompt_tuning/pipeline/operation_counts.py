@@ -136,7 +136,7 @@ class _Stack:
             names = logical.names
             own = path.startswith(f"{self.name}/") and LAYERS in names
             if own and _is_matrix(path, names) and not describes_kernel(path):
-                size = _used_size(config, names, weight_shape(shapes[path]))
+                size = _used_size(config, names, weight_shape(path, shapes[path]))
                 work += self._product(path, size, path in trained)
         if self._policy(config) == "nothing":  # p1 runs the block again
             again = Work(input_gradient=work.forward, prefix_backward=0)

@@ -42,6 +42,7 @@ def open_checkpoint(
         "compute_dtype": source.compute_dtype,
         "parameter_dtype": source.parameter_dtype or DTYPES[0],
         "quantization_group": source.quantization_group,
+        "quantized_tables": source.quantized_tables,
         "dropout_rate": source.dropout_rate,
         "attention": source.attention,
         "rematerialization": source.rematerialization or Rematerialization(),

@@ -16,6 +16,7 @@ from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.quantization.tables import wide_table
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -289,8 +290,9 @@ def _describe_prompt(
         prompts, problem = {}, str(error)
     if not prompts and not problem:
         problem = "no vectors among the input were trained"
-    table = parameters.get("token_embedder/embedding")
-    embeddings = np.zeros((0, 1)) if table is None else np.asarray(table, np.float32)
+    table, embeddings = "token_embedder/embedding", np.zeros((0, 1))
+    if table in parameters:
+        embeddings = wide_table(parameters, table)
     norms = np.linalg.norm(embeddings, axis=1)
     quantiles = np.quantile(norms, (0.05, 0.5, 0.95)) if len(norms) else np.zeros(3)
     return PromptCard(

@@ -12,7 +12,7 @@ from prompt_tuning.core.number_ranges import (
     PositiveInteger,
     ShareBelowOne,
 )
-from prompt_tuning.core.quantization.stores import INT4, NF4, SMALLEST_GROUP
+from prompt_tuning.core.quantization.stores import INT4, NF4, SMALLEST_GROUP, STORES
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
 
@@ -46,6 +46,9 @@ class Pretrained:
       quantization_group: number of inputs that share a scale in "int4" and "nf4", a
         power of two; None for 64. Where it does not divide the inputs of a projection,
         the largest power of two that does is used.
+      quantized_tables: whether the embedding table and the output head are stored in
+        "int8", "int4" or "nf4" too, if `parameter_dtype` is one of these; otherwise
+        they are in bfloat16, or as a folder with quantized weights publishes them.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.
@@ -82,6 +85,7 @@ class Pretrained:
     compute_dtype: str = "float32"
     parameter_dtype: str | None = None
     quantization_group: PositiveInteger | None = None
+    quantized_tables: bool = False
     weights: str = "device"
     trained_weights: str = "device"
     slices: BlockCount | None = None
@@ -97,6 +101,13 @@ class Pretrained:
     def __post_init__(self):
         check_fields(self)
         self._check_group()
+        if self.quantized_tables and self.parameter_dtype not in STORES:
+            raise InputError(
+                "Pretrained.quantized_tables is True and Pretrained.parameter_dtype "
+                f"{shown(self.parameter_dtype)}: tables are quantized with the "
+                "projections; leave it out, or give "
+                f"{how_to_set('Pretrained.parameter_dtype', NF4)}"
+            )
         if self.slices is not None and self.weights != "streamed":
             raise InputError(
                 f"Pretrained.slices is {self.slices} and Pretrained.weights "

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from prompt_tuning.core.quantization.tables import Table
 from prompt_tuning.sharding.axis_rules import ROW_AXES, SPLIT_NAMES, TENSOR
 from prompt_tuning.sharding.mesh_layout import GROUPS, VOCABULARY, MeshLayout
 from prompt_tuning.sharding.shard_operators import (
@@ -212,9 +213,7 @@ def vocabulary_shard(count: int) -> VocabularyShard:
     return VocabularyShard(first, total, count, axes, padded)
 
 
-def embedding_rows(
-    table: Float[Array, "v D"], ids: Int[Array, "n"]
-) -> Float[Array, "n D"]:
+def embedding_rows(table: Table, ids: Int[Array, "n"]) -> Float[Array, "n D"]:
     """Reads rows of a sharded embedding table, for ids that all devices share.
 
     It has no backward pass on a mesh.
@@ -224,7 +223,7 @@ def embedding_rows(
         return table[ids]
     position = ids - shard.first  # [n]: row of the shard, out of range on others
     here = (position >= 0) & (position < shard.count)
-    rows = jnp.take(table, position, axis=0, mode="clip")  # [n, D]
+    rows = table[jnp.clip(position, 0, shard.count - 1)]  # [n, D]
     return jax.lax.psum(jnp.where(here[:, None], rows, 0), shard.axes)
 
 

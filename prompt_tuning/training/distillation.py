@@ -16,6 +16,7 @@ from prompt_tuning.core.compilation import WeightedJit
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import CONTEXT, Parameters, describe, merge, split
+from prompt_tuning.core.quantization.tables import table_at
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.data.text.tokenizers import encode_prompt
@@ -68,7 +69,8 @@ class Teacher:
         shared = {path: student[path] for path in self.paths}
         if self.prompt is None:
             return shared
-        rows = collectives.embedding_rows(student[EMBEDDING], jnp.asarray(self.tokens))
+        table = table_at(student, EMBEDDING)
+        rows = collectives.embedding_rows(table, jnp.asarray(self.tokens))
         return shared | {self.prompt: rows.astype(jnp.float32)}
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:

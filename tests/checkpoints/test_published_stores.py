@@ -26,6 +26,11 @@ from prompt_tuning.core.quantization.stores import (
     scale_path,
     zero_path,
 )
+from prompt_tuning.core.quantization.tables import wide_table
+from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.request import Request
+from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
@@ -42,6 +47,7 @@ CONFIG = dataclasses.replace(
     dummies.LLAMA, width=128, feed_forward_width=192, head_width=32
 )
 DOWN = "decoder/layers/mlp/down/kernel"
+HEAD = "head/kernel"
 NAME = "model.layers.1.mlp.down_proj."
 STORES = {
     "nf4": "nf4 in groups of 64",
@@ -147,6 +153,31 @@ def test_gradients_equal_those_of_the_widened_weights(kind, folders):
         scale = np.abs(leaf).max()
         assert scale > 0
         np.testing.assert_allclose(gradient[path], leaf, atol=1e-5 * max(scale, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_head_stays_in_its_codes(kind, tmp_path):
+    config = dataclasses.replace(CONFIG, vocabulary_size=64)
+    write_random_model(tmp_path / "base", config)
+    folder = write_quantized(tmp_path / "base", tmp_path / "model", kind, "lm_head")
+    held, wide = opened(folder), opened(folder, WIDE)
+    assert held.plan.stores[HEAD].quantized
+    parameters = [each.read_parameters() for each in (held, wide)]
+    np.testing.assert_array_equal(wide_table(parameters[0], HEAD), parameters[1][HEAD])
+    batch = dummies.make_batch(config, dummies.random_rows([(4, 3), (2, 5)]))
+    losses = [
+        jax.jit(functools.partial(token_losses, model.graph))(each, batch).nll
+        for model, each in zip((held, wide), parameters, strict=True)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    ids = []
+    for model, each in zip((held, wide), parameters, strict=True):
+        engine = DecodingEngine(model, each, slots=2, length=32)
+        request = Request(ids=[3, 5, 7], sampling=Sampling(new_tokens=12))
+        (handle,) = engine.run([request])
+        ids.append(handle.completions[0].ids)
+    assert ids[0] == ids[1]
 
 
 @pytest.mark.slow

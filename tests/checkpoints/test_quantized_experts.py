@@ -186,7 +186,7 @@ def test_gradients_equal_those_of_the_widened_experts(
         np.testing.assert_allclose(gradient[path], leaf, atol=1e-5 * max(largest, 1))
     # Neither a stack of layers is wide, nor, one by one, all experts of a layer.
     for path in EXPERTS:
-        layers, *wide = weight_shape(frozen[path])
+        layers, *wide = weight_shape(path, frozen[path])
         for shape in [[layers, *wide], *([] if grouped else [wide])]:
             size = ",".join(map(str, shape))
             assert not re.findall(rf"(?:f32|bf16)\[{size}\]", program)

@@ -3,15 +3,32 @@
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main
 from tests.support.exhaustive import sample
 from tests.support.quantized_folders import write_quantized
-from tests.support.small_runs import DECODER, trained_prompt, tune, write_model
+from tests.support.small_runs import (
+    DECODER,
+    logged,
+    trained_prompt,
+    tune,
+    write_model,
+)
+from tests.support.staged_runs import staged
 
 INT8 = {"Pretrained__parameter_dtype": "int8"}
+WIDER = dataclasses.replace(DECODER, width=64, head_width=32, feed_forward_width=96)
+QUANTIZED_TABLES = {
+    "Pretrained__parameter_dtype": "nf4",
+    "Pretrained__quantization_group": 16,
+    "Pretrained__quantized_tables": True,
+    "Run__steps": 2,
+    "Run__accumulate": 2,
+    "Run__evaluation": None,
+}
 
 
 @pytest.mark.slow
@@ -41,6 +58,37 @@ def test_a_quantized_run_resumes_and_is_read_again(
     assert "another frozen_model" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
+def test_runs_with_quantized_tables_have_the_losses_of_one_device(
+    files, tmp_path, monkeypatch
+):
+    config = dataclasses.replace(WIDER, layers=2)
+    for tied in (True, False):
+        model = write_model(
+            tmp_path / f"{tied}", dataclasses.replace(config, tied_head=tied)
+        )
+        places = {
+            "one": [],
+            "tensor": mesh(tensor=2),
+            "fsdp": mesh(fsdp=2),
+            "streamed": ["--gin.Pretrained.weights='streamed'"],
+            "staged": staged(monkeypatch, 2),
+        }
+        losses = {}
+        for place, more in places.items():
+            out = tmp_path / f"{tied}-{place}"
+            arguments = files.arguments(out, model, **QUANTIZED_TABLES)
+            assert main(["train", "--no_report", *arguments, *more]) == 0
+            losses[place] = [each["loss"] for each in logged(out) if "loss" in each]
+        for place in places:
+            np.testing.assert_allclose(losses[place], losses["one"], rtol=1e-5)
+
+
+def mesh(**sizes: int) -> list[str]:
+    given = [f"--gin.MeshShape.{name}={size}" for name, size in sizes.items()]
+    return ["--gin.Run.mesh=@MeshShape()", "--gin.MeshShape.data=1", *given]
+
+
 def test_training_the_weights_of_a_quantized_model_is_refused(files, tmp_path, capsys):
     choices = {"ParameterGroup__regexes": [".*/kernel"], **INT8}
     assert tune(files, tmp_path, **choices) == 2
@@ -49,10 +97,7 @@ def test_training_the_weights_of_a_quantized_model_is_refused(files, tmp_path, c
 
 @pytest.fixture
 def published(tmp_path):
-    config = dataclasses.replace(
-        DECODER, width=64, head_width=32, feed_forward_width=96
-    )
-    base = write_model(tmp_path / "base", config)
+    base = write_model(tmp_path / "base", WIDER)
     return write_quantized(base, tmp_path / "model", "gptq")
 
 

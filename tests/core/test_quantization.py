@@ -307,7 +307,9 @@ def test_a_step_never_has_a_dequantized_copy_of_a_stack_of_kernels(
     text = step.lower(trained, frozen, batch_for(config)).compile().as_text()
     assert text is not None
     kernels = {
-        leaf.shape: weight_shape(leaf) for leaf in frozen.values() if is_quantized(leaf)
+        leaf.shape: weight_shape(path, leaf)
+        for path, leaf in frozen.items()
+        if is_quantized(leaf)
     }
     assert kernels
     for shape, wide in kernels.items():

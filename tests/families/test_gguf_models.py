@@ -97,7 +97,7 @@ def test_quantized_weights_stay_in_their_integers_where_they_have_no_offsets():
         "mlp/up": "bfloat16",
         # One layer is in four bits, and the other in eight.
         "mlp/down": "bfloat16",
-        "head": "bfloat16",
+        "head": "int8",
         **dict.fromkeys(("self_attention_norm/scale", "mlp_norm/scale"), "float32"),
         "decoder/final_norm/scale": "float32",
     }

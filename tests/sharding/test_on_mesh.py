@@ -76,7 +76,7 @@ def test_packed_kernels_are_divided_by_groups(store):
     config = dataclasses.replace(
         dummies.LLAMA, width=256, feed_forward_width=256, head_width=64
     )
-    config = dataclasses.replace(config, parameter_dtype=store)
+    config = dataclasses.replace(config, parameter_dtype=store, quantized_tables=True)
     graph, parameters = dummies.prompted(config)
     layout = meshes.layout_of(MeshShape(data=1, fsdp=2, tensor=2), config)
     placement = meshes.placed(layout, graph, parameters)

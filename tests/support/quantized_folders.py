@@ -151,10 +151,10 @@ KINDS: Mapping[str, tuple[dict, Callable[..., Tensors]]] = {
 """Settings in `config.json`, and the function that draws a weight, by kind."""
 
 
-def write_quantized(base: Path, folder: Path, kind: str) -> Path:
+def write_quantized(base: Path, folder: Path, kind: str, more: str = "-") -> Path:
     """Writes a copy of a folder with random quantized weights for its projections.
 
-    Other tensors are stored in bfloat16.
+    Other tensors are stored in bfloat16, except those with `more` in their names.
     """
     shutil.copytree(base, folder)
     file, config = folder / "model.safetensors", folder / "config.json"
@@ -162,7 +162,7 @@ def write_quantized(base: Path, folder: Path, kind: str) -> Path:
     random, tensors = np.random.default_rng(0), {}
     for name, array in load_file(file).items():
         few = array.ndim != 2 or len(array) < SMALLEST  # such as routers
-        if ".layers." not in name or few:
+        if few or not (".layers." in name or more in name):
             tensors[name] = array.astype(ml_dtypes.bfloat16)
             continue
         module = name.removesuffix("weight")

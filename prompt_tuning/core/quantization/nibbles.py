@@ -132,18 +132,18 @@ def unpack(
     half, size_out = packed.shape
     grouped = packed.reshape(len(scale), -1, size_out)
     codes = jnp.concatenate([grouped & LARGEST_CODE, grouped >> 4], axis=1)
-    values = values_of_codes(codes, codebook, zero)
+    values = values_of_codes(codes, codebook, None if zero is None else zero[:, None])
     return (values * scale[:, None]).reshape(2 * half, size_out)
 
 
 def values_of_codes(
-    codes: UInt8[Array, "groups _ out"],
+    codes: UInt8[Array, "*shape"],
     codebook: Float32[Array, "16"] | None,
-    zero: Int16[Array, "groups out"] | None,
-) -> Float32[Array, "groups _ out"]:
-    """Returns what the codes of each group stand for, before they are scaled."""
+    zero: Int16[Array, "*#shape"] | None,
+) -> Float32[Array, "*shape"]:
+    """Returns what the codes of groups stand for, before they are scaled."""
     if codebook is None:
-        middle = MIDDLE if zero is None else zero[:, None].astype(jnp.float32)
+        middle = MIDDLE if zero is None else zero.astype(jnp.float32)
         return codes.astype(jnp.float32) - middle
     # A code is never past the end, so the look-up needs no check.
     return codebook.at[codes.astype(jnp.int32)].get(mode="promise_in_bounds")

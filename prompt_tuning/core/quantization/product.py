@@ -169,11 +169,12 @@ def _scaled(
     if scale is None:
         return numbers.astype(jnp.float32)
     grouped = numbers.reshape(len(scale), -1, numbers.shape[1])
+    zero = None if zero is None else zero[:, None]
     if packed:
         values = values_of_codes(grouped, codebook, zero)
     else:
         values = grouped.astype(jnp.float32)
-        values = values if zero is None else values - zero[:, None].astype(jnp.float32)
+        values = values if zero is None else values - zero.astype(jnp.float32)
     return (values * scale[:, None].astype(jnp.float32)).reshape(numbers.shape)
 
 

@@ -18,6 +18,9 @@ is for input `order[i]`, so that those of a group follow each other.
 `kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
 weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
 Float8, fp4 and mxfp4 are only for weights that are published in them.
+
+Embedding tables and heads `[V, D]` (`TABLES`) are stored as the transpose of a kernel
+`[D, V]`: in int4, uint8 `[V, D / 2]` with float32 scales `[V, D / group]`.
 """
 
 import dataclasses
@@ -32,6 +35,8 @@ SMALLEST_GROUP = 4
 FLOAT8, FP4, MXFP4 = "float8_e4m3fn", "fp4", "mxfp4"
 EXPERT_KERNELS = ("expert_gate", "expert_up", "expert_down")
 """Names of the kernels of all experts of a layer."""
+TABLES = ("token_embedder/embedding", "decoder_embedder/embedding", "head/kernel")
+"""Paths of embedding tables and of the head, which only `QuantizedTable` widens."""
 STORES = (INT8, INT4, NF4)
 """Values of `ModelConfig.parameter_dtype` that quantize the projections."""
 UNQUANTIZED = "bfloat16"
@@ -137,9 +142,12 @@ def is_quantized(leaf: Leaf) -> bool:
     return leaf.dtype in (INT8, FLOAT8) or is_packed(leaf)
 
 
-def weight_shape(leaf: Leaf) -> tuple[int, ...]:
-    """Returns the shape `[..., in, out]` of the weights that an array holds."""
+def weight_shape(path: str, leaf: Leaf) -> tuple[int, ...]:
+    """Returns the shape of the weights that an array holds.
+
+    It is `[V, D]` of a table, and `[..., in, out]` of a kernel.
+    """
     if not is_packed(leaf):
         return tuple(leaf.shape)
-    *lead, half, size_out = leaf.shape
-    return (*lead, 2 * half, size_out)
+    *lead, half, last = leaf.shape
+    return (*lead, half, 2 * last) if path in TABLES else (*lead, 2 * half, last)
