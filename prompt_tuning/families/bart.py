@@ -12,6 +12,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     flattened,
 )
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     layer_recipes,
@@ -121,6 +122,9 @@ BART = Family(
     read_fields=read_bart,
     recipes=bart_recipes,
     embedding_tables=TABLES,
+    class_layers=ClassLayers(
+        "classification_head.out_proj", "classification_head.dense"
+    ),
     base_prefix=PREFIX,
     logit_bias=(LOGIT_BIAS,),
     inert=frozenset(

@@ -3,7 +3,8 @@
 `AutoModelForSequenceClassification` of transformers stores the head of decoder-only
 models as `score.weight`, `[C, D]`, without a bias. It scores the last token that is not
 padding, after the final norm, and the names of the classes are in `id2label`. Encoders
-have a bias of each class, and a dense layer before, which `ClassLayers` names. The head
+have a bias of each class, and a dense layer before, which `ClassLayers` names. So have
+BART and T5, whose decoder reads the text again, up to its end. The head
 of `AutoModelForTokenClassification` scores each token, with a bias and, but for
 ModernBERT, without a dense layer.
 """
@@ -35,6 +36,7 @@ OF_TOKENS: dict[str, Any] = {
     "head_bias": False,
     "logit_soft_cap": None,
     "logit_multiplier": 1.0,
+    "scale_tied_hidden": False,
 }
 """Fields of `ModelConfig` for a head of classes: what a family does to the logits of
 tokens is left out, as in transformers."""
@@ -144,8 +146,8 @@ def class_fields(
     rows = f"{layers.rows}.weight"
     classifies = tags or named.endswith("ForSequenceClassification")
     if not classifies or rows not in stored:
-        return {}
-    if fields["architecture"] != "decoder_only":
+        return {}  # as for token classifiers that are the encoder of a T5 alone
+    if fields["architecture"] != "decoder_only" and not layers.dense:
         return {}
     problem = "tokens" if tags else _read_problem(settings, stored[rows])
     names = _read_names(settings, stored[rows])

@@ -5,6 +5,7 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, layered, transpose
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
     final_norm_recipes,
@@ -16,7 +17,12 @@ from prompt_tuning.families.family import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings, activation_setting
 
-TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+PREFIX = "transformer."
+TABLES = tuple(
+    f"{prefix}{name}.weight"
+    for prefix in ("", PREFIX)
+    for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+)
 GATED_GELU = "gated-gelu"
 
 
@@ -70,16 +76,20 @@ def read_t5(
 def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     # Some checkpoints store the shared table only by the name in one of the stacks.
-    table = next((name for name in TABLES if name in names), TABLES[0])
+    usual = f"{PREFIX}shared.weight" if config.labels else TABLES[0]
+    table = next((name for name in TABLES if name in names), usual)
+    prefix = PREFIX if table.startswith(PREFIX) else ""
     return {
         "token_embedder/embedding": Recipe((table,)),
-        **_stack_recipes("encoder", config.encoder_layers, config),
-        **_stack_recipes("decoder", config.layers, config),
+        **_stack_recipes("encoder", config.encoder_layers, config, prefix),
+        **_stack_recipes("decoder", config.layers, config, prefix),
         **head_recipe(config),
     }
 
 
-def _stack_recipes(stack: str, layers: int, config: ModelConfig) -> dict[str, Recipe]:
+def _stack_recipes(
+    stack: str, layers: int, config: ModelConfig, prefix: str
+) -> dict[str, Recipe]:
     # Sublayers of a block are numbered; only the decoder has cross attention.
     attention = {"self_attention": ("layer.0", "SelfAttention")}
     if stack == "decoder":
@@ -97,13 +107,14 @@ def _stack_recipes(stack: str, layers: int, config: ModelConfig) -> dict[str, Re
     names = norm_names(config, norms) | projection_names(config, modules)
     name = "layer.0.SelfAttention.relative_attention_bias.weight"
     # The first block stores a bias that all blocks of a stack share.
-    bias = Recipe((f"{stack}.block.0.{name}",), False, transpose)
+    first = prefix + stack
+    bias = Recipe((f"{first}.block.0.{name}",), False, transpose)
     if config.relative_bias_in_each_block:
-        bias = layered(f"{stack}.block.{{}}.{name}", layers, transpose)
+        bias = layered(f"{first}.block.{{}}.{name}", layers, transpose)
     return {
-        **layer_recipes(stack, f"{stack}.block.{{}}.", layers, names),
+        **layer_recipes(stack, f"{first}.block.{{}}.", layers, names),
         f"{stack}/relative_position_bias/embedding": bias,
-        **final_norm_recipes(config, stack, f"{stack}.final_layer_norm"),
+        **final_norm_recipes(config, stack, f"{first}.final_layer_norm"),
     }
 
 
@@ -145,6 +156,10 @@ T5 = Family(
     recipes=t5_recipes,
     write_settings=t5_settings,
     embedding_tables=TABLES,
+    prefix_aliases=(PREFIX,),
+    class_layers=ClassLayers(
+        "classification_head.out_proj", "classification_head.dense"
+    ),
     inert=frozenset(
         {
             *("dropout_rate", "classifier_dropout", "initializer_factor", "use_cache"),

@@ -175,8 +175,15 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the states that predict labels; see `LanguageModel.label_states`.
 
-        The decoder reads one start token for each text.
+        The decoder reads one start token for each text. For a head of classes it reads
+        the text, whose last token it would predict next.
         """
+        if self.config.labels:
+            ends = batch.lengths[:, None] - 1
+            given = batch.tokens, batch.lengths, batch.tokens, ends
+            ones, none = jnp.ones_like(ends, jnp.float32), jnp.zeros_like(batch.lengths)
+            rows = Batch(*given, ones, none, prompt_ids=batch.prompt_ids)
+            return self.hidden(rows)[:, 0], None
         none = jnp.zeros_like(batch.lengths)
         vector_ids = batch.tokens - self.config.vocabulary_size
         inputs = RowInfo(batch.lengths, none, None, batch.prompt_ids, vector_ids)
@@ -385,4 +392,7 @@ class EncoderDecoder(LanguageModel):
             normed.shape, collectives.row_range(len(normed)).first
         )
         output_key = optional_key(key, "output")
-        return dropout(normed, self.config.dropout_rate, output_key, index)
+        dropped = dropout(normed, self.config.dropout_rate, output_key, index)
+        if self.head is None or self.head.transform is None:
+            return dropped
+        return self.head.transform(dropped, self.class_rows)

@@ -22,6 +22,7 @@ from prompt_tuning.families.class_labels import (
     DENSE_BIAS,
     DENSE_NORM,
     HEAD,
+    ClassLayers,
 )
 from prompt_tuning.families.hf_folder import find_family
 from prompt_tuning.prompts.class_rows import ClassRows, initial_rows
@@ -52,13 +53,9 @@ def open_classes(
       InputError: if no labels are known, or the model is an encoder-decoder.
     """
     labels, problem = _labels(spec, config), spec.problem or config.problem
-    if config.architecture != "decoder_only":
-        raise InputError(
-            "ClassHead is for decoder-only models, and this is an encoder-decoder: "
-            "rank the texts of its labels instead, by Evaluation.labels (--labels)"
-        )
     tags, pooling = problem == "tokens", _pooling(spec, config, problem)
     layers = find_family(config).class_layers.of(problem)
+    _check_architecture(layers, config)
     if spec.dense and not layers.dense:
         raise InputError(
             "ClassHead.dense is True, but only encoders' heads of whole texts, and "
@@ -97,6 +94,20 @@ def open_classes(
     return dataclasses.replace(config, **fields), rows
 
 
+def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
+    """Checks that transformers has such a head for models of the family.
+
+    Raises:
+      InputError: for other encoder-decoders than BART and T5, and tags in those.
+    """
+    if config.architecture == "encoder_decoder" and not layers.dense:
+        raise InputError(
+            "ClassHead is for decoder-only models, encoders, and whole texts in BART "
+            f"and T5, and this is an encoder-decoder ({config.family}): rank the texts "
+            "of its labels instead, by Evaluation.labels (--labels)"
+        )
+
+
 def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Pooling:
     """Returns the states that the head reads.
 
@@ -112,6 +123,11 @@ def _pooling(spec: ClassHead, config: ModelConfig, problem: ClassProblem) -> Poo
             )
         return "last"
     pooling = spec.pooling or config.pooling
+    if pooling != "last" and config.architecture == "encoder_decoder":
+        raise InputError(
+            f"ClassHead.pooling is {pooling!r}, but the head of an encoder-decoder "
+            "reads its decoder's last state: leave it out, or set it to 'last' (--head)"
+        )
     if pooling == "first" and not config.bidirectional:
         raise InputError(
             "ClassHead.pooling is 'first', but the first state of a decoder has read "

@@ -244,6 +244,34 @@ def test_examples_that_share_a_row_are_scored_as_if_alone(files, placement):
     assert packed == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_an_encoder_decoder_scores_by_the_end_of_the_text_in_its_decoder(
+    files, tmp_path, capsys
+):
+    train = write_pairs(tmp_path / "pairs.jsonl", PAIRS)
+    run, folder = str(tmp_path / "run"), tmp_path / "peft"
+    given = ("--model", str(files.t5), "--train", str(train), "--eval", str(train))
+    more = ("--method", "lora", "--head", "last", "--labels", "low", "high")
+    rest = ("--steps", "2", "--batch_size", "3", "--out", run)
+    assert main(["train", *given, *more, *rest]) == 0
+    tuned = pt.load_tuned(run)
+    alone = [tuned.predict(x).probabilities[label] for x, label in PAIRS]
+    metrics = tuned.evaluate(batch_size=3)
+    assert metrics["loss"] == pytest.approx(-np.log(alone).mean(), abs=1e-5)
+    packed = tuned.evaluate(packing=True, batch_tokens=64)
+    assert packed == pytest.approx(metrics, abs=1e-5)
+    assert main(["convert", run, str(folder)]) == 0
+    saved = json.loads((folder / "adapter_config.json").read_text())["modules_to_save"]
+    assert saved == ["classifier", "score", "classification_head"]
+    capsys.readouterr()
+    again = ("--model", str(files.t5), "--prompt", str(folder))
+    assert main(["predict", PAIRS[0][0], *again]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["probabilities"]["LABEL_0"] == pytest.approx(
+        alone[0], abs=1e-6
+    )
+
+
 def test_a_class_is_no_token_of_its_row(files, tmp_path):
     path = write_pairs(tmp_path / "pairs.jsonl", [("abcde", "high")])
     model = pt.load(str(files.decoder)).attach(pt.ClassHead(labels=["low", "high"]))

@@ -65,6 +65,18 @@ ENCODERS = {
     "electra": {**USUAL, "embedding_size": 16},
     "modernbert": {**USUAL, "local_attention": 4, "classifier_pooling": "mean"},
 }
+ENCODER_DECODERS = {
+    "bart": {
+        **{"d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
+        **{"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+        **{"encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+        "max_position_embeddings": 32,
+    },
+    "t5": {
+        **{"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4},
+        "decoder_start_token_id": 0,
+    },
+}
 ENCODED = [[4, 9, 11, 5, 8, 20, 2], [7, 12, 2], [6, 10, 5, 9, 2]]
 # Rows of encoders end with EOS.
 OF_ENCODERS = {
@@ -81,7 +93,10 @@ WITH_ADAPTERS = {
     "bert PROMPT_TUNING": ("bert", "PROMPT_TUNING", None),
     "bert pooler": ("bert", "LORA", ["classifier", "pooler"]),
     "modernbert head": ("modernbert", "LORA Wo", ["classifier", "head"]),
+    **{f"{x} LORA": (x, "LORA", ["classification_head"]) for x in ENCODER_DECODERS},
 }
+PROJECTIONS = {"bart": ["q_proj", "v_proj"], "t5": ["q", "v"]}
+PROJECTIONS["deberta-v2"] = ["query_proj", "value_proj"]
 OF_PEFT = {
     "PROMPT_TUNING": {"num_virtual_tokens": 3},
     "PREFIX_TUNING": {"num_virtual_tokens": 3},
@@ -119,7 +134,7 @@ def theirs(tmp_path_factory):
             "settings": COMMON | {"eos_token_id": 2} | settings,
             "model_type": name,
         }
-        for name, settings in ENCODERS.items()
+        for name, settings in (ENCODERS | ENCODER_DECODERS).items()
     }
     for kind, settings in OF_PEFT.items():
         adapter = {"peft_type": kind, "task_type": "SEQ_CLS", **settings}
@@ -130,8 +145,8 @@ def theirs(tmp_path_factory):
         adapter = {"peft_type": kind.split()[0], "task_type": "SEQ_CLS"}
         adapter |= OF_ENCODERS[kind]
         adapter |= {"modules_to_save": saved} if saved else {}
-        if base == "deberta-v2":
-            adapter["target_modules"] = ["query_proj", "value_proj"]
+        if base in PROJECTIONS:
+            adapter["target_modules"] = PROJECTIONS[base]
         save = folder / f"{name} saved"
         of_base = {"folder": folder / base, "rows": ENCODED}
         jobs[name] = {**of_base, "adapter": adapter, "save": save}
@@ -197,7 +212,7 @@ def test_our_adapters_score_in_peft_as_here(theirs, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", ENCODERS | ENCODER_DECODERS)
 def test_encoders_score_as_in_transformers(family, theirs):
     folder, logits = theirs
     # Padded rows of ModernBERT that are shorter than its windows are not numbers there.

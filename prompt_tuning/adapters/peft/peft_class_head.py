@@ -149,4 +149,6 @@ def write_class_head(
     if f"{CLASSES_FOLDER}dense" in head and not layers.saved:
         # The module that contains the dense layer: "pooler", or "head" of ModernBERT.
         saved.append(layers.dense.split(".")[-2])
+    if (module := layers.rows.partition(".")[0]) not in SAVED_HEADS:
+        saved.append(module)  # BART and T5, where PEFT trains it only if it is named
     return tensors, {"modules_to_save": saved, "task_type": task}

@@ -17,7 +17,7 @@ Settings = Mapping[str, Any]
 
 SEQ_CLS, TOKEN_CLS, SAVED_HEADS = "SEQ_CLS", "TOKEN_CLS", ("classifier", "score")
 """PEFT's task of a head of classes, and the names that this head may have."""
-POOLERS = ("pooler", "head")
+POOLERS = ("pooler", "head", "classification_head")
 """Modules with the dense layer before the head, in BERT and in ModernBERT, which PEFT
 trains if it is asked to."""
 

@@ -30,6 +30,9 @@ class ClassRowReader:
     is the mean nonzero loss weight of the completion, and in a column of the data it
     has the value of the completion's first token.
 
+    In an encoder-decoder the targets are the inputs, so that the decoder reads these,
+    too, but for the last, which is the class.
+
     Attributes:
       reader: reads the rows themselves.
       model: properties of the model, with the labels.
@@ -87,13 +90,14 @@ class ClassRowReader:
     ) -> Example:
         """Builds the other reader's example with its class; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
-        prompt = self.model.scored_row(example.inputs[: example.prefix_length])
+        completion, reads_twice = example.prefix_length, not self.reader.same_tokens
+        given = example.inputs if reads_twice else example.inputs[:completion]
+        prompt = self.model.scored_row(given)
         if not prompt:
             raise InputError(
                 "the prompt is empty, and no beginning-of-sequence token precedes it, "
                 "so there is nothing to tell the class by"
             )
-        completion = example.prefix_length
         number = 0  # not read where the columns have the values of all classes
         if self.model.problem == "single_label":
             number = self._class_of(example.targets[completion:])
@@ -103,11 +107,15 @@ class ClassRowReader:
             array[-1] = value
             return array
 
+        inputs, targets = np.array(prompt, np.int32), at_end(np.int32(number))
+        if reads_twice:
+            targets[:-1] = inputs[:-1]
         return Example(
-            np.array(prompt, np.int32),
-            at_end(np.int32(number)),
+            inputs,
+            targets,
             at_end(np.float32(example_weight(example))),
-            len(prompt),
+            0 if reads_twice else len(prompt),
+            example.prompt_id,
             columns={n: at_end(x[completion]) for n, x in example.columns.items()},
         )
 
