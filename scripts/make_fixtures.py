@@ -120,6 +120,24 @@ GEMMA3: dict[str, Any] = {
         "sliding_attention": DEFAULT,
     },
 }
+# Heads of two sizes, and values that are keys where heads are wide.
+GEMMA4: dict[str, Any] = {
+    **DECODER,
+    **{"hidden_size": 16, "num_hidden_layers": 4, "sliding_window": 4},
+    "tie_word_embeddings": True,
+    **{"head_dim": 8, "global_head_dim": 12},
+    **{"num_key_value_heads": 4, "num_global_key_value_heads": 2},
+    **{"attention_k_eq_v": True, "final_logit_softcapping": 2.0},
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
+        "full_attention": {
+            **{"rope_type": "proportional", "rope_theta": 1000.0},
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": DEFAULT,
+    },
+}
 IMAGES: dict[str, Any] = {
     "hidden_size": 2,
     "intermediate_size": 2,
@@ -295,6 +313,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 3,
         "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 2.0,
+    },
+    "gemma4_text": GEMMA4,
+    "gemma4": {
+        # The last layers share keys and values of the first.
+        "text_config": GEMMA4
+        | {"num_hidden_layers": 6, "layer_types": GEMMA4["layer_types"][:2] * 3}
+        | {"attention_k_eq_v": False, "num_key_value_heads": 2}
+        | {"num_global_key_value_heads": None}
+        | {"num_kv_shared_layers": 4, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY},
+        "vision_config": {
+            **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1),
+            **dict.fromkeys(("hidden_size", "intermediate_size", "patch_size"), 2),
+            **{"num_key_value_heads": 1, "head_dim": 4},
+            **{"pooling_kernel_size": 1, "position_embedding_size": 4},
+        },
+        **{"bos_token_id": 1, "eos_token_id": [2, 19], "pad_token_id": 0},
     },
     "gemma3_text": GEMMA3,
     "gemma3": {
@@ -835,6 +870,8 @@ def randomize(model: torch.nn.Module) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn_like(buffer))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.3 * torch.randn_like(buffer))
 
 
 def randomize_adapter(model: torch.nn.Module) -> None:
@@ -859,8 +896,10 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     tokens, cache = sizes_of_part(model.config)
     yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
     # Falcon's cache has the keys of a group for each of its query heads, between which
-    # a random prefix differs; no model of groups can express that.
-    if not getattr(model.config, "new_decoder_architecture", False):
+    # a random prefix differs; no model of groups can express that. In Gemma 4 with
+    # unlike numbers of heads PEFT skips the layers with more of them.
+    skipping = ("new_decoder_architecture", "attention_k_eq_v")
+    if not any(getattr(model.config, name, False) for name in skipping):
         yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual, **cache)
     names = [name for name, _ in model.named_modules()]
     text = [name for name in names if ".language_model." in f".{name}"]
@@ -880,7 +919,11 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         else "all-linear"
     )
     # Parts that read images are not adapted, although they have the same names.
-    linear = [name for name in text if "_proj" in name.split(".")[-1]] or linear
+    linear = [
+        name
+        for name in text
+        if "_proj" in name.split(".")[-1] and "per_layer_" not in name
+    ] or linear
     if is_encoder(model.config):
         layers = model.base_model.named_modules()  # not those before the head
         linear = [name for name, x in layers if isinstance(x, torch.nn.Linear)]

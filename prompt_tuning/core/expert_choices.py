@@ -29,7 +29,11 @@ def check_experts(config: Any) -> None:
     some = bool(config.dense_layers)
     every = len(set(config.feed_forward_layers)) or config.layers
     if some != (config.dense_width > 0) or (
-        some and (not config.experts or len(set(config.dense_layers)) >= every)
+        some
+        and (
+            not (config.experts or config.sharing_layers)
+            or len(set(config.dense_layers)) >= every
+        )
     ):
         raise InputError(
             "dense_layers are some of the layers of a model with experts, and have a "

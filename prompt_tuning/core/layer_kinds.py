@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 ATTENTION = "self_attention"
 """Name of attention among the mixers, and in the paths of its parameters."""
+FULL_ATTENTION = "full_attention"
+"""That of attention without a window, where its heads have other sizes."""
+ATTENTIONS = (ATTENTION, FULL_ATTENTION)
+KEYS = "keys_and_values"
+"""Name of what these leave behind, which is stacked on the layers with any of them."""
+SHARING = {ATTENTION: "shared_attention", FULL_ATTENTION: "shared_full_attention"}
+"""Attention to the keys and values of the last earlier layer of each kind."""
 FEED_FORWARD, DENSE = "mlp", "dense_mlp"
 """Names of feed-forward layers; the second is that of layers without experts."""
 NO_MIXER = "no_mixer"
@@ -34,7 +41,12 @@ def mixers(config: "ModelConfig") -> tuple[str, ...]:
     """Returns the mixer of each layer of the decoder."""
     known = dict.fromkeys(config.recurrent_layers, config.recurrence)
     known |= dict.fromkeys(config.feed_forward_layers, NO_MIXER)
-    return tuple(known.get(i, ATTENTION) for i in range(config.layers))
+    if config.windowed_head_width:
+        full = set(range(config.layers)) - set(config.windowed_layers)
+        known |= dict.fromkeys(full, FULL_ATTENTION)
+    own = config.layers - config.sharing_layers
+    found = [known.get(i, ATTENTION) for i in range(config.layers)]
+    return *found[:own], *(SHARING[mixer] for mixer in found[own:])
 
 
 def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
@@ -49,6 +61,26 @@ def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
         else (mixer, DENSE if i in dense else FEED_FORWARD)
         for i, mixer in enumerate(mixers(config))
     )
+
+
+def kept_by(mixer: str) -> str:
+    """Returns the name of what a mixer leaves behind, keys and values or its state."""
+    return KEYS if mixer in ATTENTIONS else mixer
+
+
+def key_layers(config: "ModelConfig") -> int:
+    """Returns the number of the decoder's layers with keys and values."""
+    return sum(mixer in ATTENTIONS for mixer in mixers(config))
+
+
+def shared_layers(config: "ModelConfig") -> dict[str, int]:
+    """Returns the layer whose keys and values each kind of `SHARING` reads."""
+    found = mixers(config)
+    return {
+        shared: max(i for i, mixer in enumerate(found) if mixer == own)
+        for own, shared in SHARING.items()
+        if shared in found
+    }
 
 
 def layers_with(config: "ModelConfig", path: str) -> list[int]:
@@ -95,6 +127,11 @@ def check_alike(config: "ModelConfig", found: str, remedy: str) -> None:
       InputError: if they do not.
     """
     check_all_attention(config, found, remedy)
+    if config.windowed_head_width:
+        raise InputError(
+            f"{found}, which needs layers that are all alike, but heads of this model "
+            f"have other sizes in layers with a window: {remedy}"
+        )
     if config.dense_layers:
         raise InputError(
             f"{found}, which needs layers that are all alike, but "

@@ -10,7 +10,7 @@ from jaxtyping import Array
 
 from prompt_tuning.core.block_arrays import Blocks, is_block_arrays
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import LayerRun, repetitions
+from prompt_tuning.core.layer_kinds import LayerRun, kept_by, repetitions
 from prompt_tuning.core.recomputation import checkpointed
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.save_policies import BLOCK_INPUT, named
@@ -43,11 +43,12 @@ def scan_mixed(
       parameters: parameters by path, stacked on the layers that have them; the path of
         one of a part begins with the part's name.
       others: tree of each layer's other inputs, stacked on all layers.
-      own: for each mixer, a tree of inputs that are stacked on its layers.
+      own: trees of inputs that are stacked on the layers of some mixers, by the name
+        of what these leave behind (see `kept_by`).
       policy: what is saved for the backward pass, the same for all layers.
 
     Returns:
-      the output of the last layer, and for each mixer the trees, stacked on its layers.
+      the output of the last layer, and the trees, stacked and named as `own`.
 
     Raises:
       InputError: if the policy treats layers differently.
@@ -76,8 +77,8 @@ def scan_mixed(
                 path: _entry(parameters[path], ranks.get(part, number))
                 for path, part in present.items()
             }
-            mixer = kind[0]
-            inputs = _entries(others, number), _entries(own[mixer], ranks[mixer])
+            kept = kept_by(kind[0])
+            inputs = entries(others, number), entries(own[kept], ranks[kept])
             return bodies[kind](named(hidden, BLOCK_INPUT), (layer, *inputs))
 
         return body
@@ -87,14 +88,14 @@ def scan_mixed(
     parts = repetitions(kinds)
     if any(map(is_block_arrays, leaves)):
         parts = [LayerRun(i, (kind,), 1) for i, kind in enumerate(kinds)]
-    outputs: dict[str, list[Any]] = {kind[0]: [] for kind in bodies}
+    outputs: dict[str, list[Any]] = {kept_by(kind[0]): [] for kind in bodies}
     for part in parts:
         hidden, collected = _run_part(run, hidden, kinds, part, policy)
-        for mixer, trees in collected.items():
-            outputs[mixer].append(trees)
+        for name, trees in collected.items():
+            outputs[name].append(trees)
     return hidden, {
-        mixer: jax.tree.map(lambda *each: jnp.concatenate(each), *trees)
-        for mixer, trees in outputs.items()
+        name: jax.tree.map(lambda *each: jnp.concatenate(each), *trees)
+        for name, trees in outputs.items()
     }
 
 
@@ -102,23 +103,24 @@ def _run_part(run, hidden, kinds, part, policy):
     """Runs the repetitions of a pattern.
 
     Returns:
-      the hidden states, and for each mixer its trees, stacked on the part's layers.
+      the hidden states, and what the layers leave behind, stacked on the part's layers.
     """
     pattern, in_loop = part.pattern, part.count > 1
     before, each = _counts(kinds[: part.start]), _counts(pattern)
 
     def repetition(hidden, index):
-        outputs = {kind[0]: [] for kind in pattern}
+        outputs = {kept_by(kind[0]): [] for kind in pattern}
         for place, kind in enumerate(pattern):
             number = part.start + index * len(pattern) + place
             within = _counts(pattern[:place])
-            ranks = {x: before[x] + index * each[x] + within[x] for x in kind}
+            names = {*kind, kept_by(kind[0])}
+            ranks = {x: before[x] + index * each[x] + within[x] for x in names}
             body = checkpointed(run[kind], policy, in_scan=in_loop)
             hidden, output = body(hidden, number, ranks)
-            outputs[kind[0]].append(output)
+            outputs[kept_by(kind[0])].append(output)
         return hidden, {
-            mixer: jax.tree.map(lambda *each: jnp.stack(each), *trees)
-            for mixer, trees in outputs.items()
+            name: jax.tree.map(lambda *each: jnp.stack(each), *trees)
+            for name, trees in outputs.items()
         }
 
     if not in_loop:
@@ -128,8 +130,8 @@ def _run_part(run, hidden, kinds, part, policy):
 
 
 def _counts(kinds: Sequence[Kind]) -> Counter[str]:
-    """Returns the number of layers with each part."""
-    return Counter(part for kind in kinds for part in kind)
+    """Returns the number of layers with each part, and of those that leave a kind."""
+    return Counter(part for kind in kinds for part in {*kind, kept_by(kind[0])})
 
 
 def _entry(stack: Blocks, index: Index) -> Array:
@@ -139,5 +141,6 @@ def _entry(stack: Blocks, index: Index) -> Array:
     return jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
 
 
-def _entries(tree: Any, index: Index) -> Any:
+def entries(tree: Any, index: Index) -> Any:
+    """Returns one layer's entries of a tree of stacks."""
     return jax.tree.map(lambda x: _entry(x, index), tree, is_leaf=is_block_arrays)

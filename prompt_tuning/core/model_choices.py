@@ -123,6 +123,43 @@ def check_combinations(config: Any) -> None:
             "has no key_value_rank, query_rank and value_width"
         )
     _check_mixers(config)
+    _check_full_attention(config)
+
+
+def _check_full_attention(config: Any) -> None:
+    """Checks the choices for layers whose heads have other sizes."""
+    width, groups = config.windowed_head_width, config.full_key_value_heads
+    fits = (
+        config.windowed_layers
+        and not width % 2
+        and config.rotary_width is None
+        and not (config.recurrent_layers or config.feed_forward_layers)
+        and not (config.key_value_rank or config.encoder_layers or config.chunked)
+        and not config.unrotated_layers
+    )
+    needing = groups, config.keys_as_values, config.sharing_layers
+    if (width and not fits) or (any(needing) and not width):
+        raise InputError(
+            "full_key_value_heads, keys_as_values and sharing_layers need a "
+            "windowed_head_width, and that needs windowed_layers of a decoder with "
+            "attention in every layer, without latent attention, chunks, "
+            "unrotated_layers and rotary_width; found "
+            f" windowed_head_width={width}"
+        )
+    if groups and config.key_value_heads % groups:
+        raise InputError(
+            f"{config.key_value_heads} key_value_heads are no multiple of "
+            f"{groups} full_key_value_heads, as they must be"
+        )
+    own = set(range(config.layers - config.sharing_layers))
+    if config.sharing_layers and not (
+        own.intersection(config.windowed_layers)
+        and own.difference(config.windowed_layers)
+    ):
+        raise InputError(
+            f"the last {config.sharing_layers} layers share keys and values of earlier "
+            "ones, expected both a layer with a window and one without before them"
+        )
 
 
 def _fits_latent_attention(config: Any) -> bool:

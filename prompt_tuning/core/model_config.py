@@ -78,7 +78,8 @@ class ModelConfig:
       shared_expert_width: width of an expert that processes every token; 0 for none
         (Qwen 2 MoE).
       shared_expert_gated: whether a score of its own weighs that expert.
-      dense_layers: numbers of the layers without experts in a model with experts.
+      dense_layers: numbers of the layers without experts in a model with experts, or of
+        layers with a wider feed-forward layer among the `sharing_layers`.
       dense_width: width of their feed-forward layers; 0 without such layers.
       layers: number of blocks `L` of the decoder.
       family: name of the family (see `families`) after which the tensors of
@@ -87,6 +88,20 @@ class ModelConfig:
       heads: number of query heads `H`.
       key_value_heads: number of key/value heads `G`; `H` is a multiple of it.
       head_width: `K`.
+      windowed_head_width: width of heads in `windowed_layers`, if they are narrower
+        (Gemma 4); 0 for the same. Keys and values are then kept with the sizes of
+        others: padded with zeros, and repeated for heads that share them.
+      full_key_value_heads: number of key/value heads in the other layers, if it is
+        lower; 0 for the same. It needs a `windowed_head_width`.
+      keys_as_values: whether these other layers have values that are their keys before
+        norm and rotation.
+      value_norm: whether values have a norm of each head without a scale.
+      sharing_layers: number of the last layers that read the keys and values of the
+        last layer before them of their kind, with a window or without. It needs a
+        `windowed_head_width`.
+      layer_input_width: width of a further input of each layer, made of the token and
+        its vector (Gemma 4; see `models.layer_inputs`); 0 for none.
+      layer_factors: whether each layer's output has a factor of its own.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
         `norms.Norm`), layer norm (scale and bias), or layer norm without a bias
         (Cohere) or without any parameter (OLMo 1).
@@ -246,6 +261,13 @@ class ModelConfig:
     dense_layers: tuple[int, ...] = ()
     dense_width: int = 0
     encoder_layers: int = 0
+    windowed_head_width: int = 0
+    full_key_value_heads: int = 0
+    keys_as_values: bool = False
+    value_norm: bool = False
+    sharing_layers: int = 0
+    layer_input_width: int = 0
+    layer_factors: bool = False
     norm_epsilon: float = 1e-6
     norm_placement: NormPlacement = "before"
     query_key_norm: QueryKeyNorm = "none"
@@ -372,6 +394,13 @@ class ModelConfig:
     def width_of_values(self) -> int:
         """Number of elements of each head's values."""
         return self.value_width or self.head_width
+
+    def attention_sizes(self, kind: str) -> tuple[int, int]:
+        """Returns the width of heads of a kind of attention, and its `G`."""
+        if self.windowed_head_width and kind in ("self_attention", "shared_attention"):
+            return self.windowed_head_width, self.key_value_heads
+        full = kind == "full_attention" and self.full_key_value_heads
+        return self.head_width, full or self.key_value_heads
 
     @property
     def positions_note(self) -> str:

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from prompt_tuning.checkpoints.formats.safetensors import read_header
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.layer_kinds import check_all_attention
+from prompt_tuning.core.layer_kinds import check_all_attention, key_layers
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.language_model import LanguageModel
@@ -180,7 +180,7 @@ def _read(
             arrays = [stored[f"{name}/{part}"].read() for part in ("keys", "values")]
             count = arrays[0].shape[2]
             heads = config.key_value_heads
-            expected = (config.layers, heads, count, config.head_width)
+            expected = (key_layers(config), heads, count, config.head_width)
             if any(array.shape != expected for array in arrays):
                 raise InputError(
                     f"{file}: {name} has the shapes {[x.shape for x in arrays]}, "

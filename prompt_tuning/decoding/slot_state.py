@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from prompt_tuning.core.block_arrays import BlockArrays
-from prompt_tuning.core.layer_kinds import ATTENTION, layers_with
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.recurrent_state import RecurrentState
@@ -111,7 +111,7 @@ class Slots:
           chunk: number of tokens of a row that are read at once; divides `length`.
         """
         groups, width = config.key_value_heads, config.head_width
-        layers = len(layers_with(config, ATTENTION))
+        layers = key_layers(config)
         shape = (layers, groups, count, length, width)
         decodes_alone = config.architecture == "decoder_only"
         return cls(
@@ -159,7 +159,7 @@ class Page(NamedTuple):
     @classmethod
     def empty(cls, config: ModelConfig, size: int) -> "Page":
         """Returns a page of zeros."""
-        layers = len(layers_with(config, ATTENTION))
+        layers = key_layers(config)
         shape = (layers, config.key_value_heads, 1, size, config.head_width)
         zeros = jnp.zeros(shape, config.dtype)
         return cls.create(KeyValues(zeros, zeros), 0)

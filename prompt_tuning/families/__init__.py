@@ -22,6 +22,7 @@ from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
 from prompt_tuning.families.gemma3 import GEMMA3, GEMMA3_TEXT
+from prompt_tuning.families.gemma4 import GEMMA4, GEMMA4_TEXT
 from prompt_tuning.families.glm4 import GLM, GLM4
 from prompt_tuning.families.glm4_moe import GLM4_MOE
 from prompt_tuning.families.gpt2 import GPT2
@@ -71,10 +72,6 @@ from prompt_tuning.families.t5_multilingual import MT5, UMT5
 from prompt_tuning.families.t5gemma import T5GEMMA
 
 REFUSED = {
-    **dict.fromkeys(
-        ("gemma4", "gemma4_text"),
-        "embeddings of each layer and shared keys and values are not implemented",
-    ),
     "deepseek_v2": "its choice of experts is not implemented",
 }
 """Other values of `model_type`, with the reason for which they are refused."""
@@ -98,6 +95,8 @@ FAMILIES: dict[str, Family] = {
         GEMMA2,
         GEMMA3_TEXT,
         GEMMA3,
+        GEMMA4_TEXT,
+        GEMMA4,
         PHI3,
         SMOLLM3,
         OLMO,

@@ -9,7 +9,7 @@ from prompt_tuning.core.rotary_scaling import (
     RotaryDivisors,
     RotaryScaling,
 )
-from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.hf_settings import LARGEST, HuggingFaceSettings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 LONGROPE = ("longrope", "su")
@@ -82,6 +82,33 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
     block = _block(settings, "rope_parameters", SLIDING)
     block.require("rope_type", "default", "scaling in windowed layers is unknown")
     return {"window_rotary_base": block.positive("rope_theta", base)}
+
+
+def read_proportional(
+    settings: HuggingFaceSettings, head_width: int, *, base: float, partial: float
+) -> dict[str, Any]:
+    """Reads frequencies of whole heads, of which only the highest turn (Gemma 4).
+
+    Args:
+      settings: the settings in `config.json`.
+      head_width: `K`.
+      base: base of the frequencies if no setting has it.
+      partial: fraction that turns if there are no rotary settings.
+
+    Raises:
+      InputError: for another scaling.
+    """
+    block = _rotary_block(settings)
+    block.choose("rope_type", ("proportional", "default"))
+    fields = {"rotary_base": block.positive("rope_theta", base)}
+    if block.text("rope_type", "proportional") == "default":
+        return fields
+    usual = 1.0 if block.values else partial
+    fraction = block.number("partial_rotary_factor", usual, minimum=0, maximum=1)
+    turning, half = int(fraction * head_width // 2), head_width // 2
+    divisors = [block.positive("factor", 1.0)] * turning
+    divisors += [LARGEST] * (half - turning)
+    return fields | {"rotary_scaling": RotaryDivisors(divisors=tuple(divisors))}
 
 
 def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:

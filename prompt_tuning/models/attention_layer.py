@@ -11,6 +11,8 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import ATTENTION as SELF_ATTENTION
+from prompt_tuning.core.layer_kinds import FULL_ATTENTION, SHARING
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
@@ -59,8 +61,8 @@ class Attention(nnx.Module):
 
     Attributes:
       query: `[L, D, H * K]`.
-      key: `[L, D, G * K]`.
-      value: `[L, D, G * K]`.
+      key: `[L, D, G * K]`, or None if the keys and values of another layer are read.
+      value: `[L, D, G * K]`, or None then, and if the projected keys are the values.
       query_gate: gates of the output, `[L, D, H * K]`, or None.
       out: `[L, H * K, D]`.
       query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
@@ -70,13 +72,23 @@ class Attention(nnx.Module):
         H]`, or None (see `ModelConfig.attention_sinks`).
     """
 
-    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
-        self.config, self.head_width = config, config.head_width
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        layers: int,
+        kind: str = SELF_ATTENTION,
+    ):
+        self.config = config
+        self.head_width, groups = config.attention_sizes(kind)
         self.dropout_rate, self.scale = config.dropout_rate, config.score_scale
-        self.value_width = config.width_of_values
+        self.value_width = min(config.width_of_values, self.head_width)
         self.interleaved = config.rotary_interleaved
-        inner = config.heads * config.head_width
-        shared = config.key_value_heads * config.head_width
+        # Of keys and values as they are kept, there are more heads and wider ones.
+        self.repeats = config.key_value_heads // groups
+        self.padding = config.head_width - self.head_width
+        inner, shared = config.heads * self.head_width, groups * self.head_width
 
         def dense(name, sizes, axes, scale=1.0):
             return Dense(
@@ -94,7 +106,10 @@ class Attention(nnx.Module):
         outward = ((config.width, inner), ("embed", "heads"))
         self.query = dense("query", *outward, start)
         inward = ((config.width, shared), ("embed", "key_value_heads"))
-        self.key, self.value = dense("key", *inward), dense("value", *inward)
+        reads_keys = config.keys_as_values and kind == FULL_ATTENTION
+        shares = kind in SHARING.values()
+        self.key = None if shares else dense("key", *inward)
+        self.value = None if shares or reads_keys else dense("value", *inward)
         gated = config.gated_attention
         self.query_gate = dense("query_gate", *outward) if gated else None
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
@@ -105,21 +120,21 @@ class Attention(nnx.Module):
             over = None
             if config.query_key_norm in ("head", "head_after"):
                 # Each device normalizes its own heads with the same scale.
-                width, axis, over = config.head_width, "head_width", axis
+                width, axis, over = self.head_width, "head_width", axis
             return Norm(
                 named_key(key, name),
                 config,
                 stacked=layers,
                 width=width,
                 axis=axis,
-                head_width=config.head_width if self.norms_heads else None,
+                head_width=self.head_width if self.norms_heads else None,
                 partial_over=over,
             )
 
-        kind = config.query_key_norm
-        self.norms_last, self.norms_heads = kind == "head_after", kind in OF_HEADS
+        norms = config.query_key_norm
+        self.norms_last, self.norms_heads = norms == "head_after", norms in OF_HEADS
         self.query_norm = norm("query_norm", inner, "heads")
-        self.key_norm = norm("key_norm", shared, "key_value_heads")
+        self.key_norm = None if shares else norm("key_norm", shared, "key_value_heads")
         sinks = named_key(key, "sinks")
         self.sinks = _sinks(sinks, config, layers) if config.attention_sinks else None
 
@@ -133,6 +148,8 @@ class Attention(nnx.Module):
         x = collectives.copy_to_shards(x, "heads")
         query, (keys, values) = self.queries(x), self.keys_and_values(x)
         if angles is not None:
+            if self.padding:
+                angles = angles.within(self.head_width)
             if self.config.query_key_norm == "rotated":
                 query, keys = (self._rotated_norm(x, angles) for x in (query, keys))
             query, keys = rotate_queries_and_keys(
@@ -141,7 +158,28 @@ class Attention(nnx.Module):
         if self.norms_last:
             query = normalize(self.query_norm, query)
             keys = normalize(self.key_norm, keys)
+        query, keys, values = map(self._widened, (query, keys, values))
+        if self.repeats > 1:
+            keys, values = (jnp.repeat(x, self.repeats, 1) for x in (keys, values))
         return Projected(query, keys, values, self.gate(x))
+
+    def project_queries(
+        self, x: Float[Array, "n D"], angles: RotaryAngles | None
+    ) -> Float[Array, "n H K"]:
+        """Projects to the queries alone, with their positions; see `project`."""
+        query = self.queries(collectives.copy_to_shards(x, "heads"))
+        if angles is not None:
+            angles = angles.within(self.head_width)
+            query, _ = rotate_queries_and_keys(
+                query, query, angles, interleaved=self.interleaved
+            )
+        return self._widened(query)
+
+    def _widened(self, heads: Float[Array, "n _ k"]) -> Float[Array, "n _ K"]:
+        """Pads heads with zeros, which change neither scores nor sums."""
+        if not self.padding:
+            return heads
+        return jnp.pad(heads, ((0, 0), (0, 0), (0, self.padding)))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
         """Projects to queries, before they are rotated; on a mesh, of this device."""
@@ -159,8 +197,13 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
         """Projects to keys and values; on a mesh, for the heads of this device."""
         norm = None if self.norms_last else self.key_norm
-        keys = self._heads(self.key(x), norm)
-        values = self._heads(self.value(x))
+        assert self.key is not None  # else `project_queries` is called
+        projected = self.key(x)
+        keys = self._heads(projected, norm)
+        values = self._heads(projected if self.value is None else self.value(x))
+        if self.config.value_norm:
+            ones = jnp.ones(self.head_width, values.dtype)
+            values = root_mean_square_norm(values, ones, self.config.norm_epsilon)
         return collectives.local_groups(keys), collectives.local_groups(values)
 
     def source(self, x: Float[Array, "R S D"]) -> KeyValues:

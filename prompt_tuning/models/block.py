@@ -10,6 +10,7 @@ continues.
 from collections.abc import Sequence
 from typing import cast
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -17,15 +18,23 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex, dropout
 from prompt_tuning.core.intermediates import ATTENTION_WEIGHTS, is_requested, record
-from prompt_tuning.core.layer_kinds import ATTENTION, DENSE, FEED_FORWARD
+from prompt_tuning.core.layer_kinds import (
+    ATTENTION,
+    DENSE,
+    FEED_FORWARD,
+    FULL_ATTENTION,
+    SHARING,
+    mixers,
+)
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import merge, named_key, optional_key, split
+from prompt_tuning.core.parameters import declare, merge, named_key, optional_key, split
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.latent_attention import LatentAttention
+from prompt_tuning.models.layer_inputs import LayerInput
 from prompt_tuning.models.layers import FeedForward
 from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.norms import Norm, normalize
@@ -41,6 +50,8 @@ RECURRENT = {
     "mamba2": Mamba2,
 }
 """Recurrent mixers, by their names among the parameters of a block."""
+OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())
+"""Names of other attention, likewise."""
 
 
 class Block(nnx.Module):
@@ -53,6 +64,8 @@ class Block(nnx.Module):
     Attributes:
       self_attention_norm: norm before the mixer, or None.
       self_attention: projections of self-attention; None in blocks with another mixer.
+      full_attention: those of layers without a window, if their heads have other sizes,
+        else None; likewise the kinds of `SHARING`, which project to queries alone.
       short_convolution: recurrent mixer, or None; likewise the others of `RECURRENT`.
       self_attention_out_norm: norm after the mixer, before or after the sum with the
         residual stream, or None.
@@ -64,6 +77,8 @@ class Block(nnx.Module):
       mlp: the feed-forward layer, dense or of experts.
       dense_mlp: that of `ModelConfig.dense_layers`, or None.
       mlp_out_norm: norm after the feed-forward layer, or None.
+      layer_input: what adds this layer's further input, or None.
+      factor: factor of the layer's output, `[L, 1]`, or None.
     """
 
     def __init__(
@@ -84,14 +99,19 @@ class Block(nnx.Module):
             return None
 
         def attention(name, layers):
-            kind = LatentAttention if config.key_value_rank else Attention
-            return kind(named_key(key, name), config, layers=layers)
+            own = named_key(key, name)
+            if config.key_value_rank:
+                return LatentAttention(own, config, layers=layers)
+            return Attention(own, config, layers=layers, kind=name)
 
         self.self_attention_norm = norm("self_attention_norm", before)
         recurrent = len(config.recurrent_layers)
+        others = {name: mixers(config).count(name) for name in OTHER_ATTENTIONS}
         self.self_attention: Attention | None = attention(
-            "self_attention", layers - recurrent - len(alone)
+            ATTENTION, layers - recurrent - len(alone) - sum(others.values())
         )
+        for name, count in others.items():
+            setattr(self, name, attention(name, count) if count else None)
         for name, kind in RECURRENT.items():
             chosen, own = config.recurrence == name, named_key(key, name)
             setattr(self, name, kind(own, config, layers=recurrent) if chosen else None)
@@ -114,6 +134,17 @@ class Block(nnx.Module):
             else None
         )
         self.mlp_out_norm = norm("mlp_out_norm", after)
+        self.layer_input = (
+            LayerInput(named_key(key, "layer_input"), config, layers=layers)
+            if config.layer_input_width
+            else None
+        )
+        ones, given = jax.nn.initializers.ones, ((layers, 1), ("layers", "norm"))
+        self.factor = (
+            declare(key, *given, ones, config.parameter_dtype)
+            if config.layer_factors
+            else None
+        )
 
     def __call__(
         self,
@@ -125,6 +156,8 @@ class Block(nnx.Module):
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
         bare: Bool[Array, ""] | None = None,
+        own: tuple[KeyValues, ...] | None = None,
+        added: Float[Array, "n d"] | None = None,
     ) -> tuple[Float[Array, "n D"], tuple[KeyValues | RecurrentState, ...]]:
         """Runs one block.
 
@@ -138,14 +171,17 @@ class Block(nnx.Module):
           cross: keys and values of an encoder's outputs.
           key: random key for dropout; None disables dropout.
           bare: whether the norm before the mixer is left out; None for no.
+          own: keys and values of each stream, if those of another layer are read.
+          added: further input of this layer, or None.
 
         Returns:
           the hidden states, and the keys and values of each stream, or its last state.
         """
         with branch_draws(optional_key(key, "branches"), numbers):
-            return self._run(x, angles, numbers, views, past, cross, key, bare)
+            given = past, cross, key, bare, own, added
+            return self._run(x, angles, numbers, views, *given)
 
-    def _run(self, x, angles, numbers, views, past, cross, key, bare):
+    def _run(self, x, angles, numbers, views, past, cross, key, bare, own, added):
         """Runs the block; see `__call__`."""
         start, zeros = x, jnp.zeros_like(x)  # zeros: what an absent part adds
         normed = normalize(self.self_attention_norm, x)
@@ -161,7 +197,7 @@ class Block(nnx.Module):
             x = x + (update if self.multiplier == 1 else update * self.multiplier)
             return normalize(norm, x) if self.norms_sum else x
 
-        update, kept = self._mix(normed, angles, views, past, key)
+        update, kept = self._mix(normed, angles, views, past, key, own)
         record(zeros if update is None else update, "self_attention")
         if update is not None:
             x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
@@ -177,6 +213,10 @@ class Block(nnx.Module):
         record(zeros if update is None else update, "mlp")
         if update is not None:
             x = add(x, update, self.mlp_out_norm, "mlp_out")
+        if self.layer_input is not None:
+            x = x + self.layer_input(x, added)
+        if self.factor is not None:
+            x = x * self.factor[...].astype(x.dtype)
         record(x, "hidden")
         return x, kept
 
@@ -209,11 +249,12 @@ class Block(nnx.Module):
           kind: names of the mixer and of the feed-forward layer; see `layer_kinds`.
         """
         block = merge(*split(self))
-        for other in {ATTENTION, *RECURRENT, FEED_FORWARD, DENSE} - {*kind}:
+        parts = {ATTENTION, *OTHER_ATTENTIONS, *RECURRENT, FEED_FORWARD, DENSE}
+        for other in parts - {*kind}:
             setattr(block, other, None)
         return cast(Block, block)
 
-    def _mix(self, normed, angles, views, past, key):
+    def _mix(self, normed, angles, views, past, key, own):
         """Runs the mixer, if there is one.
 
         Returns:
@@ -223,20 +264,26 @@ class Block(nnx.Module):
             mixer = getattr(self, name)
             if mixer is not None:
                 return mixer(normed, views, past)
-        if self.self_attention is None:
-            return None, ()
-        return self._attend_to_self(normed, angles, views, past, key)
+        for name in (ATTENTION, *OTHER_ATTENTIONS):
+            mixer = getattr(self, name)
+            if mixer is not None:
+                return self._attend_to_self(
+                    mixer, normed, angles, views, past, key, own
+                )
+        return None, ()
 
-    def _attend_to_self(self, normed, angles, views, past, key):
-        assert self.self_attention is not None  # the block's only mixer
-        query, keys, values, gate = self.self_attention.project(normed, angles)
+    def _attend_to_self(self, attention, normed, angles, views, past, key, own):
+        if own is None:
+            query, keys, values, gate = attention.project(normed, angles)
+            # Of each stream, [R, Q, G, K].
+            keys, values = (
+                split_streams(named(part, name), views)
+                for part, name in ((keys, "keys"), (values, "values"))
+            )
+            own = tuple(map(KeyValues.from_heads, keys, values))
+        else:
+            query, keys, gate = attention.project_queries(normed, angles), [], None
         query = named(query, "query")  # [n, H, K]
-        # Of each stream, [R, Q, G, K].
-        keys, values = (
-            split_streams(named(part, name), views)
-            for part, name in ((keys, "keys"), (values, "values"))
-        )
-        own = tuple(map(KeyValues.from_heads, keys, values))
         # Each stream attends to what ran before, to earlier streams and to itself.
         sources = [
             [
@@ -251,14 +298,14 @@ class Block(nnx.Module):
         for i, view in enumerate(views):
             if view.relative is not None:
                 given = queries[i], keys[i], view.relative, key
-                bias = self.self_attention.relative_scores(*given)
+                bias = attention.relative_scores(*given)
                 sources[i][-1] = sources[i][-1]._replace(bias=bias)
         if is_requested(ATTENTION_WEIGHTS):
-            weights = self.self_attention.weights(queries[-1], sources[-1])
+            weights = attention.weights(queries[-1], sources[-1])
             weights = weights.reshape(-1, weights.shape[-1])
             earlier = len(query) - len(weights)  # positions of other streams
             record(jnp.pad(weights, ((earlier, 0), (0, 0))), ATTENTION_WEIGHTS)
-        update = self.self_attention.attend_and_project(
+        update = attention.attend_and_project(
             queries,
             sources,
             first_rows,

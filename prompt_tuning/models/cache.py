@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from prompt_tuning.core.layer_kinds import ATTENTION, layers_with
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.recurrent_state import RecurrentState
@@ -55,7 +55,7 @@ class Cache:
     ) -> "Cache":
         """Returns a cache without new tokens, with a buffer for `capacity` of them."""
         shape = (
-            len(layers_with(config, ATTENTION)),
+            key_layers(config),
             collectives.local_group_count(config.key_value_heads),
             next_positions.shape[0],
             capacity,

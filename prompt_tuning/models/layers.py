@@ -5,7 +5,7 @@ Inside the scan over blocks the same classes hold the slice of one block, so the
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -238,17 +238,26 @@ class TableModule(nnx.Module):
 class Embedding(TableModule):
     """Table of vectors `[rows, D]`, for tokens or for learned positions.
 
+    Its vectors may have another `width`.
+
     Attributes:
       embedding: the table; it has scales and more beside it if it is quantized.
     """
 
-    def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        rows: int,
+        axis: str,
+        width: int = 0,
+    ):
         # T5 uses its table unscaled and initializes it at 1; other models start small.
         deviation = 1.0 if config.positions == "relative" else 0.02
         embedding = declare(
             key,
-            (rows, config.width),
-            (axis, "embed"),
+            (rows, width or config.width),
+            (axis, "layer_inputs" if width else "embed"),
             jax.nn.initializers.normal(deviation),
             config.parameter_dtype,
         )
@@ -274,33 +283,47 @@ class TokenEmbedding(Embedding):
 
     Attributes:
       adapters: trained rows of some tokens, if there are any; see `TokenRows`.
+      layer_inputs: parts of further inputs of layers, `[V, L d]`, which follow the
+        vectors, or None; see `models.layer_inputs`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
         super().__init__(key, config, rows, axis)
         self.multiplier = config.embedding_multiplier
+        self.rows, self.layer_multiplier = rows, config.layer_input_width**0.5
+        size = config.layers * config.layer_input_width
+        own = named_key(key, "layer_inputs")
+        self.layer_inputs = Embedding(own, config, rows, axis, size) if size else None
         self.adapters = nnx.Dict()
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
         """Looks up the vectors of `ids`, multiplied as the config sets."""
-        vectors = self._look_up(ids, dtype)
+        vectors = self._look_up(super().__call__, ids, dtype)
         for rows in self.adapters.values():
             vectors = rows(ids, vectors)
-        if self.multiplier == 1:
+        if self.multiplier != 1:
+            # Like transformers, the multiplier is rounded before the product.
+            vectors = vectors * jnp.asarray(self.multiplier, dtype)
+        if self.layer_inputs is None:
             return vectors
-        # Like transformers, the multiplier is rounded before the product.
-        return vectors * jnp.asarray(self.multiplier, dtype)
+        # Trained rows and prompts have zeros.
+        parts = self._look_up(self.layer_inputs, ids, dtype)
+        factor = jnp.where(ids < self.rows, self.layer_multiplier, 0)[..., None]
+        parts = parts * factor.astype(dtype)
+        return jnp.concatenate([vectors, parts], axis=-1)
 
-    def _look_up(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
+    def _look_up(
+        self, table: Callable[[Array, jnp.dtype], Array], ids: Array, dtype: jnp.dtype
+    ) -> Float[Array, "*lead D"]:
         """Looks up the vectors of `ids`; each device finds those in its shard."""
         columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:
-            return super().__call__(ids, dtype)
+            return table(ids, dtype)
         # An id past the end marks a prompt vector that a template inserts.
         ids = (
             collectives.gather_rows(jnp.minimum(ids, columns.total - 1)) - columns.first
         )
-        vectors = super().__call__(ids, dtype)
+        vectors = table(ids, dtype)
         # Each id is in one shard; the other devices contribute zeros to the sum.
         in_shard = (ids >= 0) & (ids < columns.count)
         return collectives.reduce_scatter_rows(

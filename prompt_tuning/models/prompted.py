@@ -26,6 +26,7 @@ from prompt_tuning.models.decoder_only import (
     given_mask,
 )
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
+from prompt_tuning.models.layer_inputs import widened
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
@@ -119,12 +120,15 @@ class _Prompted:
     def _vectors(self, text, rows: RowInfo, key) -> Float[Array, "_ nP D"]:
         """Returns the vectors of each row's prompts, one prompt after the other."""
         if not isinstance(self.prompt, InputDependentPrompt):
-            return select_vectors(self.prompts(key), len(text), rows)
+            vectors = select_vectors(self.prompts(key), len(text), rows)
+            return widened(vectors, text.shape[-1])
         given = rows.is_given(text.shape[1])
         if self.stack == "encoder":
             given = rows.segments(text.shape[1]) > 0
         size, key = self.config.vocabulary_size, optional_key(key, "prompt")
-        return vectors_of_texts(self.prompt, text, given, rows, size, key)
+        own = text[..., : self.config.width]  # without the inputs of layers
+        vectors = vectors_of_texts(self.prompt, own, given, rows, size, key)
+        return widened(vectors, text.shape[-1])
 
     def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
         """Returns the input of each block that a prompt of every block changes.

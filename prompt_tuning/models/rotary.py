@@ -1,6 +1,5 @@
 """Rotary embedding of queries and keys (Su et al. 2021)."""
 
-import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -38,6 +37,12 @@ class RotaryAngles(NamedTuple):
         )
         return RotaryAngles(self.cosine[index], self.sine[index], factor, rotated)
 
+    def within(self, head_width: int) -> "RotaryAngles":
+        """Returns the angles of heads that may be narrower than the widest."""
+        half = head_width // 2
+        cosine, sine = self.cosine[..., :half], self.sine[..., :half]
+        return self._replace(cosine=cosine, sine=sine)
+
 
 def rotary_table_indices(config: ModelConfig) -> list[int]:
     """Returns the index of each layer's table of rotary angles; see `rotary_angles`."""
@@ -55,8 +60,8 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
 
     With `RotaryScaling` low frequencies are divided by a factor (Llama 3.1).
     """
-    width, scaling = config.rotated_width, config.rotary_scaling
-    frequencies = config.rotary_base ** (-np.arange(0, width, 2) / width)
+    scaling = config.rotary_scaling
+    frequencies = _frequencies(config.rotary_base, config.rotated_width)
     if scaling is None:
         return frequencies
     if isinstance(scaling, RotaryDivisors):
@@ -67,6 +72,10 @@ def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
     # Weight of the unscaled frequency: 1 keeps it, 0 divides it by the factor.
     keep = np.clip((turns - low) / (high - low), 0, 1) if high > low else 0.0
     return frequencies * (keep + (1 - keep) / scaling.factor)
+
+
+def _frequencies(base: float, width: int) -> Float[np.ndarray, "half"]:
+    return base ** (-np.arange(0, width, 2) / width)
 
 
 def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles:
@@ -85,10 +94,11 @@ def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngl
         parts = _cosines_and_sines(positions, frequencies, magnitude)
         return RotaryAngles(*parts, factor)
     base = config.window_rotary_base or config.rotary_base
-    plain = dataclasses.replace(config, rotary_base=base, rotary_scaling=None)
+    width = config.windowed_head_width or config.rotated_width
+    windowed = _frequencies(base, width)
     tables = (
         (frequencies, magnitude),
-        (rotary_frequencies(plain), 1.0),
+        (np.pad(windowed, (0, len(frequencies) - len(windowed))), 1.0),
         (np.zeros_like(frequencies), 1.0),
     )
     parts = [_cosines_and_sines(positions, *table) for table in tables]

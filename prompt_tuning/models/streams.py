@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.invocations import active_positions
-from prompt_tuning.core.layer_kinds import ATTENTION, NO_MIXER
+from prompt_tuning.core.layer_kinds import KEYS, MIXERS
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
 from prompt_tuning.models.disentangled import RelativePositions
@@ -370,10 +370,8 @@ def state_view(
 def kept_by_stream(
     kept: Mapping[str, tuple[Any, ...]],
 ) -> tuple[Kept, ...]:
-    """Returns what each stream leaves behind, from what it leaves in each mixer."""
-    states = [
-        parts for kind, parts in kept.items() if kind not in (ATTENTION, NO_MIXER)
-    ]
+    """Returns what each stream leaves behind, from what it leaves by `kept_by`."""
+    states = [parts for name, parts in kept.items() if name in MIXERS]
     if not states:
-        return tuple(map(Kept, kept[ATTENTION]))
-    return tuple(map(Kept, kept[ATTENTION], states[0]))
+        return tuple(map(Kept, kept[KEYS]))
+    return tuple(map(Kept, kept[KEYS], states[0]))

@@ -16,9 +16,17 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.block_scan import scan_blocks
-from prompt_tuning.core.layer_kinds import ATTENTION, NO_MIXER, USUAL, layer_kinds
+from prompt_tuning.core.layer_kinds import (
+    KEYS,
+    MIXERS,
+    SHARING,
+    USUAL,
+    kept_by,
+    layer_kinds,
+    shared_layers,
+)
 from prompt_tuning.core.masks import Count
-from prompt_tuning.core.mixed_scan import scan_mixed
+from prompt_tuning.core.mixed_scan import entries, scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
     ParameterAxes,
@@ -36,6 +44,7 @@ from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.block import Block
 from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
+from prompt_tuning.models.layer_inputs import LayerInputs
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.recurrent_state import last_state
@@ -81,6 +90,7 @@ class Stack(nnx.Module):
         block ends with a norm.
       relative_position_bias: T5's bias; None in other models.
       relative_vectors: DeBERTa's vectors of relative positions; None in other models.
+      layer_inputs: what makes further inputs of blocks, or None; see its module.
     """
 
     def __init__(
@@ -121,6 +131,9 @@ class Stack(nnx.Module):
             else None
         )
         self.relative_vectors = relative_vectors(key, config)
+        self.layer_inputs = (
+            LayerInputs(key, config) if config.layer_input_width else None
+        )
 
     def run(
         self,
@@ -152,10 +165,10 @@ class Stack(nnx.Module):
         block_inputs = [stream.block_input for stream in streams]
         input_values = tuple(change and change.values for change in block_inputs)
 
-        def body(graph, carry, layer):
-            hidden, captured = carry
+        def body(graph, mixer, carry, layer):
+            hidden, captured, shared = carry
             # `layer` is one block's slice of everything that is stacked on L.
-            parameters, (input_values, cross, key, values, number), past = layer
+            parameters, (input_values, cross, key, values, number, added), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             own = move_to_device(parameters)
             whole = parameter_gathering.gather_parameters(own, axes)
@@ -164,14 +177,17 @@ class Stack(nnx.Module):
             bare = number == 0 if self.config.unnormed_first else None
             own_angles = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
+            own, past = shared.get(mixer), before.get(mixer, past)
+            given = own_angles, numbers, own_views, past, cross, key, bare, own, added
             with intermediates.collect_block(captured, number) as captured:
-                hidden, kept = block(
-                    hidden, own_angles, numbers, own_views, past, cross, key, bare
-                )
-            return (hidden, captured), kept if keep else ()
+                hidden, kept = block(hidden, *given)
+            if (readers := SHARING.get(mixer)) in shared:
+                shared = shared | {readers: kept}
+            return (hidden, captured, shared), kept if keep and own is None else ()
 
         encoded, numbered = _encoder_outputs(cross), self.config.unnormed_first
-        hidden = flatten_streams([stream.hidden for stream in streams])  # [n, D]
+        hidden, added = self._block_inputs(streams)
+        shared, before = self._shared(views, past)
         captured = intermediates.start_capture(
             self.stack, self.count, hidden, key_count(streams, past)
         )
@@ -185,9 +201,10 @@ class Stack(nnx.Module):
                 keys,
                 self._block_values(),
                 jnp.arange(self.count) if captured or numbered else None,
+                added,
             )
-            (hidden, captured), kept = self._scan(
-                body, (hidden, captured), others, past, policy
+            (hidden, captured, _), kept = self._scan(
+                body, (hidden, captured, shared), others, past, policy
             )
         # The last stream has the rows of the batch.
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
@@ -202,11 +219,11 @@ class Stack(nnx.Module):
         past: Sequence[Context],
         policy: Rematerialization,
     ) -> tuple[Any, dict[str, Any]]:
-        """Runs the blocks; returns the carry, and for each mixer what they return.
+        """Runs the blocks; returns the carry, and what they return, by `kept_by`.
 
         Args:
-          body: `f(graph, carry, layer)`, where `layer` has the parameters of a block of
-            that structure, its `others` and what precedes its streams.
+          body: `f(graph, mixer, carry, layer)`, where `layer` has the parameters of a
+            block of that structure, its `others` and what precedes its streams.
           carry: what the first block gets.
           others: inputs of each block, stacked on `L`.
           past: keys, values and states that precede each row.
@@ -216,7 +233,7 @@ class Stack(nnx.Module):
         before = _stacked_key_values(past)
         if len(set(self.kinds)) == 1:
             carry, kept = scan_blocks(
-                lambda carry, layer: body(graph, carry, (layer[0], *layer[1])),
+                lambda carry, layer: body(graph, "", carry, (layer[0], *layer[1])),
                 carry,
                 parameters,
                 (others, before),
@@ -224,14 +241,43 @@ class Stack(nnx.Module):
                 gathers=_gathers_weights(logical_axes(self.layers))
                 or any_on_host(parameters),
             )
-            return carry, {ATTENTION: kept}
+            return carry, {KEYS: kept}
         bodies = {
-            kind: functools.partial(body, split(self.layers.of_kind(kind))[0])
+            kind: functools.partial(body, split(self.layers.of_kind(kind))[0], kind[0])
             for kind in dict.fromkeys(self.kinds)
         }
         state = last_state([context.state for context in past])
-        own = {kind[0]: state for kind in bodies} | {ATTENTION: before, NO_MIXER: ()}
+        names = {kept_by(kind[0]) for kind in bodies}
+        own = {name: state if name in MIXERS else () for name in names}
+        own |= {KEYS: before}
         return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
+
+    def _block_inputs(
+        self, streams: Sequence[Stream]
+    ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"] | None]:
+        """Returns what the first block gets, and what is added in each block."""
+        hidden = [stream.hidden for stream in streams]
+        if self.layer_inputs is None:
+            return flatten_streams(hidden), None
+        return self.layer_inputs(flatten_streams(self.layer_inputs.widened(hidden)))
+
+    def _shared(
+        self, views: Sequence[StreamView], past: Sequence[Context]
+    ) -> tuple[dict[str, tuple[KeyValues, ...]], dict[str, tuple[KeyValues, ...]]]:
+        """Returns the keys and values that layers of `SHARING` read.
+
+        Returns:
+          those of the streams, zeros at first, and those that precede the streams.
+        """
+        if not self.config.sharing_layers:
+            return {}, {}
+        groups = collectives.local_group_count(self.config.key_value_heads)
+        shapes = [(groups, *view.shape, self.config.head_width) for view in views]
+        zeros = [jnp.zeros(shape, self.config.dtype) for shape in shapes]
+        empty, known = tuple(KeyValues(x, x) for x in zeros), _stacked_key_values(past)
+        layers = shared_layers(self.config)
+        own = dict.fromkeys(layers, empty)
+        return own, {name: entries(known, layer) for name, layer in layers.items()}
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream that runs once, ahead of all rows; None here.
@@ -354,7 +400,7 @@ class Stack(nnx.Module):
             view = StreamView((rows, length), (*before, own), encoded, first, total)
             if self.relative_vectors is not None:
                 view = view._replace(relative=self.relative_vectors.within(length))
-            if any(kind[0] not in (ATTENTION, NO_MIXER) for kind in self.kinds):
+            if any(kind[0] in MIXERS for kind in self.kinds):
                 view = view._replace(state=state_view(streams, i, past))
             views.append(view)
         return tuple(views)

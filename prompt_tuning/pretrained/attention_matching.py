@@ -75,6 +75,8 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
         reason = "the model scales its queries by their position"
     elif config.query_key_norm in ("head_after", "rotated"):
         reason = "the model normalizes rotated queries"
+    elif config.windowed_head_width:
+        reason = "heads of the model have other sizes in layers with a window"
     elif config.attention_sinks:
         reason = "the model has attention sinks of its own"
     elif config.windowed_layers and length > (config.window or 0):

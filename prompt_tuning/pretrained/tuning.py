@@ -244,7 +244,8 @@ def stack_shape(config: ModelConfig, layers: int) -> StackShape:
         memory = (config.recurrent_heads, *widths) if config.recurrent_heads else None
         others = recurrent + len(config.feed_forward_layers)
         states = StateShape(recurrent, others, window, memory)
-    return StackShape(layers, config.key_value_heads, config.head_width, states)
+    sizes = config.key_value_heads, config.head_width
+    return StackShape(layers, *sizes, states, config.sharing_layers)
 
 
 def rebuild_tuning(

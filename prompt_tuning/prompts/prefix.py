@@ -192,7 +192,8 @@ def prefix_shape(stack: StackShape, length: int) -> tuple[int, int, int, int, in
     """
     if length < 1:
         raise InputError(f"the prefix's length is {length}, expected at least 1")
-    return (stack.layers, 2, length, stack.key_value_heads, stack.head_width)
+    layers = stack.layers - stack.sharing
+    return (layers, 2, length, stack.key_value_heads, stack.head_width)
 
 
 def normal(deviation: NonnegativeNumber = 0.02) -> PrefixInitializer:

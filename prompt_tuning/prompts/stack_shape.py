@@ -33,9 +33,11 @@ class StackShape(NamedTuple):
       key_value_heads: key/value heads `G` of each block's self-attention.
       head_width: width `K` of each head.
       states: shape of the states of recurrent layers; None without such layers.
+      sharing: number of blocks that read keys and values of others (Gemma 4).
     """
 
     layers: int
     key_value_heads: int
     head_width: int
     states: StateShape | None = None
+    sharing: int = 0

@@ -63,6 +63,13 @@ class MeshLayout:
                 f"the model has {groups} key/value heads for {count} devices along "
                 f"{TENSOR!r}: one of the numbers must divide the other"
             )
+        full = self.config.full_key_value_heads
+        if full != groups and full % count:
+            raise InputError(
+                f"the model has {full} key/value heads in layers without a window for "
+                f"{count} devices along {TENSOR!r}: choose a number that divides "
+                f"{full}"
+            )
         if self.axes(GROUPS) != self.axes("heads"):
             raise InputError(
                 "AxisRules splits 'heads' and 'key_value_heads' differently, but each "

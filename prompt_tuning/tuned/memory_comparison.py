@@ -14,6 +14,7 @@ from rich.table import Table
 from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.source_reading import has_pairs
@@ -120,7 +121,8 @@ def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None
 
 def _position_bytes(config: ModelConfig) -> int:
     """Returns the number of bytes of a position's keys and values in all blocks."""
-    numbers = 2 * config.layers * config.key_value_heads * config.head_width
+    of_layer = config.key_value_heads * config.head_width
+    numbers = 2 * key_layers(config) * of_layer
     return numbers * np.dtype(config.dtype).itemsize
 
 

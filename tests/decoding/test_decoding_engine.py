@@ -17,6 +17,7 @@ from prompt_tuning.decoding.slots import read_page
 from tests.support.dummies import (
     DEEPSEEK,
     FAMILIES,
+    GEMMA4,
     GPT2,
     GRANITE4,
     LFM2,
@@ -86,7 +87,7 @@ FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 OTHERS = {
     **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
-    **{"deepseek": DEEPSEEK, "llama4": LLAMA4},
+    **{"deepseek": DEEPSEEK, "llama4": LLAMA4, "gemma4": GEMMA4},
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
@@ -103,7 +104,7 @@ BIASED = ("none", "biases", "both")
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
             ("granite4", RECURRENT),
-            *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4")),
+            *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),

@@ -52,6 +52,8 @@ MIXED = (
     "bamba",
     "deepseek_v3",
     "deepseek_v3_plain",
+    "gemma4",
+    "gemma4_text",
     "glm4_moe",
     "granitemoehybrid",
     "granitemoehybrid_dense",

@@ -50,6 +50,7 @@ NEEDED = {
 PARTS = {
     "llama4": ("text_config",),
     "gemma3": ("text_config",),
+    "gemma4": ("text_config",),
     "mistral3": ("text_config",),
     "qwen3_5": ("text_config",),
     "qwen3_5_moe": ("text_config",),

@@ -55,6 +55,9 @@ CASES = [
     ("hunyuan_v1_moe", TENSOR),
     # Chunks of attention, and experts whose inputs are weighed.
     ("llama4_text", TENSOR),
+    # Heads of two sizes; keys, values and inputs that layers share.
+    ("gemma4_text", TENSOR),
+    ("gemma4", TENSOR),
     # Vectors of relative positions that all devices project.
     ("deberta-v2", TENSOR),
     # Compressed vectors, which devices share.

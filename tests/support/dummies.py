@@ -118,6 +118,17 @@ LLAMA4 = dataclasses.replace(
     **{"experts": 4, "experts_per_token": 1, "routing": "sigmoid_inputs"},
     **{"shared_expert_width": 8, "shared_expert_gated": False},
 )
+GEMMA4 = dataclasses.replace(
+    LLAMA,
+    family="gemma4_text",
+    layers=6,
+    query_key_norm="head",
+    **{"window": 4, "windowed_layers": (0, 2, 4), "window_rotary_base": 100.0},
+    **{"head_width": 12, "windowed_head_width": 8, "full_key_value_heads": 1},
+    **{"keys_as_values": True, "value_norm": True, "layer_factors": True},
+    **{"sharing_layers": 2, "layer_input_width": 8},
+    **{"dense_layers": (4, 5), "dense_width": 20},
+)
 T5_ORIGINAL, T5_GATED = (
     t5_config(
         width=16,

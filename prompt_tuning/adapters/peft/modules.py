@@ -12,6 +12,7 @@ from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.joined_parts import share_of
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
+from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder
@@ -97,8 +98,6 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Returns the input and output size of each kind of projection."""
     width, inner = config.width, config.feed_forward_width
     shared, dense = config.shared_expert_width, config.dense_width
-    queries = config.heads * config.head_width
-    keys = config.key_value_heads * config.head_width
     heads = config.recurrent_heads
     values = heads * config.recurrent_width
     memory = {
@@ -107,29 +106,13 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "gate": (width, values),
         "output": (values, width),
     }
-    attention = {
-        "query": (width, queries),
-        "query_gate": (width, queries),
-        "key": (width, keys),
-        "value": (width, keys),
-        "out": (queries, width),
-    }
-    if rank := config.key_value_rank:
-        unrotated = config.head_width - config.rotated_width
-        attended = config.heads * config.width_of_values
-        attention |= {
-            "query_down": (width, config.query_rank),
-            "query": (config.query_rank or width, queries),
-            "key_value_down": (width, rank + config.rotated_width),
-            "key": (rank, config.heads * unrotated),
-            "value": (rank, attended),
-            "out": (attended, width),
-        }
+    kinds = (*ATTENTIONS, *SHARING.values(), "cross_attention")
+    attention = {kind: _attention_sizes(config, kind) for kind in kinds}
     return {
         **{
             f"{layer}/{name}": size
-            for layer in ("self_attention", "cross_attention")
-            for name, size in attention.items()
+            for layer, sizes in attention.items()
+            for name, size in sizes.items()
         },
         **{f"shared/{name}": (width, shared) for name in ("gate", "up")},
         "shared/down": (shared, width),
@@ -138,6 +121,8 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
             for mixer in ("gated_delta", "mamba2")
             for name, size in memory.items()
         },
+        "layer_input/gate": (width, config.layer_input_width),
+        "layer_input/projection": (config.layer_input_width, width),
         "short_convolution/input": (width, 3 * width),
         "short_convolution/output": (width, width),
         "mlp/shared_gate": (width, 1),
@@ -147,6 +132,31 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "mlp/up": (width, inner),
         "mlp/down": (inner, width),
     }
+
+
+def _attention_sizes(config: ModelConfig, kind: str) -> dict[str, tuple[int, int]]:
+    """Returns the input and output size of each projection of attention."""
+    width, (head_width, groups) = config.width, config.attention_sizes(kind)
+    queries, keys = config.heads * head_width, groups * head_width
+    sizes = {
+        "query": (width, queries),
+        "query_gate": (width, queries),
+        "key": (width, keys),
+        "value": (width, keys),
+        "out": (queries, width),
+    }
+    if rank := config.key_value_rank:
+        unrotated = config.head_width - config.rotated_width
+        attended = config.heads * config.width_of_values
+        sizes |= {
+            "query_down": (width, config.query_rank),
+            "query": (config.query_rank or width, queries),
+            "key_value_down": (width, rank + config.rotated_width),
+            "key": (rank, config.heads * unrotated),
+            "value": (rank, attended),
+            "out": (attended, width),
+        }
+    return sizes
 
 
 def expert_projections(config: ModelConfig) -> dict[str, Projection]:

@@ -17,6 +17,7 @@ from prompt_tuning.adapters.adapter import (
 from prompt_tuning.adapters.peft.peft_settings import DEFAULTS, Settings, submodules
 from prompt_tuning.adapters.peft.shape_checks import COLUMNS, EMBEDDINGS, ROWS
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families import hf_folder
 
@@ -146,12 +147,18 @@ def _check_cached_heads(config: ModelConfig) -> None:
     """Checks that the cache of transformers has keys and values of heads.
 
     Raises:
-      InputError: if it has compressed ones.
+      InputError: if it has compressed ones, or numbers of heads that differ.
     """
     if config.key_value_rank:
         raise InputError(
             "PEFT has no prefixes for a model with latent attention, because the cache "
             "of transformers holds compressed keys there: train a soft prompt or LoRA"
+        )
+    if config.full_key_value_heads not in (0, config.key_value_heads):
+        raise InputError(
+            "PEFT skips layers in prefixes for a model with "
+            f"{config.full_key_value_heads} key/value heads in some layers and "
+            f"{config.key_value_heads} in others: train a soft prompt or LoRA"
         )
 
 
@@ -174,15 +181,15 @@ def read_prefix(
     layers, heads = settings["num_layers"], settings["num_attention_heads"]
     shape = (layers, heads, settings["token_dim"] // heads)
     cached = hf_folder.find_family(config).cached_heads(config)
-    expected = (config.layers, cached, config.head_width)
+    expected = (key_layers(config), cached, config.head_width)
     order = _stored_layers(config, layers, submodules(settings, source))
-    if shape[1:] != expected[1:] or len(order) < config.layers:
+    if shape[1:] != expected[1:] or len(order) < expected[0]:
         raise InputError(
             f"{source} is a prefix for {shape[0]} layers of {shape[1]} key/value heads "
             f"of width {shape[2]}, but the model has {expected[0]} of {expected[1]} of "
             f"{expected[2]}"
         )
-    order = order[: config.layers]
+    order = order[: expected[0]]
     groups = config.key_value_heads
     table = stored.reshape(len(stored), layers, 2, groups, -1, shape[2])
     table = table.transpose(1, 2, 0, 3, 4, 5)  # [L, 2, P, G, heads of a group, K]
@@ -222,10 +229,11 @@ def write_prefix(
     prefix = adapter.parameters[PREFIX_PATH]
     length = prefix.shape[2] if prefix.ndim == 5 else 0
     heads, width = config.key_value_heads, config.head_width
-    if prefix.shape != (config.layers, 2, length, heads, width):
+    layers = key_layers(config)
+    if prefix.shape != (layers, 2, length, heads, width):
         raise InputError(
             f"the prefix has shape {prefix.shape}, expected [L, 2, P, G, K] with L, G, "
-            f"K = {config.layers}, {heads}, {width}"
+            f"K = {layers}, {heads}, {width}"
         )
     count = 1 if config.architecture == "decoder_only" else 2
     table = _stored_table(prefix, config, count, adapter.unused)
@@ -254,7 +262,7 @@ def _stored_table(
 ) -> Float[np.ndarray, "stored 2 P G K"]:
     """Returns the layers in PEFT's order, with repetitions."""
     stored = config.layers
-    order = _stored_layers(config, stored, count)
+    order = _stored_layers(config, stored, count)[: len(prefix)]
     if any(
         not np.array_equal(prefix[layer], prefix[order.index(stored_layer)])
         for layer, stored_layer in enumerate(order)

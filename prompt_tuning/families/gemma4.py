@@ -1,0 +1,250 @@
+"""Gemma 4: heads of other sizes in layers without a window, and norms of values.
+
+These layers may have values that are their keys before norm and rotation.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, identity, transpose
+from prompt_tuning.core.layer_kinds import (
+    ATTENTION,
+    DENSE,
+    FEED_FORWARD,
+    FULL_ATTENTION,
+    SHARING,
+    layer_kinds,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import prefix_of
+from prompt_tuning.families.gemma import GEMMA
+from prompt_tuning.families.gemma3 import GEMMA3
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.layer_settings import (
+    alternating,
+    read_windows,
+)
+from prompt_tuning.families.llama_layout import (
+    PROJECTIONS,
+    QUERY_KEY_NORMS,
+    layout_recipes,
+    read_biases,
+    read_layout,
+)
+from prompt_tuning.families.rotary_settings import (
+    FULL,
+    read_proportional,
+    read_window_rotary,
+)
+from prompt_tuning.families.text_part import part_names, read_text_part
+
+DEFAULTS = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+}
+"""Values that folders may leave to `transformers.Gemma4TextConfig`."""
+KINDS = {
+    "self_attention": (ATTENTION, FULL_ATTENTION, *SHARING.values()),
+    "mlp": (FEED_FORWARD, DENSE),
+}
+"""Kinds of layers that have the modules of a part."""
+SOUND = {"audio_config", "audio_token_id", "boa_token_id", "eoa_token_index"}
+INPUTS = {
+    "layer_input/gate": "per_layer_input_gate",
+    "layer_input/projection": "per_layer_projection",
+}
+
+
+def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings = settings.with_defaults(DEFAULTS)
+    settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
+    settings.choose("use_bidirectional_attention", ("vision",))  # of images alone
+    reason = "experts in this family are not implemented"
+    settings.require("enable_moe_block", False, reason)
+    fields = read_layout(settings, tied=True)
+    layers, width = fields["layers"], fields["head_width"]
+    windows = read_windows(settings, layers, [*alternating(layers, 6)[:-1], FULL])
+    if layers - 1 in windows.get("windowed_layers", ()):
+        settings.refuse("layer_types", f"{FULL!r} as the last one")
+    wide, groups = _full_sizes(settings, windows, fields["key_value_heads"])
+    alike = settings.flag("attention_k_eq_v", False)
+    return (
+        fields
+        | windows
+        | _read_sharing(settings, fields)
+        | read_proportional(settings, wide, base=1_000_000.0, partial=0.25)
+        | read_window_rotary(settings, 10_000.0)
+        | {
+            "activation": "gelu_tanh",
+            "biases": read_biases(settings),
+            "head_width": wide,
+            "windowed_head_width": width,
+            "full_key_value_heads": groups,
+            "keys_as_values": alike,
+            "value_norm": True,
+            "layer_factors": True,
+            "norm_placement": "around",
+            "query_key_norm": "head",
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": fields["width"] ** 0.5,
+            "logit_soft_cap": settings.value("final_logit_softcapping", None)
+            and settings.positive("final_logit_softcapping"),
+        }
+    )
+
+
+def _read_sharing(
+    settings: HuggingFaceSettings, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Reads further inputs of layers, and layers that read keys and values of others.
+
+    Raises:
+      InputError: if the table of these inputs has other rows than that of tokens.
+    """
+    layers, size = (
+        fields["layers"],
+        settings.integer("hidden_size_per_layer_input", 256),
+    )
+    if size and settings.size("vocab_size_per_layer_input", 262_144) != (
+        rows := fields["vocabulary_size"]
+    ):
+        settings.refuse("vocab_size_per_layer_input", f"vocab_size, {rows}")
+    sharing = settings.integer("num_kv_shared_layers", 0)
+    wide = settings.flag("use_double_wide_mlp", False) and sharing > 0
+    return {
+        "layer_input_width": size,
+        "sharing_layers": sharing,
+        "dense_layers": tuple(range(layers - sharing, layers)) if wide else (),
+        "dense_width": 2 * fields["feed_forward_width"] if wide else 0,
+    }
+
+
+def _full_sizes(
+    settings: HuggingFaceSettings, windows: Mapping[str, Any], groups: int
+) -> tuple[int, int]:
+    """Returns the width of heads and the key/value heads of layers without a window."""
+    own = settings.nested("per_layer_config", {}).values
+    alike = settings.flag("attention_k_eq_v", False)
+    if not own:
+        wide = settings.size("global_head_dim", 512)
+        full = settings.size("num_global_key_value_heads", groups)
+        return wide, full if alike else groups
+    full = set(range(settings.layers("num_hidden_layers")))
+    full -= set(windows.get("windowed_layers", ()))
+    first, *others = own.values()
+    named = {int(x) for x in own if x.isdecimal()}
+    if named != full or any(other != first for other in others):
+        settings.refuse("per_layer_config", "the same sizes for all full_attention")
+    block = HuggingFaceSettings(f"per_layer_config in {settings.source}", first)
+    width = block.size("head_dim", settings.size("head_dim"))
+    return width, block.size("num_key_value_heads", groups)
+
+
+def read_gemma4_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig` of the text model.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_text_part(settings, {"gemma4_text": read_gemma4}, tied=True)
+
+
+def gemma4_recipes(
+    config: ModelConfig,
+    names: Collection[str],
+    prefix: str | None = None,
+    head: str = "lm_head.weight",
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`.
+
+    Args:
+      config: config of the model.
+      names: names of the stored tensors.
+      prefix: prefix of the text model, if not as in Llama.
+      head: name of an untied head.
+    """
+    modules, norms = (_of_kinds(config, x) for x in (PROJECTIONS, QUERY_KEY_NORMS))
+    prefix = prefix_of(names) if prefix is None else prefix
+    more = {}
+    if config.layer_input_width:
+        modules |= INPUTS
+        norms |= {"layer_input/norm": "post_per_layer_input_norm"}
+        more = {
+            "token_embedder/layer_inputs/embedding": (
+                "embed_tokens_per_layer",
+                identity,
+            ),
+            "decoder/layer_inputs/projection": (
+                "per_layer_model_projection",
+                transpose,
+            ),
+            "decoder/layer_inputs/norm/scale": ("per_layer_projection_norm", identity),
+        }
+    return layout_recipes(
+        config,
+        names,
+        modules=modules,
+        query_key_norms=norms,
+        prefix=prefix,
+        head=head,
+        others={"factor": ("layer_scalar", identity)},
+    ) | {
+        ours: Recipe((f"{prefix}{name}.weight",), transform=part)
+        for ours, (name, part) in more.items()
+    }
+
+
+def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
+    """Returns the modules of each kind of layer, from those of usual layers."""
+    present = {part for kind in layer_kinds(config) for part in kind}
+    found = {}
+    for ours, module in table.items():
+        part, name = ours.split("/")
+        for kind in present.intersection(KINDS[part]):
+            shared = kind in SHARING.values() and name.startswith(("key", "value"))
+            alike = config.keys_as_values and (kind, name) == (FULL_ATTENTION, "value")
+            if not shared and not alike:
+                found[f"{kind}/{name}"] = module
+    return found
+
+
+def gemma4_text_part(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters of the text part; see `Family.recipes`."""
+    prefix, head = part_names(names)
+    return gemma4_recipes(config, names, prefix=prefix, head=head)
+
+
+GEMMA4_TEXT = dataclasses.replace(
+    GEMMA,
+    model_type="gemma4_text",
+    title="Gemma 4, text models",
+    read_fields=read_gemma4,
+    recipes=gemma4_recipes,
+    prefix_aliases=GEMMA3.prefix_aliases,
+    inert=GEMMA.inert | {"moe_intermediate_size", "num_experts", "top_k_experts"},
+)
+GEMMA4 = dataclasses.replace(
+    GEMMA4_TEXT,
+    model_type="gemma4",
+    title="Gemma 4 with images and sound, of which the text model is read",
+    read_fields=read_gemma4_with_images,
+    recipes=gemma4_text_part,
+    embedding_tables=GEMMA3.embedding_tables,
+    head_name=GEMMA3.head_name,
+    token_parts=GEMMA3.token_parts,
+    unread_parts=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
+    inert=GEMMA4_TEXT.inert | GEMMA3.inert | SOUND,
+)

@@ -1,0 +1,109 @@
+"""Further inputs of each layer, made of tokens and their vectors (Gemma 4).
+
+A token has a part of `d` elements for each of `L` layers, from a table `[V, L d]`. It
+follows the token's vector of `D` elements until the first block, so that both are
+joined with prompts alike. There a projection of the vector is added to it. A prompt
+vector has no token, and zeros in its place.
+
+Google DeepMind 2025, "Gemma 3n model overview", "per-layer embeddings".
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, named_key
+from prompt_tuning.models.layers import ACTIVATIONS, Dense
+from prompt_tuning.models.norms import Norm
+
+
+class LayerInputs(nnx.Module):
+    """What makes the further inputs of all layers.
+
+    Attributes:
+      projection: `[D, L d]`.
+      norm: norm of each layer's part of its output.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig):
+        self.config = config
+        size = config.layer_input_width
+        start = jax.nn.initializers.normal(config.width**-0.5)
+        shape = (config.width, config.layers * size)
+        self.projection = declare(
+            named_key(key, "layer_projection"),
+            shape,
+            ("embed", "layer_inputs"),
+            start,
+            config.parameter_dtype,
+        )
+        own = named_key(key, "layer_norm")
+        self.norm = Norm(own, config, stacked=None, width=size, axis="layer_input")
+
+    def widened(
+        self, parts: Sequence[Float[Array, "_ _ _"]]
+    ) -> list[Float[Array, "_ _ W"]]:
+        """Appends zeros to vectors without a token."""
+        whole = sum(self.projection.shape)
+        return [widened(part, whole) for part in parts]
+
+    def __call__(
+        self, vectors: Float[Array, "n W"]
+    ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"]]:
+        """Splits vectors of `D + L d` elements, and computes the inputs of layers."""
+        width, layers = self.config.width, self.config.layers
+        hidden, of_tokens = vectors[:, :width], vectors[:, width:]
+        projected = hidden @ self.projection[...].astype(hidden.dtype)
+        projected = projected * width**-0.5  # [n, L d]
+        parts = self.norm(projected.reshape(len(hidden), layers, -1))
+        inputs = (parts + of_tokens.reshape(parts.shape)) * 2**-0.5
+        return hidden, inputs.swapaxes(0, 1)
+
+
+def widened(vectors: Float[Array, "*lead d"], width: int) -> Float[Array, "*lead W"]:
+    """Appends zeros up to a width."""
+    missing = width - vectors.shape[-1]
+    if not missing:
+        return vectors
+    return jnp.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, missing)])
+
+
+class LayerInput(nnx.Module):
+    """What adds its further input to the output of each layer.
+
+    Attributes:
+      gate: `[L, D, d]`.
+      projection: `[L, d, D]`.
+      norm: norm of what is added, `[L, D]`.
+    """
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        self.activation = ACTIVATIONS[config.activation]
+
+        def dense(name, sizes, axes):
+            return Dense(
+                named_key(key, name),
+                sizes,
+                axes,
+                layers=layers,
+                bias=False,
+                dtype=config.parameter_dtype,
+            )
+
+        size = config.layer_input_width
+        self.gate = dense("gate", (config.width, size), ("embed", "layer_input"))
+        self.projection = dense(
+            "projection", (size, config.width), ("layer_input", "embed")
+        )
+        self.norm = Norm(named_key(key, "norm"), config, stacked=layers)
+
+    def __call__(
+        self, x: Float[Array, "n D"], added: Float[Array, "n d"]
+    ) -> Float[Array, "n D"]:
+        """Returns what is added to hidden states."""
+        gated = self.activation(self.gate(x)) * added
+        return self.norm(self.projection(gated))
