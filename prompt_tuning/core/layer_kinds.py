@@ -63,6 +63,14 @@ def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
     )
 
 
+def attention_sizes(config: "ModelConfig", kind: str) -> tuple[int, int]:
+    """Returns the width of heads of a kind of attention, and its number `G`."""
+    if config.windowed_head_width and kind in (ATTENTION, SHARING[ATTENTION]):
+        return config.windowed_head_width, config.key_value_heads
+    full = kind == FULL_ATTENTION and config.full_key_value_heads
+    return config.head_width, full or config.key_value_heads
+
+
 def kept_by(mixer: str) -> str:
     """Returns the name of what a mixer leaves behind, keys and values or its state."""
     return KEYS if mixer in ATTENTIONS else mixer

@@ -64,22 +64,20 @@ class ModelConfig:
         `models.experts`); None for a SwiGLU without bounds.
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
-      routing: how experts are chosen: by the softmax of their scores, or by the sigmoid
-        of each score (DeepSeek V3; see `models.expert_routing`), which may weigh the
-        inputs of experts instead of their outputs (Llama 4), or by SparseMixer (Phi 3.5
-        MoE; see the same).
+      routing: how experts are chosen (see `models.expert_routing`): by the softmax of
+        their scores, the sigmoid of each (DeepSeek V3), which may weigh their inputs
+        instead of their outputs (Llama 4), or SparseMixer (Phi 3.5 MoE).
       expert_margin: relative distance from the best score from which SparseMixer gives
         other experts no share.
-      expert_groups: number of groups of experts, of which a token uses only the best
-        `expert_groups_per_token`.
-      expert_groups_per_token: see above.
+      expert_groups: number of groups of experts.
+      expert_groups_per_token: number of the best groups, which alone a token uses.
       expert_multiplier: factor of the weights of experts.
       expert_sum_epsilon: added to the sum of sigmoids that makes their sum 1.
       shared_expert_width: width of an expert that processes every token; 0 for none
         (Qwen 2 MoE).
       shared_expert_gated: whether a score of its own weighs that expert.
-      dense_layers: numbers of the layers without experts in a model with experts, or of
-        layers with a wider feed-forward layer among the `sharing_layers`.
+      dense_layers: numbers of the layers without experts in a model with experts, or
+        with another width among the `sharing_layers`.
       dense_width: width of their feed-forward layers; 0 without such layers.
       layers: number of blocks `L` of the decoder.
       family: name of the family (see `families`) after which the tensors of
@@ -89,52 +87,42 @@ class ModelConfig:
       key_value_heads: number of key/value heads `G`; `H` is a multiple of it.
       head_width: `K`.
       windowed_head_width: width of heads in `windowed_layers`, if they are narrower
-        (Gemma 4); 0 for the same. Keys and values are then kept with the sizes of
-        others: padded with zeros, and repeated for heads that share them.
-      full_key_value_heads: number of key/value heads in the other layers, if it is
-        lower; 0 for the same. It needs a `windowed_head_width`.
-      keys_as_values: whether these other layers have values that are their keys before
-        norm and rotation.
+        (Gemma 4), else 0; keys and values are kept with the sizes of others.
+      full_key_value_heads: number of key/value heads in the others, if lower, else 0.
+      keys_as_values: whether the values of the others are their projected keys.
       value_norm: whether values have a norm of each head without a scale.
       sharing_layers: number of the last layers that read the keys and values of the
-        last layer before them of their kind, with a window or without. It needs a
-        `windowed_head_width`.
+        last layer before them of their kind, with a window or without.
       layer_input_width: width of a further input of each layer, made of the token and
         its vector (Gemma 4; see `models.layer_inputs`); 0 for none.
       layer_factors: whether each layer's output has a factor of its own.
-      norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma, see
-        `norms.Norm`), layer norm (scale and bias), or layer norm without a bias
-        (Cohere) or without any parameter (OLMo 1).
+      norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma), or
+        layer norm, with a bias, without (Cohere) or without parameters (OLMo 1).
       norm_epsilon: added to the mean square.
-      norm_placement: norm before each sublayer, after it (OLMo 2: Team OLMo 2024,
-        section 3.2), or both (Gemma 2: Gemma Team 2024, section 2), always before the
-        sum with the residual stream; or after that sum ("after_sum": Vaswani et al.
-        2017, section 3.1; BART), and then there is no norm after all blocks.
+      norm_placement: norm before each sublayer, after it (OLMo 2), or both (Gemma 2),
+        always before the sum with the residual stream; or after that sum ("after_sum":
+        BART), and then there is no norm after all blocks.
       query_key_norm: norm of queries and keys before the rotary embedding: none, of
-        each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere; Dehghani
-        et al. 2023, section 2), or of all heads together (OLMo 2); or after it, of each
-        head (Hunyuan), or so without a scale in layers with rotary embedding (Llama 4).
-      parallel: whether attention and the feed-forward layer read the same hidden states
-        and are added together (GPT-NeoX: Black et al. 2022, section 2.1).
-      shared_norm: whether both also read the output of one norm (GPT-J: Wang and
-        Komatsuzaki 2021, "GPT-J-6B").
+        each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere), or of
+        all heads together (OLMo 2); or after it, of each head (Hunyuan), or so without
+        a scale in layers with rotary embedding (Llama 4).
+      parallel: whether attention and the feed-forward layer read the same states and
+        are added together (GPT-NeoX).
+      shared_norm: whether both also read the output of one norm (GPT-J).
       positions: rotary on queries and keys, a learned table added to the input, T5's
-        relative position bias on the scores, vectors of relative positions that queries
-        and keys are compared to (DeBERTa; see `models.disentangled`), a bias of the
-        scores that is linear in the distance (ALiBi; see `models.linear_bias`), or none
-        (Granite 4).
+        relative position bias on the scores, vectors of relative positions (DeBERTa;
+        see `models.disentangled`), a bias of the scores that is linear in the distance
+        (ALiBi; see `models.linear_bias`), or none (Granite 4).
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
       rotary_scaling: scaling of the rotary frequencies, or None.
       rotary_width: leading elements of a head that are rotated (Phi-3); None for all.
-      rotary_interleaved: whether the rotated pairs are neighbors (Su et al. 2021,
-        equation 34) instead of elements of the first and the second half.
+      rotary_interleaved: whether rotated pairs are neighbors, not of the two halves.
       query_scaling: factor of queries by their position, or None (Ministral 3).
-      unrotated_layers: numbers of the layers without rotary embedding (SmolLM3; Yang et
-        al. 2025, "Rope to Nope").
+      unrotated_layers: numbers of the layers without rotary embedding (SmolLM3).
       window: number of positions that a token in `windowed_layers` attends to, itself
-        included; None without such layers (Beltagy et al. 2020, section 3.1).
+        included; None without such layers.
       windowed_layers: numbers of the layers in which attention is limited to a window.
       chunked: whether `window` is the size of chunks of positions instead, and a token
         attends to those of its chunk alone (Llama 4).
@@ -142,23 +130,20 @@ class ModelConfig:
         to `window` positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
-      recurrence: mixer of the layers that have no attention, with its name among
-        parameters: gated short convolution (LFM2; see `models.short_convolution`),
-        gated delta rule (Qwen 3.5; see `models.gated_delta`) or Mamba-2 (Granite 4; see
-        `models.mamba2`).
+      recurrence: mixer of the layers that have no attention, named as its module:
+        short convolution (LFM2), gated delta rule (Qwen 3.5) or Mamba-2 (Granite 4).
       recurrent_layers: numbers of these layers.
-      feed_forward_layers: numbers of the layers that have a feed-forward layer alone;
-        all others then have a mixer alone (Nemotron-H). Empty if all have both.
+      feed_forward_layers: numbers of the layers without a mixer; all others then have a
+        mixer alone (Nemotron-H). Empty if all have both.
       convolution_width: number of positions that their convolutions read, the current
         one included; 0 without them.
-      recurrent_heads: number of value heads of the gated delta rule or Mamba-2, 0
-        without them.
+      recurrent_heads: number of value heads of these two, 0 without them.
       recurrent_key_heads: number of its query and key heads, which divides the former.
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
       minimum_step: least step of Mamba-2.
-      key_value_rank: width of the vector from which latent attention computes keys and
-        values (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
+      key_value_rank: width of the vector of keys and values in latent attention
+        (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
       query_rank: width of the vector from which it computes queries; 0 for none.
       value_width: width of values, if they are narrower than keys.
       gated_attention: whether a projection beside the query gates the output of
@@ -213,8 +198,8 @@ class ModelConfig:
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
         activations and block outputs, in training only.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
-      attention: how attention is computed: by a fused kernel of the device ("flash"),
-        without one ("reference"), or by a fused kernel where there is one ("auto").
+      attention: whether a fused kernel computes attention ("flash"), or none
+        ("reference"), or one where there is one ("auto").
       rematerialization: which activations the backward pass recomputes.
       encoder_rematerialization: the same for the encoder; as in the decoder if None.
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
@@ -222,8 +207,8 @@ class ModelConfig:
       quantization_group: inputs that share a scale in "int4" and "nf4"; None for 64.
       quantized_tables: whether embeddings and the head are quantized like projections.
       stores: parameters that are stored in another way, by path.
-      new_tokens: number of the last tokens of the vocabulary that the checkpoint's
-        tables have no rows of: a run trains these rows (`prompts.token_rows`).
+      new_tokens: number of the last tokens of the vocabulary, whose rows a run trains
+        and the checkpoint lacks (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
         for a head that scores tokens (see `prompts.class_rows`).
       problem: what that head decides: one class, which of the classes, a number in
@@ -394,13 +379,6 @@ class ModelConfig:
     def width_of_values(self) -> int:
         """Number of elements of each head's values."""
         return self.value_width or self.head_width
-
-    def attention_sizes(self, kind: str) -> tuple[int, int]:
-        """Returns the width of heads of a kind of attention, and its `G`."""
-        if self.windowed_head_width and kind in ("self_attention", "shared_attention"):
-            return self.windowed_head_width, self.key_value_heads
-        full = kind == "full_attention" and self.full_key_value_heads
-        return self.head_width, full or self.key_value_heads
 
     @property
     def positions_note(self) -> str:

@@ -12,7 +12,7 @@ from prompt_tuning.core.branch_dropout import branch_draws
 from prompt_tuning.core.dropout import DropoutIndex
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import ATTENTION as SELF_ATTENTION
-from prompt_tuning.core.layer_kinds import FULL_ATTENTION, SHARING
+from prompt_tuning.core.layer_kinds import FULL_ATTENTION, SHARING, attention_sizes
 from prompt_tuning.core.masks import CausalMask
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key, optional_key
@@ -80,11 +80,10 @@ class Attention(nnx.Module):
         layers: int,
         kind: str = SELF_ATTENTION,
     ):
-        self.config = config
-        self.head_width, groups = config.attention_sizes(kind)
+        self.config, self.interleaved = config, config.rotary_interleaved
+        self.head_width, groups = attention_sizes(config, kind)
         self.dropout_rate, self.scale = config.dropout_rate, config.score_scale
         self.value_width = min(config.width_of_values, self.head_width)
-        self.interleaved = config.rotary_interleaved
         # Of keys and values as they are kept, there are more heads and wider ones.
         self.repeats = config.key_value_heads // groups
         self.padding = config.head_width - self.head_width
@@ -110,33 +109,32 @@ class Attention(nnx.Module):
         shares = kind in SHARING.values()
         self.key = None if shares else dense("key", *inward)
         self.value = None if shares or reads_keys else dense("value", *inward)
-        gated = config.gated_attention
-        self.query_gate = dense("query_gate", *outward) if gated else None
+        self.query_gate = (
+            dense("query_gate", *outward) if config.gated_attention else None
+        )
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
         def norm(name, width, axis):
             if config.query_key_norm in ("none", "rotated"):
                 return None
-            over = None
-            if config.query_key_norm in ("head", "head_after"):
+            if alike := config.query_key_norm in ("head", "head_after"):
                 # Each device normalizes its own heads with the same scale.
-                width, axis, over = self.head_width, "head_width", axis
+                width = self.head_width
             return Norm(
                 named_key(key, name),
                 config,
                 stacked=layers,
                 width=width,
-                axis=axis,
+                axis="head_width" if alike else axis,
                 head_width=self.head_width if self.norms_heads else None,
-                partial_over=over,
+                partial_over=axis if alike else None,
             )
 
         norms = config.query_key_norm
         self.norms_last, self.norms_heads = norms == "head_after", norms in OF_HEADS
         self.query_norm = norm("query_norm", inner, "heads")
         self.key_norm = None if shares else norm("key_norm", shared, "key_value_heads")
-        sinks = named_key(key, "sinks")
-        self.sinks = _sinks(sinks, config, layers) if config.attention_sinks else None
+        self.sinks = _sinks(named_key(key, "sinks"), config, layers)
 
     def project(self, x: Float[Array, "n D"], angles: RotaryAngles | None) -> Projected:
         """Projects hidden states for self-attention.
@@ -339,8 +337,10 @@ class Attention(nnx.Module):
         return named(output, ATTENTION)  # a kernel names its output itself
 
 
-def _sinks(key: Key[Array, ""], config: ModelConfig, layers: int) -> nnx.Param:
-    """Declares the scores without values of all heads."""
+def _sinks(key: Key[Array, ""], config: ModelConfig, layers: int) -> nnx.Param | None:
+    """Declares the scores without values of all heads, if there are any."""
+    if not config.attention_sinks:
+        return None
     shape, axes = (layers, config.heads), ("layers", "heads")
     zeros = jax.nn.initializers.zeros
     return declare(key, shape, axes, zeros, config.parameter_dtype)

@@ -10,7 +10,6 @@ continues.
 from collections.abc import Sequence
 from typing import cast
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -27,14 +26,14 @@ from prompt_tuning.core.layer_kinds import (
     mixers,
 )
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.parameters import declare, merge, named_key, optional_key, split
+from prompt_tuning.core.parameters import merge, named_key, optional_key, split
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.experts import MixtureOfExperts
 from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.latent_attention import LatentAttention
-from prompt_tuning.models.layer_inputs import LayerInput
+from prompt_tuning.models.layer_inputs import LayerInput, layer_factor
 from prompt_tuning.models.layers import FeedForward
 from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.norms import Norm, normalize
@@ -139,12 +138,7 @@ class Block(nnx.Module):
             if config.layer_input_width
             else None
         )
-        ones, given = jax.nn.initializers.ones, ((layers, 1), ("layers", "norm"))
-        self.factor = (
-            declare(key, *given, ones, config.parameter_dtype)
-            if config.layer_factors
-            else None
-        )
+        self.factor = layer_factor(key, config, layers)
 
     def __call__(
         self,

@@ -19,6 +19,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key
 from prompt_tuning.models.layers import ACTIVATIONS, Dense
 from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.streams import Stream, flatten_streams
 
 
 class LayerInputs(nnx.Module):
@@ -44,13 +45,6 @@ class LayerInputs(nnx.Module):
         own = named_key(key, "layer_norm")
         self.norm = Norm(own, config, stacked=None, width=size, axis="layer_input")
 
-    def widened(
-        self, parts: Sequence[Float[Array, "_ _ _"]]
-    ) -> list[Float[Array, "_ _ W"]]:
-        """Appends zeros to vectors without a token."""
-        whole = sum(self.projection.shape)
-        return [widened(part, whole) for part in parts]
-
     def __call__(
         self, vectors: Float[Array, "n W"]
     ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"]]:
@@ -62,6 +56,17 @@ class LayerInputs(nnx.Module):
         parts = self.norm(projected.reshape(len(hidden), layers, -1))
         inputs = (parts + of_tokens.reshape(parts.shape)) * 2**-0.5
         return hidden, inputs.swapaxes(0, 1)
+
+
+def first_inputs(
+    layers: LayerInputs | None, streams: Sequence[Stream]
+) -> tuple[Float[Array, "n D"], Float[Array, "L n d"] | None]:
+    """Returns what the first block gets, and the further inputs of all blocks."""
+    hidden = [stream.hidden for stream in streams]
+    if layers is None:
+        return flatten_streams(hidden), None
+    whole = sum(layers.projection.shape)
+    return layers(flatten_streams([widened(part, whole) for part in hidden]))
 
 
 def widened(vectors: Float[Array, "*lead d"], width: int) -> Float[Array, "*lead W"]:
@@ -107,3 +112,13 @@ class LayerInput(nnx.Module):
         """Returns what is added to hidden states."""
         gated = self.activation(self.gate(x)) * added
         return self.norm(self.projection(gated))
+
+
+def layer_factor(
+    key: Key[Array, ""], config: ModelConfig, layers: int
+) -> nnx.Param | None:
+    """Declares the factor of each layer's output, `[L, 1]`, if the model has them."""
+    if not config.layer_factors:
+        return None
+    ones, given = jax.nn.initializers.ones, ((layers, 1), ("layers", "norm"))
+    return declare(key, *given, ones, config.parameter_dtype)

@@ -6,8 +6,7 @@ text attends to it. This is valid if the prompt comes first and no prompt vector
 text. *Joined*: the prompt is inserted into every row, `[B, P + T, D]`. This is always
 valid.
 
-`PromptEncoder` and `PromptDecoder` rebuild the masks and positions of the plain stacks
-for both executions. The models at the end of this file combine such stacks.
+`PromptEncoder` and `PromptDecoder` rebuild the masks and positions for both executions.
 """
 
 import dataclasses
@@ -111,7 +110,7 @@ class _Prompted:
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
         """Inserts the prompts into every row."""
-        vectors = self._vectors(text, rows, key)
+        vectors = widened(self._vectors(text, rows, key), text.shape[-1])
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
             return put_first(vectors, text)
@@ -120,15 +119,13 @@ class _Prompted:
     def _vectors(self, text, rows: RowInfo, key) -> Float[Array, "_ nP D"]:
         """Returns the vectors of each row's prompts, one prompt after the other."""
         if not isinstance(self.prompt, InputDependentPrompt):
-            vectors = select_vectors(self.prompts(key), len(text), rows)
-            return widened(vectors, text.shape[-1])
+            return select_vectors(self.prompts(key), len(text), rows)
         given = rows.is_given(text.shape[1])
         if self.stack == "encoder":
             given = rows.segments(text.shape[1]) > 0
         size, key = self.config.vocabulary_size, optional_key(key, "prompt")
         own = text[..., : self.config.width]  # without the inputs of layers
-        vectors = vectors_of_texts(self.prompt, own, given, rows, size, key)
-        return widened(vectors, text.shape[-1])
+        return vectors_of_texts(self.prompt, own, given, rows, size, key)
 
     def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
         """Returns the input of each block that a prompt of every block changes.
@@ -200,10 +197,9 @@ def _example_mask(
 class PromptEncoder(_Prompted, Encoder):
     """An encoder with a prompt among its input.
 
-    The prompt is inserted after embedding and before the input's dropout. An encoder's
-    text sees the whole row, so the subclass rebuilds the masks with the prompt in them:
-    text sees the prompt in any case, and the prompt sees what `Prompting.visibility`
-    allows. In packed rows each example sees its own copy of the prompt.
+    The prompt is inserted before the input's dropout. An encoder's text sees the whole
+    row, so the masks have the prompt in them: text sees it in any case, and it sees
+    what `Prompting.visibility` allows. Each packed example sees its own copy.
     """
 
     def __init__(

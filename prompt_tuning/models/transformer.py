@@ -5,7 +5,7 @@ attends to both. Earlier keys and values (a cache, an encoder) are passed as `Co
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -19,17 +19,14 @@ from prompt_tuning.core.block_scan import scan_blocks
 from prompt_tuning.core.layer_kinds import (
     KEYS,
     MIXERS,
-    SHARING,
     USUAL,
     kept_by,
     layer_kinds,
-    shared_layers,
 )
 from prompt_tuning.core.masks import Count
-from prompt_tuning.core.mixed_scan import entries, scan_mixed
+from prompt_tuning.core.mixed_scan import scan_mixed
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import (
-    ParameterAxes,
     logical_axes,
     merge,
     named_key,
@@ -44,7 +41,7 @@ from prompt_tuning.models.attention_layer import Attention
 from prompt_tuning.models.block import Block
 from prompt_tuning.models.disentangled import relative_vectors
 from prompt_tuning.models.host_memory import any_on_host, move_to_device
-from prompt_tuning.models.layer_inputs import LayerInputs
+from prompt_tuning.models.layer_inputs import LayerInputs, first_inputs
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
 from prompt_tuning.models.recurrent_state import last_state
@@ -55,6 +52,13 @@ from prompt_tuning.models.rotary import (
     rotary_table_indices,
 )
 from prompt_tuning.models.row_info import RowInfo
+from prompt_tuning.models.source_keys import (
+    encoder_outputs,
+    gathers_weights,
+    shared_keys,
+    stacked_key_values,
+    with_own,
+)
 from prompt_tuning.models.streams import (
     AttentionView,
     BlockValues,
@@ -155,8 +159,7 @@ class Stack(nnx.Module):
           keep: whether to return what the streams leave behind.
 
         Returns:
-          each stream's hidden states before the final norm, and its keys, values and
-            states (none unless `keep`).
+          each stream's hidden states before the final norm, and what it leaves behind.
         """
         views = self._views(streams, past, cross)
         axes = logical_axes(self.layers)
@@ -181,23 +184,21 @@ class Stack(nnx.Module):
             given = own_angles, numbers, own_views, past, cross, key, bare, own, added
             with intermediates.collect_block(captured, number) as captured:
                 hidden, kept = block(hidden, *given)
-            if (readers := SHARING.get(mixer)) in shared:
-                shared = shared | {readers: kept}
+            shared = with_own(shared, mixer, kept)
             return (hidden, captured, shared), kept if keep and own is None else ()
 
-        encoded, numbered = _encoder_outputs(cross), self.config.unnormed_first
-        hidden, added = self._block_inputs(streams)
-        shared, before = self._shared(views, past)
-        captured = intermediates.start_capture(
-            self.stack, self.count, hidden, key_count(streams, past)
-        )
+        encoded, numbered = encoder_outputs(cross), self.config.unnormed_first
+        hidden, added = first_inputs(self.layer_inputs, streams)
+        shared, before = shared_keys(self.config, views, past)
+        size = self.count, hidden, key_count(streams, past)
+        captured = intermediates.start_capture(self.stack, *size)
         # Parts of the scan would concatenate keys and values.
         how = self.rematerialization
         policy = how.for_each_block() if keep else how
         with jax.named_scope("blocks"), active_positions_of(streams):
             others = (
                 input_values,
-                _stacked_key_values(cross),
+                stacked_key_values(cross),
                 keys,
                 self._block_values(),
                 jnp.arange(self.count) if captured or numbered else None,
@@ -230,7 +231,7 @@ class Stack(nnx.Module):
           policy: what is saved for the backward pass.
         """
         graph, parameters = split(self.layers)
-        before = _stacked_key_values(past)
+        before = stacked_key_values(past)
         if len(set(self.kinds)) == 1:
             carry, kept = scan_blocks(
                 lambda carry, layer: body(graph, "", carry, (layer[0], *layer[1])),
@@ -238,7 +239,7 @@ class Stack(nnx.Module):
                 parameters,
                 (others, before),
                 policy,
-                gathers=_gathers_weights(logical_axes(self.layers))
+                gathers=gathers_weights(logical_axes(self.layers))
                 or any_on_host(parameters),
             )
             return carry, {KEYS: kept}
@@ -251,33 +252,6 @@ class Stack(nnx.Module):
         own = {name: state if name in MIXERS else () for name in names}
         own |= {KEYS: before}
         return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
-
-    def _block_inputs(
-        self, streams: Sequence[Stream]
-    ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"] | None]:
-        """Returns what the first block gets, and what is added in each block."""
-        hidden = [stream.hidden for stream in streams]
-        if self.layer_inputs is None:
-            return flatten_streams(hidden), None
-        return self.layer_inputs(flatten_streams(self.layer_inputs.widened(hidden)))
-
-    def _shared(
-        self, views: Sequence[StreamView], past: Sequence[Context]
-    ) -> tuple[dict[str, tuple[KeyValues, ...]], dict[str, tuple[KeyValues, ...]]]:
-        """Returns the keys and values that layers of `SHARING` read.
-
-        Returns:
-          those of the streams, zeros at first, and those that precede the streams.
-        """
-        if not self.config.sharing_layers:
-            return {}, {}
-        groups = collectives.local_group_count(self.config.key_value_heads)
-        shapes = [(groups, *view.shape, self.config.head_width) for view in views]
-        zeros = [jnp.zeros(shape, self.config.dtype) for shape in shapes]
-        empty, known = tuple(KeyValues(x, x) for x in zeros), _stacked_key_values(past)
-        layers = shared_layers(self.config)
-        own = dict.fromkeys(layers, empty)
-        return own, {name: entries(known, layer) for name, layer in layers.items()}
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
         """Returns the stream that runs once, ahead of all rows; None here.
@@ -331,7 +305,7 @@ class Stack(nnx.Module):
             attention = cast(Attention, merge(graph, whole))
             return attention.encoded_source(encoded, key, shared)
 
-        if _gathers_weights(axes) or any_on_host(parameters):
+        if gathers_weights(axes) or any_on_host(parameters):
             project = rematerialized(project, ALL_BUT_WEIGHTS, in_scan=True)
         # One block at a time: a batched product would cast all kernels at once.
         return jax.lax.map(project, (parameters, keys))
@@ -418,29 +392,3 @@ class Stack(nnx.Module):
         if self.config.positions == "alibi" and keys is not None:
             bias = linear_bias(queries, keys, self.config.heads)
         return AttentionView(mask, rows, bias, distance, buckets)
-
-
-def _encoder_outputs(
-    contexts: Sequence[Context],
-) -> list[Float[Array, "B S D"] | None]:
-    """Returns encoder outputs; each block computes its keys and values itself."""
-    return [
-        None
-        if isinstance(source, KeyValues)
-        else collectives.copy_to_shards(source, "heads")
-        for source in (context.key_values for context in contexts)
-    ]
-
-
-def _stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
-    """Returns keys and values of all blocks; None where blocks compute their own."""
-    sources = [context.key_values for context in contexts]
-    return tuple(x if isinstance(x, KeyValues) else None for x in sources)
-
-
-def _gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
-    """Returns whether some parameter is sharded and gathered where it is used."""
-    return any(
-        parameter_gathering.needs_gather(known.names, path)
-        for path, known in axes.items()
-    )

@@ -318,7 +318,7 @@ def test_folders_that_are_not_checkpoints_are_refused(tmp_path):
             },
             "no 'sliding_window'",
         ),
-        ({"model_type": "gemma4"}, "'gemma4', expected one of"),
+        ({"model_type": "deepseek_v2"}, "'deepseek_v2', expected one of"),
         (LLAMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
         (
             T5 | {"final_logit_softcapping": 30.0},

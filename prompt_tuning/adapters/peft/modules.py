@@ -12,7 +12,7 @@ from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.joined_parts import share_of
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
-from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING
+from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING, attention_sizes
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder
@@ -136,7 +136,7 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _attention_sizes(config: ModelConfig, kind: str) -> dict[str, tuple[int, int]]:
     """Returns the input and output size of each projection of attention."""
-    width, (head_width, groups) = config.width, config.attention_sizes(kind)
+    width, (head_width, groups) = config.width, attention_sizes(config, kind)
     queries, keys = config.heads * head_width, groups * head_width
     sizes = {
         "query": (width, queries),
