@@ -53,15 +53,12 @@ class ModelConfig:
     Attributes:
       architecture: decoder-only or encoder-decoder.
       bidirectional: whether the tokens of a decoder-only stack attend in both
-        directions, as in an encoder alone (BERT: Devlin et al. 2018); then it
-        generates no text.
+        directions, as in an encoder alone (BERT); then it generates no text.
       vocabulary_size: number of tokens `V`, the table's padding included.
       width: model width `D`.
       feed_forward_width: `F`, of each expert if there are any.
-      experts: number of experts `E` of each feed-forward layer, 0 for a dense one (see
-        `models.experts`).
-      expert_limit: bound of the clamped SwiGLU of experts (gpt-oss; see
-        `models.experts`); None for a SwiGLU without bounds.
+      experts: number of experts `E` of each feed-forward layer (see `models.experts`).
+      expert_limit: bound of their clamped SwiGLU (gpt-oss), or None.
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
       routing: how experts are chosen (see `models.expert_routing`): by the softmax of
@@ -146,8 +143,7 @@ class ModelConfig:
         (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
       query_rank: width of the vector from which it computes queries; 0 for none.
       value_width: width of values, if they are narrower than keys.
-      gated_attention: whether a projection beside the query gates the output of
-        attention (Qwen3-Next).
+      gated_attention: whether a projection gates attention's output (Qwen3-Next).
       relative_buckets: number of buckets of the relative position bias; of vectors of
         relative positions, the number in each direction.
       relative_maximum_distance: distance from which all keys share the last bucket.
@@ -157,21 +153,19 @@ class ModelConfig:
       biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
       separate_tables: whether the decoder has its own embedding table, which is then
-        also the tied head (T5Gemma: Zhang et al. 2025, section 3).
+        also the tied head (T5Gemma).
       head_bias: whether logits have a bias (GPT-J, Phi, BART).
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of scores instead of `K ** -0.5`, if set.
-      attention_sinks: whether each head also attends to a trained score without a value
-        (gpt-oss: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2).
+      attention_sinks: whether heads attend to a score without a value, too (gpt-oss).
       attention_soft_cap: bound on the absolute value of attention scores, or None
         (Gemma 2; see `attention.attend`).
       logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
         `losses.output_head`).
-      embedding_norm: whether all input vectors are normalized, after learned positions
-        are added (BLOOM: BigScience 2022, section 3.2.2; BART).
+      embedding_norm: whether input vectors with positions are normalized (BLOOM, BART).
       embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).

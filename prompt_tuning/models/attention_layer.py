@@ -1,7 +1,7 @@
 """The projections of attention in every block, and how streams attend to sources."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,15 +90,9 @@ class Attention(nnx.Module):
         inner, shared = config.heads * self.head_width, groups * self.head_width
 
         def dense(name, sizes, axes, scale=1.0):
-            return Dense(
-                named_key(key, name),
-                sizes,
-                axes,
-                layers=layers,
-                bias=name in config.biased_projections,
-                dtype=config.parameter_dtype,
-                scale=scale,
-            )
+            bias, dtype = name in config.biased_projections, config.parameter_dtype
+            given: dict[str, Any] = {"bias": bias, "dtype": dtype, "scale": scale}
+            return Dense(named_key(key, name), sizes, axes, layers=layers, **given)
 
         # T5 does not scale scores at run time; its query kernel starts smaller instead.
         start = 1.0 if config.scale_scores else config.head_width**-0.5
@@ -109,9 +103,8 @@ class Attention(nnx.Module):
         shares = kind in SHARING.values()
         self.key = None if shares else dense("key", *inward)
         self.value = None if shares or reads_keys else dense("value", *inward)
-        self.query_gate = (
-            dense("query_gate", *outward) if config.gated_attention else None
-        )
+        gated = config.gated_attention
+        self.query_gate = dense("query_gate", *outward) if gated else None
         self.out = dense("out", (inner, config.width), ("heads", "embed"))
 
         def norm(name, width, axis):

@@ -192,9 +192,9 @@ class Stack(nnx.Module):
         shared, before = shared_keys(self.config, views, past)
         size = self.count, hidden, key_count(streams, past)
         captured = intermediates.start_capture(self.stack, *size)
-        # Parts of the scan would concatenate keys and values.
-        how = self.rematerialization
-        policy = how.for_each_block() if keep else how
+        policy = self.rematerialization
+        if keep:  # parts of the scan would concatenate keys and values
+            policy = policy.for_each_block()
         with jax.named_scope("blocks"), active_positions_of(streams):
             others = (
                 input_values,
@@ -207,7 +207,6 @@ class Stack(nnx.Module):
             (hidden, captured, _), kept = self._scan(
                 body, (hidden, captured, shared), others, past, policy
             )
-        # The last stream has the rows of the batch.
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
         return split_streams(hidden, views), kept_by_stream(kept)
