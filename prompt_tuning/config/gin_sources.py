@@ -6,144 +6,33 @@ and parsed before gin applies the first binding; gin then reads the same texts, 
 opens and imports nothing itself.
 """
 
-import ast
 import dataclasses
 import difflib
 import io
 import itertools
-import math
 import os
 import re
-import tokenize
 from pathlib import Path
 from typing import Any
 
 from gin import config as gin_config
 from gin import config_parser
 
+from prompt_tuning.config.data_parser import DataParser
 from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, shortened, shown
-from prompt_tuning.core.private_parts import private_part
-from prompt_tuning.core.typed_json import MAXIMUM_INTEGER, read_limited
+from prompt_tuning.core.typed_json import read_limited
 
 MAXIMUM_BYTES = 2**20
 """Maximum size of all files of a config; a file counts each time it is included."""
 MAXIMUM_INCLUDES = 100
 """Maximum number of include statements that are followed."""
 MAXIMUM_INCLUDE_DEPTH = 10
-MAXIMUM_VALUE_DEPTH = 50
-"""Maximum nesting of lists, tuples and dicts in a value."""
 
 STEPS = "Run.steps"
 MODEL = "Run.model"
 """The binding by which the file of a run is recognized."""
-
-_LITERALS = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
-
-
-class DataParser(config_parser.ConfigParser):
-    """gin's parser, restricted to data.
-
-    Errors name the file and the line and do not repeat the line, because an include
-    can name any file.
-    """
-
-    def __init__(self, source: Any, delegate: Any, *, allow_imports: bool = False):
-        """Initializes the parser.
-
-        Args:
-          source: text, or an opened file.
-          delegate: makes the objects for references and macros.
-          allow_imports: whether import statements are accepted.
-        """
-        self._allow_imports = allow_imports
-        self._depth = 0
-        self._current_token: Any
-        super().__init__(source, delegate)
-
-    def parse_value(self) -> Any:
-        """Parses a value; see `MAXIMUM_VALUE_DEPTH`."""
-        self._depth += 1
-        if self._depth > MAXIMUM_VALUE_DEPTH:
-            self._refuse(
-                f"nests a value more than {MAXIMUM_VALUE_DEPTH} levels deep, expected "
-                f"at most {MAXIMUM_VALUE_DEPTH}"
-            )
-        value = super().parse_value()
-        self._depth -= 1
-        return value
-
-    def _parse_import(self, keyword: str, statement_location: Any) -> Any:
-        if not self._allow_imports:
-            self._refuse(
-                "is an import statement, which runs code; a config may only set "
-                "values. Remove the statement. If you trust the config and what it "
-                "imports as you trust a program, give --allow_gin_imports"
-            )
-        return super()._parse_import(keyword, statement_location)
-
-    def _maybe_parse_basic_type(self) -> tuple[bool, Any]:
-        """Parses a literal; gin's own method takes quadratic time for long texts."""
-        tokens = []
-        if self._current_token.string == "-":
-            tokens.append("-")
-            self._advance()
-        if self._current_token.type not in _LITERALS:
-            return False, None
-        continues = True
-        location = self._current_location()
-        while continues:
-            tokens.append(self._current_token.string)
-            continues = self._current_token.type == tokenize.STRING
-            self._advance()
-            continues &= self._current_token.type == tokenize.STRING
-        try:
-            value = ast.literal_eval("".join(tokens))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            self._raise_syntax_error("not a literal", location)
-        self._check_literal(value, location.line_num)
-        return True, value
-
-    def _check_literal(self, value: Any, line: int) -> None:
-        """Refuses literals that no setting can be."""
-        if type(value) is int and abs(value) > MAXIMUM_INTEGER:
-            self._refuse(
-                f"contains the integer {shown(value)}, expected one from "
-                f"{-MAXIMUM_INTEGER:,} to {MAXIMUM_INTEGER:,}",
-                line,
-            )
-        if type(value) is float and not math.isfinite(value):
-            self._refuse(f"contains {value}, expected a finite number", line)
-        if type(value) is str and not is_text(value):
-            self._refuse(
-                "contains a text with a zero byte or half a surrogate pair, expected "
-                "characters",
-                line,
-            )
-        if value is not None and type(value) not in (bool, int, float, str):
-            kind = type(value).__name__
-            self._refuse(
-                f"contains a value of type {kind}, expected a number, a text, True, "
-                "False or None",
-                line,
-            )
-
-    def _refuse(self, problem: str, line: int | None = None) -> None:
-        line = self._current_location().line_num if line is None else line
-        file = "the binding" if self._filename is None else self._filename
-        raise InputError(f"line {line} of {file} {problem}")
-
-    def _current_location(self, ignore_char_num: bool = False) -> Any:
-        location = super()._current_location(ignore_char_num)
-        return (
-            location if self._filename is None else location._replace(line_content="")
-        )
-
-    def _raise_syntax_error(self, msg: str, location: Any = None) -> None:
-        file, line, column, content = location or self._current_location()
-        content = content if self._filename is None else ""
-        raise SyntaxError(msg, (file, line, column, content))
 
 
 class ConfigSources:
@@ -260,12 +149,18 @@ class ConfigSources:
             def __init__(self, source: Any, delegate: Any):
                 super().__init__(source, delegate, allow_imports=allow_imports)
 
-        setattr(gin_config.config_parser, "ConfigParser", Parser)  # noqa: B010
-        readers: list[Any] = [(self._open, self._texts.__contains__)]
-        private_part("gin.config._FILE_READERS")[:] = readers
+        def parse_file(name: str, skip_unknown: Any = False) -> Any:
+            del skip_unknown
+            path = _find(name, "")
+            includes, imports = gin_config.parse_config(
+                _NamedText(self._texts[path], path)
+            )
+            return gin_config.ParsedConfigFileIncludesAndImports(
+                name, imports, includes
+            )
 
-    def _open(self, path: str) -> "_NamedText":
-        return _NamedText(self._texts[path], path)
+        setattr(gin_config.config_parser, "ConfigParser", Parser)  # noqa: B010
+        setattr(gin_config, "parse_config_file", parse_file)  # noqa: B010
 
     def _check_file(self, name: str, origin: str, outer: tuple[str, ...]) -> None:
         path = _find(name, origin)
@@ -360,14 +255,6 @@ class _References(config_parser.ParserDelegate):
         """Returns a macro."""
         self.macros.add(macro_name)
         return _Reference(f"%{macro_name}")
-
-
-def is_text(value: str) -> bool:
-    """Returns whether a text can be part of a file name and of a file's content."""
-    try:
-        return b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:
-        return False
 
 
 def _find(name: str, origin: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import gin
 from gin import config as gin_config
 
+from prompt_tuning.config.deferred_factories import factory_signature
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.private_parts import private_part
 
@@ -33,7 +34,13 @@ def complete_config() -> str:
     initializers are called once the model is open, so this adds every factory that the
     config refers to, with its bindings and defaults.
     """
-    return private_part("gin.config._config_str")(complete_values())
+    called = dict(_operative())
+    _operative().update(complete_values())
+    try:
+        return operative_config()
+    finally:
+        _operative().clear()
+        _operative().update(called)
 
 
 def complete_values() -> Values:
@@ -70,12 +77,12 @@ def _references(scope: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _parameters_in_use(scope: str, selector: str, configurable: Any) -> dict[str, Any]:
     """Returns the defaults of a factory, overridden by its bindings in a scope."""
-    get_defaults = private_part("gin.config._get_default_configurable_parameter_values")
-    values = dict(
-        get_defaults(
-            configurable.wrapped, configurable.allowlist, configurable.denylist
-        )
-    )
+    signature = factory_signature(configurable.wrapped)
+    values = {
+        name: parameter.default
+        for name, parameter in signature.parameters.items()
+        if parameter.default is not parameter.empty
+    }
     # A scope also has the bindings of the scopes around it.
     parts = scope.split("/") if scope else []
     for depth in range(len(parts) + 1):

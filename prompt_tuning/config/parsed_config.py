@@ -123,7 +123,7 @@ class GivenConfig:
         self.sources.use_in_gin()
         for file in self.files:
             with explained(f"the config {shortened(file)}"):
-                gin.parse_config_file(file)
+                gin_config.parse_config_file(file)
                 locate_in_gin(file)
         for binding in (*self.defaults, *self.bindings):
             with explained(_option(binding)):
@@ -274,8 +274,7 @@ def _callee(problem: Exception) -> str:
 
 def _parameters(name: str) -> list[str]:
     """Returns the parameters of a factory that a config may set."""
-    configurable: Any = private_part("gin.config._REGISTRY").get_match(name)
-    names = factory_signature(configurable.wrapped).parameters
+    names = factory_signature(gin.get_configurable(name)).parameters
     return [name for name in names if name not in GIVEN_BY_THE_RUN]
 
 

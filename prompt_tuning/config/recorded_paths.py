@@ -22,7 +22,8 @@ from prompt_tuning.config.config_values import (
     literal,
     resolved,
 )
-from prompt_tuning.config.gin_sources import MAXIMUM_BYTES, is_text
+from prompt_tuning.config.data_parser import is_text
+from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.private_parts import private_part
 from prompt_tuning.core.typed_json import parse_json, read_limited
 

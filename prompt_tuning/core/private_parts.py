@@ -4,7 +4,6 @@ A release may change them without notice. A test checks that they exist, and tha
 package uses no others.
 """
 
-import importlib
 import pkgutil
 from typing import Any
 
@@ -13,18 +12,11 @@ PRIVATE_PARTS = {
     "argparse.ArgumentParser._actions": "Python 3.11",
     # All values as files and bindings set them: gin tells one by its name.
     "gin.config._CONFIG": "gin-config 0.5.0",
-    # The registered factories: gin cannot forget one.
-    "gin.config._REGISTRY": "gin-config 0.5.0",
-    # The values in use, and the text of values: gin tells the text of those in use.
+    # The values in use, of which gin tells the text.
     "gin.config._OPERATIVE_CONFIG": "gin-config 0.5.0",
     # The imports of a config, which are kept while another config is read.
     "gin.config._IMPORTS": "gin-config 0.5.0",
-    "gin.config._config_str": "gin-config 0.5.0",
-    "gin.config._get_default_configurable_parameter_values": "gin-config 0.5.0",
-    # Readers of files: gin adds readers, but keeps the one that reads any file.
-    "gin.config._FILE_READERS": "gin-config 0.5.0",
-    # The methods that parse imports and literals, which `DataParser` overrides.
-    "gin.config_parser.ConfigParser._parse_import": "gin-config 0.5.0",
+    # The method that parses literals, which `DataParser` overrides.
     "gin.config_parser.ConfigParser._maybe_parse_basic_type": "gin-config 0.5.0",
     # The key-value store of JAX's processes.
     "jax._src.distributed.global_state": "JAX 0.10.2",
@@ -45,13 +37,6 @@ def private_part(name: str) -> Any:
     if name not in PRIVATE_PARTS:
         raise KeyError(name)
     return pkgutil.resolve_name(name)
-
-
-def replace_private_part(name: str, value: Any) -> None:
-    """Replaces a listed part of a module."""
-    assert name in PRIVATE_PARTS
-    module, _, attribute = name.rpartition(".")
-    setattr(importlib.import_module(module), attribute, value)
 
 
 def options_of(parser: Any) -> list[Any]:
