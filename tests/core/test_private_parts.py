@@ -80,3 +80,7 @@ def test_a_parser_tells_its_options():
 def test_a_part_that_is_not_listed_is_refused():
     with pytest.raises(KeyError):
         private_part("gin.config._CONSTANTS")
+
+
+def test_at_most_eight_are_used():
+    assert len(PRIVATE_PARTS) <= 8
