@@ -111,7 +111,8 @@ def token_loss(
             f"TokenObjective.soft_cap is {soft_cap}, but the model caps its logits at "
             f"{head.soft_cap}: leave soft_cap out"
         )
-    terms = LossTerms(z_loss, label_smoothing, soft_cap or head.soft_cap)
+    cap = soft_cap or head.soft_cap
+    terms = LossTerms(z_loss, label_smoothing, cap, of_classes=head.of_classes)
     return _sharded_loss(hidden, head, targets, None, terms)
 
 
@@ -152,8 +153,10 @@ def _sharded_loss(
     """
     if teacher is not None:
         teacher = collectives.gather_rows(teacher)
-    shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
     weights = HeadWeights(head.kernel, head.bias, head.rows)
+    if terms.of_classes:
+        return TokenLoss(*_loss(hidden, weights, targets, None, terms, None))
+    shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
     losses: Any = _loss(shared[0], weights, shared[1], teacher, terms, head.columns)
     return TokenLoss(*map(collectives.local_rows, losses))
 
@@ -218,7 +221,10 @@ def _logit_shard(
     # [c, D], [v, D] -> [c, v]
     whole = OutputHead(head.kernel, head.bias, terms.soft_cap, head.rows, columns)
     logits = head_logits(hidden, whole)
-    shard = collectives.vocabulary_shard(logits.shape[-1])
+    count = logits.shape[-1]
+    shard = collectives.VocabularyShard(0, count, count)
+    if not terms.of_classes:
+        shard = collectives.vocabulary_shard(count)
     return LogitShard.from_logits(logits, shard)
 
 

@@ -47,8 +47,10 @@ class FunctionObjective(Objective):
         del parameters
         targets = learned_targets(batch)  # [B, m]
         # [B, m, v] on each device, then [B, m, V] where the vocabulary is sharded.
-        shard = head_logits(hidden, as_output_head(head))
-        logits = collectives.gather_vocabulary(shard)
+        head = as_output_head(head)
+        logits = head_logits(hidden, head)
+        if not head.of_classes:
+            logits = collectives.gather_vocabulary(logits)
         losses = self.function(logits, targets)
         if losses.shape != targets.shape:
             name = getattr(self.function, "__name__", repr(self.function))

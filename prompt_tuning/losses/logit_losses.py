@@ -54,12 +54,14 @@ class LossTerms:
       label_smoothing: probability that the target token leaves to all other tokens.
       soft_cap: bound on the absolute value of the logits; None for no bound.
       divergence: what replaces the cross-entropy where there is a teacher.
+      of_classes: whether the logits are of classes; see `OutputHead`.
     """
 
     z_loss: float | int = 0.0
     label_smoothing: float | int = 0.0
     soft_cap: float | int | None = None
     divergence: Divergence = FORWARD
+    of_classes: bool = False
 
     def cap(self, logits: Float[Array, "*lead V"]) -> Float[Array, "*lead V"]:
         """Applies the soft cap `c`: `c * tanh(logits / c)`."""

@@ -50,6 +50,8 @@ class OutputHead:
         None for none.
       columns: the tokens of these rows.
       problem: what a head of classes decides; it sets the loss (`value_loss`).
+      of_classes: whether it scores classes. On a mesh each device then has all rows of
+        the kernel, and scores its own hidden states, whatever shards the vocabulary.
     """
 
     kernel: Table
@@ -64,6 +66,7 @@ class OutputHead:
     problem: ClassProblem = dataclasses.field(
         default="single_label", metadata={"static": True}
     )
+    of_classes: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 FEW_ROWS = range(2, 65)

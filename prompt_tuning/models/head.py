@@ -86,11 +86,13 @@ class Head(TableModule):
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         self.kernel = None
+        # A mesh shards the rows of tokens, but not those of classes.
+        names = ("adapter", "adapter") if config.labels else ("vocab", "embed")
         if not config.tied_head:
             kernel = declare(
                 key,
                 (len(config.labels) or config.table_rows, config.width),
-                ("vocab", "embed"),
+                names,
                 fan_in(config.width),
                 config.parameter_dtype,
             )
@@ -99,7 +101,7 @@ class Head(TableModule):
         shape = (len(config.labels) or config.vocabulary_size,)
         dtype = config.parameter_dtype
         self.bias = (
-            declare(key, shape, ("vocab",), zeros, dtype) if config.head_bias else None
+            declare(key, shape, names[:1], zeros, dtype) if config.head_bias else None
         )
         transforms = config.transform_activation is not None
         own_key = named_key(key, "transform")

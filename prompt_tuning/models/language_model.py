@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core import masks
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.invocations import invoked_positions
-from prompt_tuning.core.model_choices import WITH_VALUES
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.core.quantization.tables import QuantizedTable, Table
@@ -218,10 +217,10 @@ class LanguageModel(nnx.Module):
 
     def output_head(self) -> AnyHead:
         """Returns the output head: its kernel, or more if the config sets it."""
-        if self.config.problem in WITH_VALUES:
-            head = as_output_head(self._linear_head())
-            return dataclasses.replace(head, problem=self.config.problem)
-        return self._linear_head()
+        if not self.config.labels:
+            return self._linear_head()
+        head, problem = as_output_head(self._linear_head()), self.config.problem
+        return dataclasses.replace(head, problem=problem, of_classes=True)
 
     def _linear_head(self) -> AnyHead:
         classes = self.class_rows
@@ -250,10 +249,10 @@ class LanguageModel(nnx.Module):
     def logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
         """Computes the scores of every token, or of every class, in float32."""
         head = as_output_head(self.output_head())
+        if head.of_classes:
+            return head_logits(hidden, head)  # nothing else acts on classes
         hidden = collectives.gather_rows(hidden)
         logits = head_logits(hidden, head)
-        if self.config.labels:
-            return logits  # on one device, and nothing else acts on classes
         for rows in self.token_embedder.adapters.values():
             logits = rows.row_logits(hidden, logits, self.config)
         if self.head is not None:

@@ -161,23 +161,19 @@ def _order(labels: Sequence[str], stored: Sequence[str]) -> list[int]:
     return [names.index(label) for label in wanted]
 
 
-def check_head(
-    spec: ClassHead | None, config: ModelConfig, weights: str, mesh: bool
-) -> None:
+def check_head(spec: ClassHead | None, config: ModelConfig, weights: str) -> None:
     """Checks that a model has no class head, or can have one where its weights are.
 
     Args:
       spec: the head that a run trains; None for none.
       config: config of the checkpoint, which may have a head of classes itself.
       weights: `Pretrained.weights`.
-      mesh: whether the model is on a mesh.
 
     Raises:
-      InputError: if it is on a mesh, or its weights are not on the device.
+      InputError: if its weights are not on the device.
     """
-    if (spec or config.labels) and (mesh or weights != "device"):
-        found = "Run.mesh is set" if mesh else f"Pretrained.weights is {weights!r}"
+    if (spec or config.labels) and weights != "device":
         raise InputError(
-            f"{found}, but a class head needs the whole model on one device: leave one "
-            "of them out"
+            f"Pretrained.weights is {weights!r}, but a class head needs the whole "
+            "model on its devices: leave one of them out"
         )

@@ -44,7 +44,7 @@ def open_rows(
     """
     config, recipes, stored = opened
     head = tuning.class_head
-    check_head(head, config, source.weights, on_mesh)
+    check_head(head, config, source.weights)
     if head is not None:
         config, classes = open_classes(head, config, stored, key)
         started = dataclasses.replace(started, classes=classes)

@@ -42,6 +42,11 @@ def check_division(run: Run, config: ModelConfig) -> None:
     """
     if run.pipeline is None:
         return
+    if config.labels:
+        raise InputError(
+            "Run.pipeline is set, but a class head needs all layers on each device: "
+            "leave one of them out, or give MeshShape other axes than stage"
+        )
     check_alike(config, "Run.pipeline is set", "leave the pipeline out")
     blocks = config.encoder_layers + config.layers
     check_blocks(run.pipeline.layers, run.stages, blocks, run.pipeline.virtual)

@@ -119,7 +119,14 @@ def test_what_needs_texts_is_refused(name, run, capsys):
 
 UNTRAINABLE = {
     "a loss of texts": (("--loss", "class_cross_entropy"), "compares or samples texts"),
-    "a mesh": (("--gin.MeshShape.data=1",), "whole model on one device"),
+    "streamed weights": (
+        ("--gin.Pretrained.weights='streamed'",),
+        "whole model on its devices",
+    ),
+    "a pipeline": (
+        ("--gin.MeshShape.data=1", "--gin.MeshShape.stage=2"),
+        "all layers on each device",
+    ),
     "no labels": (("--gin.ClassHead.labels=None",), "give the names of the classes"),
     "other labels": (("--labels", "low", "middle"), "is none of the labels"),
     "a mean of several examples": (
@@ -195,6 +202,14 @@ def test_a_published_head_is_read_and_trained_further(published, tmp_path, capsy
     assert tuned.predict("apple=").probabilities == pytest.approx(frozen.probabilities)
     turned = pt.load(str(published)).attach(pt.ClassHead(labels=["high", "low"]))
     np.testing.assert_array_equal(turned.parameters[KERNEL], head[::-1])
+
+
+def test_a_published_head_scores_the_same_on_a_mesh(published, capsys):
+    found = []
+    for more in ((), ("--gin.MeshShape.data=4", "--gin.MeshShape.tensor=2")):
+        assert main(["predict", "apple=", "--model", str(published), *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["probabilities"])
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
 
 
 def test_unknown_problems_are_refused(published):
