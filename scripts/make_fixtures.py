@@ -108,6 +108,16 @@ ENCODER_DECODER: dict[str, Any] = {
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
 }
+BART: dict[str, Any] = {
+    **SPECIAL,
+    "d_model": 8,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 12),
+    "max_position_embeddings": 32,
+    "forced_eos_token_id": None,
+}
 GEMMA3: dict[str, Any] = {
     **DECODER,
     "head_dim": 6,
@@ -713,18 +723,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "decoder": T5GEMMA,
         **{name: T5GEMMA[name] for name in SPECIAL},
     },
-    "bart": {
-        **SPECIAL,
-        "d_model": 8,
-        "encoder_layers": 3,
-        "decoder_layers": 2,
-        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
-        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 12),
-        "max_position_embeddings": 32,
-        "scale_embedding": True,
-        "decoder_start_token_id": 2,
-        "forced_eos_token_id": None,
-    },
+    "bart": BART | {"decoder_start_token_id": 2, "scale_embedding": True},
+    "marian": BART | {"decoder_start_token_id": 0},
+    "pegasus": BART
+    | {"decoder_start_token_id": 0, "activation_function": "relu"}
+    | {"scale_embedding": True},
+    "mbart": BART | {"decoder_start_token_id": 2},
+    "m2m_100": BART | {"decoder_start_token_id": 2, "pad_token_id": 1},
     "bert": ENCODER,
     "roberta": ENCODER | {"type_vocab_size": 1, "layer_norm_eps": 1e-5},
     "xlm-roberta": ENCODER | {"hidden_act": "relu"},
@@ -815,7 +820,12 @@ def make_family(folder: Path, name: str, seed: int) -> list[str]:
     randomize(model)
     model.save_pretrained(folder / "base")
     targets = TARGET_LENGTHS if config.is_encoder_decoder else ()
+    if name == "m2m_100":  # padding changes its positions
+        targets = (max(TARGET_LENGTHS),) * len(TARGET_LENGTHS)
     given = rows(random, VOCABULARY, LENGTHS, targets)
+    if name == "mbart":  # its targets begin with their last token, the end
+        for row, length in zip(given["labels"], targets, strict=True):
+            row[length - 1] = config.eos_token_id
     results = {key: value.numpy() for key, value in given.items()}
     results |= outputs("base", model, given)
     kinds = []
@@ -860,6 +870,8 @@ def randomize(model: torch.nn.Module) -> None:
     """Sets all weights so that each of them has an effect on the logits."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # sinusoidal positions
             deviation = 0.3
             if parameter.ndim == 2:
                 deviation = parameter.shape[1] ** -0.5
@@ -894,7 +906,10 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         task = {"task_type": "FEATURE_EXTRACTION"}
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
     tokens, cache = sizes_of_part(model.config)
-    yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
+    # In Pegasus, the tokens behind a prompt are not scaled.
+    scaled = getattr(model.config, "scale_embedding", False)
+    if not (model.config.model_type == "pegasus" and scaled):
+        yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
     # Falcon's cache has the keys of a group for each of its query heads, between which
     # a random prefix differs; no model of groups can express that. In Gemma 4 with
     # unlike numbers of heads PEFT skips the layers with more of them.

@@ -9,7 +9,10 @@ Architecture = Literal["decoder_only", "encoder_decoder"]
 Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width", "head_after", "rotated"]
-Positions = Literal["rotary", "learned", "relative", "disentangled", "alibi", "none"]
+Positions = Literal[
+    *("rotary", "learned", "sinusoidal", "sinusoidal_from_2", "relative"),
+    *("disentangled", "alibi", "none"),
+]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
 Pooling = Literal["last", "first", "mean"]

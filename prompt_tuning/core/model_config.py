@@ -106,10 +106,10 @@ class ModelConfig:
       parallel: whether attention and the feed-forward layer read the same states and
         are added together (GPT-NeoX).
       shared_norm: whether both also read the output of one norm (GPT-J).
-      positions: rotary on queries and keys, a learned table added to the input, T5's
-        relative position bias on the scores, vectors of relative positions (DeBERTa;
-        see `models.disentangled`), a bias of the scores that is linear in the distance
-        (ALiBi; see `models.linear_bias`), or none (Granite 4).
+      positions: rotary on queries and keys, a table added to the input, learned or of
+        sines (see `models.input_layers`), T5's relative position bias on the scores,
+        vectors of relative positions (DeBERTa; see `models.disentangled`), a bias of
+        the scores linear in the distance (ALiBi; see `models.linear_bias`), or none.
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.

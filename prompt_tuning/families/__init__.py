@@ -39,6 +39,8 @@ from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.lfm2_moe import LFM2_MOE
 from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama4 import LLAMA4, LLAMA4_TEXT
+from prompt_tuning.families.marian import MARIAN, PEGASUS
+from prompt_tuning.families.mbart import M2M_100, MBART
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
@@ -151,6 +153,10 @@ FAMILIES: dict[str, Family] = {
         UMT5,
         T5GEMMA,
         BART,
+        MARIAN,
+        PEGASUS,
+        MBART,
+        M2M_100,
         BERT,
         ROBERTA,
         XLM_ROBERTA,

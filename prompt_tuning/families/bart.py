@@ -1,6 +1,7 @@
 """BART: an encoder-decoder with learned positions and norms after each sum.
 
 Positions are counted from 2, as in OPT. `final_logits_bias` is a bias of the head.
+Families near BART share its names, and differ in positions and in where norms are.
 """
 
 from collections.abc import Collection
@@ -9,12 +10,14 @@ from typing import Any
 from prompt_tuning.checkpoints.stored_tensors import (
     Recipe,
     RowsFrom,
+    Transform,
     flattened,
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import ClassLayers
 from prompt_tuning.families.family import (
     Family,
+    final_norm_recipes,
     layer_recipes,
     norm_names,
     projection_names,
@@ -43,16 +46,37 @@ def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
     Raises:
       InputError: for a missing setting or an unsupported choice.
     """
+    settings.require("normalize_before", False, "that variant is not implemented")
+    return read_stacks(settings) | {
+        "norm_placement": "after_sum",
+        "positions": "learned",
+        "embedding_norm": True,
+        "decoder_start_id": settings.integer("decoder_start_token_id", 2),
+        "encoder_input": "bos_text_eos",
+    }
+
+
+def read_stacks(
+    settings: HuggingFaceSettings, *, activation: str = "gelu", scaled: bool = False
+) -> dict[str, Any]:
+    """Returns the fields of `ModelConfig` that BART shares with families near it.
+
+    Args:
+      settings: the settings in `config.json`.
+      activation: activation if there is no setting.
+      scaled: whether vectors of tokens are scaled if there is no setting.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
     for encoder, decoder in SIZES.items():
         reason = f"an encoder of another {encoder} is not implemented"
         settings.require(decoder, settings.size(encoder), reason)
     reason = "separate tables of encoder, decoder and head are not implemented"
     settings.require("tie_word_embeddings", True, reason)
-    settings.require("normalize_before", False, "that variant is not implemented")
     width = settings.size("d_model")
     heads = settings.size("encoder_attention_heads")
-    scaled = settings.flag("scale_embedding", False)
-    activation = settings.text("activation_function", "gelu")
+    scaled = settings.flag("scale_embedding", scaled)
     return {
         "architecture": "encoder_decoder",
         "vocabulary_size": settings.size("vocab_size"),
@@ -65,17 +89,15 @@ def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
         "head_width": settings.head_width(width, heads),
         "norm": "layer",
         "norm_epsilon": 1e-5,
-        "norm_placement": "after_sum",
-        "positions": "learned",
         "maximum_positions": settings.size("max_position_embeddings"),
-        "embedding_norm": True,
         "embedding_multiplier": width**0.5 if scaled else 1.0,
-        "activation": settings.activation(activation),
+        "activation": settings.activation(
+            settings.text("activation_function", activation)
+        ),
         "gated": False,
         "biases": "all",
         "tied_head": True,
-        "decoder_start_id": settings.integer("decoder_start_token_id", 2),
-        "encoder_input": "bos_text_eos",
+        "encoder_input": "text_eos",
     }
 
 
@@ -96,23 +118,34 @@ def _stack_recipes(
     stack: str, layers: int, config: ModelConfig, prefix: str
 ) -> dict[str, Recipe]:
     modules = {"mlp/up": "fc1", "mlp/down": "fc2"}
-    norms = {"mlp_out_norm": "final_layer_norm"}
+    place = "out_norm" if config.norm_placement == "after_sum" else "norm"
+    norms = {f"mlp_{place}": "final_layer_norm"}
     for ours, theirs in ATTENTION.items():
         if stack == "encoder" and ours == "cross_attention":
             continue
-        norms[f"{ours}_out_norm"] = f"{theirs}_layer_norm"
+        norms[f"{ours}_{place}"] = f"{theirs}_layer_norm"
         for name, projection in PROJECTIONS.items():
             modules[f"{ours}/{name}"] = f"{theirs}.{projection}"
     names = norm_names(config, norms) | projection_names(config, modules)
-    inputs = norm_names(config, {"embedding_norm": "layernorm_embedding"})
-    table = ("embed_positions.weight", RowsFrom(FIRST_POSITION))
-    inputs["position_embedder/embedding"] = table
+    inputs: dict[str, tuple[str, Transform]] = {}
+    if config.embedding_norm:
+        inputs |= norm_names(config, {"embedding_norm": "layernorm_embedding"})
+    if config.positions == "learned":
+        table = ("embed_positions.weight", RowsFrom(FIRST_POSITION))
+        inputs["position_embedder/embedding"] = table
+    after = config.norm_placement == "after_sum"
+    final = (
+        {}
+        if after
+        else final_norm_recipes(config, stack, f"{prefix}{stack}.layer_norm")
+    )
     return {
         **layer_recipes(stack, f"{prefix}{stack}.layers.{{}}.", layers, names),
         **{
             f"{stack}_inputs/{ours}": Recipe((f"{prefix}{stack}.{name}",), False, part)
             for ours, (name, part) in inputs.items()
         },
+        **final,
     }
 
 

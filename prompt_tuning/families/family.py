@@ -53,6 +53,8 @@ class Family:
         `config.json` declares.
       omits_tied_setting: whether published folders with a head of its own do not
         declare it, so that a head that differs from the table is one.
+      scales_ids: whether transformers multiplies vectors of ids, but not given vectors,
+        so that a prompt of PEFT changes those of the text, too.
       class_layers: the head of a sequence classifier.
       inert: settings that `read_fields` ignores because they change no logits outside
         of training.
@@ -75,6 +77,7 @@ class Family:
     cached_heads: Callable[[ModelConfig], int] = lambda config: config.key_value_heads
     tied_without_head: bool = False
     omits_tied_setting: bool = False
+    scales_ids: bool = False
     class_layers: ClassLayers = OF_DECODERS
     inert: frozenset[str] = frozenset()
 

@@ -3,8 +3,9 @@
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core.dropout import dropout
 from prompt_tuning.core.model_config import ModelConfig
@@ -21,6 +22,23 @@ def position_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | N
         return None
     count = config.maximum_positions or 0
     return Embedding(named_key(key, "position_embedder"), config, count, "positions")
+
+
+def sinusoids(
+    positions: Int[Array, "*lead"], width: int, *, first: int = 0
+) -> Float[Array, "*lead D"]:
+    """Computes sinusoidal positions (Vaswani et al. 2017, section 3.5), sines first.
+
+    Args:
+      positions: numbers of positions.
+      width: `D`, an even number.
+      first: number of the first position. If it is not 0, the lowest frequency is 1 /
+        10,000, as fairseq computes it (M2M-100).
+    """
+    half = width // 2
+    steps = np.arange(half) / (half - 1 if first else half)
+    angles = (positions + first)[..., None] * 10_000.0**-steps
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def type_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | None:
@@ -99,6 +117,10 @@ def embed_inputs(
         hidden = hidden * config.input_multiplier
     if positions is not None:
         hidden = hidden + positions(stream.positions, config.dtype)
+    if config.positions.startswith("sinusoidal"):
+        first = 2 * (config.positions == "sinusoidal_from_2")
+        added = sinusoids(stream.positions, config.width, first=first)
+        hidden = hidden + added.astype(config.dtype)
     if types is not None:
         hidden = hidden + types.embedding[0].astype(config.dtype)
     hidden = normalize(norm, hidden)

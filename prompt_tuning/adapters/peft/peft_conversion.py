@@ -46,6 +46,7 @@ from prompt_tuning.adapters.peft.peft_token_rows import (
 )
 from prompt_tuning.adapters.peft.prompts import (
     STACKS,
+    check_vectors,
     read_multitask,
     read_prefix,
     read_prompt_tuning,
@@ -146,6 +147,7 @@ def _read(
             f"{config.width}; was it trained on another model?"
         )
     _check_model(settings, config, source)
+    check_vectors(config)
     stack = STACKS[config.architecture]
     if kind == MULTITASK:
         return read_multitask(tensors, settings, stack, source)
@@ -254,6 +256,8 @@ def _convert_tensors(
     """Returns PEFT's tensors and the settings that follow from them."""
     if adapter.kind in (PROMPT, MULTITASK):
         _check_stacks(adapter, config)
+        if config is not None:
+            check_vectors(config)
         write = write_prompt_tuning if adapter.kind == PROMPT else write_multitask
         tensors, settings = write(adapter)
         return tensors, settings | _describe_model(config)

@@ -143,6 +143,25 @@ def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
     return tensors, _row_settings(shared[0], len(stacks)) | counts
 
 
+def check_vectors(config: ModelConfig) -> None:
+    """Checks that transformers reads the vectors of tokens as it reads tokens.
+
+    Raises:
+      InputError: with what it does to tokens alone.
+    """
+    reason = None
+    if config.layer_input_width:
+        reason = "transformers looks up further inputs of layers by token"
+    elif config.family and config.embedding_multiplier != 1:
+        if hf_folder.find_family(config).scales_ids:
+            reason = "transformers does not scale the tokens behind a prompt"
+    if reason:
+        raise InputError(
+            f"PEFT's soft prompts do not fit this model, because {reason}: use LoRA, "
+            "or write the prompt as an array (--to npy or safetensors)"
+        )
+
+
 def _check_cached_heads(config: ModelConfig) -> None:
     """Checks that the cache of transformers has keys and values of heads.
 

@@ -1,0 +1,49 @@
+"""Marian and Pegasus: a BART with sinusoidal positions, which the table omits."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.bart import BART, read_stacks
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+
+def read_marian(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_stacks(settings)
+    reason = "separate tables of encoder and decoder are not implemented"
+    settings.require("share_encoder_decoder_embeddings", True, reason)
+    settings.require("decoder_vocab_size", fields["vocabulary_size"], reason)
+    return fields | {
+        "norm_placement": "after_sum",
+        "positions": "sinusoidal",
+        "decoder_start_id": settings.integer("decoder_start_token_id", 58_100),
+    }
+
+
+def read_pegasus(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    return read_stacks(settings) | {
+        "norm_placement": "before",
+        "positions": "sinusoidal",
+        "decoder_start_id": settings.integer("decoder_start_token_id", 0),
+    }
+
+
+MARIAN = dataclasses.replace(
+    BART,
+    model_type="marian",
+    title="Marian, OPUS-MT",
+    read_fields=read_marian,
+    scales_ids=True,
+)
+PEGASUS = dataclasses.replace(
+    MARIAN, model_type="pegasus", title="Pegasus", read_fields=read_pegasus
+)

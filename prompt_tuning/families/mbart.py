@@ -1,0 +1,54 @@
+"""mBART 50 and M2M-100: a BART with norms before each sublayer.
+
+M2M-100 (also NLLB) has sinusoidal positions, and no bias of logits.
+"""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.bart import BART, read_stacks
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+
+
+def read_mbart(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    # Without it each text's decoder would begin with the language of the text.
+    start = settings.integer("decoder_start_token_id")
+    reason = "transformers begins each text with its last token, the end"
+    settings.require("eos_token_id", start, reason)
+    return read_stacks(settings) | {
+        "norm_placement": "before",
+        "positions": "learned",
+        "embedding_norm": True,
+        "decoder_start_id": start,
+    }
+
+
+def read_m2m_100(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("pad_token_id", 1, "positions are counted from the next number")
+    return read_stacks(settings, activation="relu", scaled=True) | {
+        "norm_placement": "before",
+        "positions": "sinusoidal_from_2",
+        "decoder_start_id": settings.integer("decoder_start_token_id", 2),
+    }
+
+
+MBART = dataclasses.replace(
+    BART, model_type="mbart", title="mBART 50", read_fields=read_mbart
+)
+M2M_100 = dataclasses.replace(
+    BART,
+    model_type="m2m_100",
+    title="M2M-100, NLLB",
+    read_fields=read_m2m_100,
+    logit_bias=(),
+)
