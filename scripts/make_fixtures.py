@@ -328,10 +328,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4": {
         # The last layers share keys and values of the first.
         "text_config": GEMMA4
-        | {"num_hidden_layers": 6, "layer_types": GEMMA4["layer_types"][:2] * 3}
         | {"attention_k_eq_v": False, "num_key_value_heads": 2}
         | {"num_global_key_value_heads": None}
-        | {"num_kv_shared_layers": 4, "use_double_wide_mlp": True}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
         | {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCABULARY},
         "vision_config": {
             **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1),

@@ -246,5 +246,10 @@ GEMMA4 = dataclasses.replace(
     head_name=GEMMA3.head_name,
     token_parts=GEMMA3.token_parts,
     unread_parts=("vision_tower", "embed_vision", "audio_tower", "embed_audio"),
+    unread_modules=tuple(
+        f"model.{tower}.layers.{{}}.{name}"
+        for tower in ("vision_tower.encoder", "audio_tower")
+        for name in PROJECTIONS.values()
+    ),
     inert=GEMMA4_TEXT.inert | GEMMA3.inert | SOUND,
 )

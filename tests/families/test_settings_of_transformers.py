@@ -39,6 +39,7 @@ OPTIONS = {
 """Settings with which further settings are read."""
 NEEDED = {
     "glm4_moe": {"head_dim": 128},
+    "mbart": {"decoder_start_token_id": 2},
     "electra": {"embedding_size": 256},
     "deberta-v2": {
         **{"relative_attention": True, "share_att_key": True, "position_buckets": 256},

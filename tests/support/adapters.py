@@ -16,6 +16,7 @@ import numpy as np
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.peft.modules import projections
 from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.language_model import LanguageModel
@@ -54,7 +55,7 @@ def random_adapter(config: ModelConfig, kind: str, part: str = "") -> Adapter:
     cache = (config.key_value_heads, config.head_width)
     shapes: dict = {
         "PROMPT_TUNING": {f"{first}/prompt/prompt": (P, config.width)},
-        "PREFIX_TUNING": {"decoder/prompt/prompt": (config.layers, 2, P, *cache)},
+        "PREFIX_TUNING": {"decoder/prompt/prompt": (key_layers(config), 2, P, *cache)},
         "MULTITASK_PROMPT_TUNING": {
             f"{stack}/prompt/{leaf}": shape
             for stack in {first, "decoder"}

@@ -149,12 +149,11 @@ def check_vectors(config: ModelConfig) -> None:
     Raises:
       InputError: with what it does to tokens alone.
     """
-    reason = None
+    reason, scaled = None, config.embedding_multiplier != 1
     if config.layer_input_width:
         reason = "transformers looks up further inputs of layers by token"
-    elif config.family and config.embedding_multiplier != 1:
-        if hf_folder.find_family(config).scales_ids:
-            reason = "transformers does not scale the tokens behind a prompt"
+    elif config.family and scaled and hf_folder.find_family(config).scales_ids:
+        reason = "transformers does not scale the tokens behind a prompt"
     if reason:
         raise InputError(
             f"PEFT's soft prompts do not fit this model, because {reason}: use LoRA, "

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from prompt_tuning.adapters.merge import write_merged
-from prompt_tuning.adapters.peft.folder import write_folder
-from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.adapters.peft.folder import read_folder, write_folder
+from prompt_tuning.adapters.peft.peft_conversion import from_peft, to_peft
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.families.hf_folder import read_config
 from tests.support.adapters import (
     assert_same_logits,
@@ -28,9 +29,11 @@ FOLDER = Path(
     os.environ.get("FAMILY_FIXTURES", Path(__file__).parents[2] / "fixtures/families")
 )
 # Fused projections, a norm of the keys that IA3 scales before it, grouped queries,
-# experts, encoder-decoders with learned positions and with two widths: the adapters of
-# other families are at the same layers as those of one of these.
-FAMILIES = ["phi3", "bart", "bloom", "falcon_new", "gemma2", "gpt_oss", "t5gemma"]
+# experts, kinds of attention, encoder-decoders with learned positions and with two
+# widths: adapters of other families are at the same layers as those of one of these.
+FAMILIES = [
+    *("phi3", "bart", "bloom", "falcon_new", "gemma2", "gemma4", "gpt_oss", "t5gemma"),
+]
 KINDS = {
     "prompt_tuning": "PROMPT_TUNING",
     "prefix_tuning": "PREFIX_TUNING",
@@ -47,6 +50,13 @@ INPUTS = ("input_ids", "attention_mask", "labels")
 def tokens_of(family):
     given = np.load(FOLDER / family / "ref.npz")
     return {name: given[name] for name in INPUTS if name in given}
+
+
+def test_prompts_behind_which_peft_scales_no_tokens_are_refused():
+    config = read_config(FOLDER / "pegasus/base")
+    folder = FOLDER / "marian/prompt_tuning"
+    with pytest.raises(InputError, match="does not scale the tokens"):
+        from_peft(read_folder(folder), config, str(folder))
 
 
 @pytest.mark.torch
