@@ -6,16 +6,18 @@ for a document. Here the parts of this package do it: rows about the text
 run, and a comparison on rows that were held out.
 """
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from rich.console import Console
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
+from prompt_tuning.api.memory_budget import fit_budget
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load, load_tuned, tune
 from prompt_tuning.config.config_values import CONFIG_FILE
@@ -24,11 +26,11 @@ from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
-from prompt_tuning.core.number_ranges import AxisLength
+from prompt_tuning.core.number_ranges import AxisLength, PositiveNumber
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.pretrained.attention_matching import move_prefix
-from prompt_tuning.texts.study_files import StudyFiles, write_study
+from prompt_tuning.texts.study_files import CHUNK_KEY, StudyFiles, write_study
 from prompt_tuning.texts.text_study import (
     CONTINUATION,
     GIVEN,
@@ -41,7 +43,7 @@ from prompt_tuning.texts.text_study import (
 from prompt_tuning.tuned.memory_comparison import (
     key_value_prefix,
     measure_memory,
-    memory_table,
+    memory_tables,
 )
 
 STARTS = {
@@ -50,7 +52,7 @@ STARTS = {
     "first": "from_text",
 }
 """The initializer of each way to start."""
-RATE = 0.02
+RATE, ROWS, STEPS = 0.02, 1024, 200
 KINDS = (PASSAGE, CONTINUATION)
 """Kinds of rows of a model that cannot chat."""
 RESULTS, PEFT_FOLDER, STUDY = "memory.json", "peft", "study"
@@ -65,14 +67,16 @@ def remember(
     text: str,
     *,
     slots: int = 128,
-    steps: int = 200,
+    steps: int | None = None,
     batch_size: int = 32,
     start: Start = "matching",
-    rows: int = 1024,
+    rows: int | None = None,
     held_out: int = 128,
+    budget: float | int | None = None,
     chunk: int | None = None,
     passage: int = 32,
     directory: str | Path | None = None,
+    study_directory: str | Path | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> TunedModel:
@@ -81,25 +85,33 @@ def remember(
     The model answers behind the prefix about as it does after the text, for the cost of
     `slots` positions. The rows to learn from are passages of the text and what the
     frozen model writes behind it, or its own questions and answers about the text if it
-    has a chat template; the loss is `ContextDistillation`. The directory is
-    that of an ordinary run. It also gets `memory.json`, which compares the memory with
-    the text itself on held-out rows, and a PEFT folder of type CARTRIDGE. If the call
-    is interrupted, the same call goes on.
+    has a chat template; the loss is `ContextDistillation`. Its teacher reads the
+    text or, if that does not fit the model's positions together with a row, the chunk
+    that a row was written behind. The directory is that of an ordinary run. It also
+    gets `memory.json`, which compares the memory with the text itself on held-out rows,
+    and a PEFT folder of type CARTRIDGE. If the call is interrupted, the same call goes
+    on.
 
     Args:
       model: result of `load`, or what `load` takes; a decoder-only model.
-      text: the text, which has to fit the model together with a row.
+      text: the text.
       slots: number of slots of the prefix, of which the first is frozen.
-      steps: number of optimizer steps.
+      steps: number of optimizer steps; 200 unless there is a budget.
       batch_size: number of rows of a step.
       start: "matching" (`from_attention_matching`), "chunks" (`from_chunks`) or "first"
         (`from_text`).
-      rows: number of rows to learn from.
+      rows: number of rows to learn from; 1,024 unless there is a budget.
       held_out: number of rows to measure on.
+      budget: seconds that everything may take. A short probe then chooses as many rows
+        and steps as fit; they depend on the machine, and are stored for a call that
+        goes on.
       chunk: maximum number of tokens of the text that the model reads before it writes
-        a row; None for the whole text.
+        a row. None for the whole text or, if that does not fit the model, half of its
+        positions.
       passage: maximum number of learned tokens of a row.
       directory: run directory; None for a temporary one.
+      study_directory: folder of the rows, which memories of several sizes can share;
+        None for `study` in the run directory.
       seed: seed of the rows and of their order.
       progress: whether to show the progress and the comparison.
 
@@ -107,8 +119,8 @@ def remember(
       the model with the memory.
 
     Raises:
-      InputError: if the text is shorter than the memory, or too long for the model, the
-        model cannot have such a prefix, or the directory has another text's memory.
+      InputError: if the text is shorter than the memory, the model cannot have such a
+        prefix, or the directory has another text's memory.
 
     Examples:
       >>> story = "reverse: apple=elppa upper: bread=BREAD tail: chair=hair"
@@ -120,39 +132,66 @@ def remember(
     """
     check_value("slots", slots, AxisLength)
     check_value("start", start, Start)
+    check_value("budget", budget, PositiveNumber | None)
+    if budget is not None and (rows is not None or steps is not None):
+        raise InputError(
+            "a budget chooses the numbers of rows and steps: leave out rows and steps, "
+            "or the budget"
+        )
     _check_size(text)
     base = model if isinstance(model, Model) else load(model)
     study = TextStudy(
-        rows=rows,
+        rows=ROWS if rows is None else rows,
         held_out=held_out,
         chunk=chunk,
         passage=passage,
         kinds=_kinds(base),
         seed=seed,
     )
+    fits = _check_length(text, base, slots)
+    if not fits and chunk is None:
+        assert base.config.maximum_positions is not None
+        half = base.config.maximum_positions // 2
+        study = dataclasses.replace(study, chunk=half)
     read = read_texts({"the text": text}, base.prompted, study)
-    _check_length(text, base, slots)
     prefix = _prefix(text, slots, start)
     # Refuses a model that cannot have the prefix before it writes any rows.
     Model.open(base.settings, [prefix], seed)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
-    if (folder / CONFIG_FILE).exists() and not (folder / STUDY).exists():
+    rows_folder = Path(study_directory or folder / STUDY)
+    if (folder / CONFIG_FILE).exists() and not rows_folder.exists():
         raise InputError(
             f"{folder} has a run that is not a memory of a text: give another directory"
         )
-    files = _write_rows(folder / STUDY, base, read, study, progress=progress)
-    tuned = tune(
-        base,
-        prefix,
-        [files.train],
-        steps=steps,
-        learning_rate=RATE,
-        objective=Configurable("ContextDistillation")(context=text),
+
+    def write(place: Path, study: TextStudy) -> StudyFiles:
+        return _write_rows(place, base, read, study, progress=progress)
+
+    def train(files: StudyFiles, steps: int, **settings: Any) -> TunedModel:
+        return tune(
+            base,
+            prefix,
+            [files.train],
+            steps=steps,
+            learning_rate=RATE,
+            objective=_teacher(text if fits else None, files),
+            batch_size=batch_size,
+            seed=seed,
+            **settings,
+        )
+
+    if budget is not None:
+        fitted = fit_budget(folder, budget, study, write, train, batch_size)
+        steps, study = fitted.steps, dataclasses.replace(study, rows=fitted.rows)
+        if progress:
+            print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
+    files = write(rows_folder, study)
+    tuned = train(
+        files,
+        STEPS if steps is None else steps,
         evaluation=[files.held_out],
         directory=folder,
-        batch_size=batch_size,
-        seed=seed,
         progress=progress,
     )
     if temporary:
@@ -247,13 +286,23 @@ def _write_rows(
         )
 
 
-def _check_length(text: str, model: Model, slots: int) -> None:
-    """Checks that the model can read a text before a row, and that slots are fewer.
+def _teacher(text: str | None, files: StudyFiles) -> Configured:
+    """Returns the loss whose teacher reads the text, or else the chunk of each row."""
+    loss = Configurable("ContextDistillation")
+    if text is not None:
+        return loss(context=text)
+    return loss(context_key=CHUNK_KEY, contexts=str(files.chunks))
+
+
+def _check_length(text: str, model: Model, slots: int) -> bool:
+    """Checks that slots are fewer than the tokens of a text.
+
+    Returns:
+      whether the model can read the text before a row.
 
     Raises:
-      InputError: if the text is shorter than the prefix, or too long for the model.
+      InputError: if the text is shorter than the prefix.
     """
-    config = model.config
     begin = len(model.prompted.interface.begin_ids)
     length = len(model.prompted.needed_tokenizer().encode(text))
     if length + begin < slots:
@@ -262,13 +311,8 @@ def _check_length(text: str, model: Model, slots: int) -> None:
             f"memory of {slots} slots: give a longer text, or no more slots than it "
             "has tokens"
         )
-    limit = config.maximum_positions
-    if limit is not None and begin + length + GIVEN + SHORTEST > limit:
-        raise InputError(
-            f"the text has {length} tokens, and the model {limit} positions"
-            f"{config.positions_note}, which have to hold the text and a row about it: "
-            f"give at most {limit - begin - GIVEN - SHORTEST} tokens of the text"
-        )
+    limit = model.config.maximum_positions
+    return limit is None or begin + length + GIVEN + SHORTEST <= limit
 
 
 def _prefix(text: str, slots: int, start: Start) -> Configured:
@@ -288,4 +332,4 @@ def _finish(tuned: TunedModel, *, progress: bool) -> None:
     write_file(folder / RESULTS, content.encode(), force=True)
     tuned.to_peft(folder / PEFT_FOLDER, force=True)
     if progress:
-        Console().print(memory_table(measured))
+        Console().print(*memory_tables(measured))

@@ -70,7 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory",
         action="store_true",
         help="compare the memory of a run of `remember` with its document: the answers "
-        "to held-out rows behind nothing, its first tokens, the memory and all of it",
+        "to held-out rows behind nothing, the memory, all of it, and as many tokens as "
+        "the memory has slots: the first ones, retrieved ones, or a summary",
     )
     parser.add_argument(
         "--predictions",
@@ -107,9 +108,10 @@ def run(options: argparse.Namespace) -> int:
     console = Console(quiet=not is_first())
     if options.memory:
         from prompt_tuning.cli.console import print_table
-        from prompt_tuning.tuned.memory_comparison import measure_memory, memory_table
+        from prompt_tuning.tuned.memory_comparison import measure_memory, memory_tables
 
-        print_table(console, memory_table(measure_memory(run, run.evaluation)))
+        for table in memory_tables(measure_memory(run, run.evaluation)):
+            print_table(console, table)
     elif len(options.prompts) > 1:
         _vote(run, run.evaluation, options, console)
     else:

@@ -1,9 +1,14 @@
 """`prompt-tuning remember`: trains a prefix that stands for a document."""
 
 import argparse
+import importlib.util
+import json
 import shlex
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
+from prompt_tuning.cli.option_types import duration, numeric
 from prompt_tuning.cli.shared_options import (
     Number,
     add_model_and_output,
@@ -29,20 +34,20 @@ DESCRIPTION = (
     "--run`, a comparison with the document itself (memory.json), and a PEFT folder "
     "of type CARTRIDGE (peft). If the command is interrupted, the same command goes on."
 )
+PICTURE = "memories.png"
 
 
 NUMBERS: dict[str, Number] = {
-    "slots": (AxisLength, 128, "number of slots of the prefix"),
-    "steps": (PositiveInteger, 200, "number of optimizer steps"),
+    "steps": (PositiveInteger, None, "number of optimizer steps (default: 200)"),
     "batch_size": (PositiveInteger, 32, "number of rows of a step"),
-    "rows": (PositiveInteger, 1024, "number of rows to learn from"),
+    "rows": (PositiveInteger, None, "number of rows to learn from (default: 1024)"),
     "held_out": (PositiveInteger, 128, "number of rows to measure on"),
     "passage": (PositiveInteger, 32, "maximum number of learned tokens of a row"),
     "chunk": (
         PositiveInteger,
         None,
         "maximum number of tokens that the model reads before it writes a row "
-        "(default: the whole document)",
+        "(default: the whole document, or half of the model's positions)",
     ),
     "seed": (NonnegativeInteger, 0, "seed of the rows and of their order"),
 }
@@ -63,25 +68,66 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where the slots start: by attention matching, at windows spread over the "
         "document, or at its first tokens",
     )
+    parser.add_argument(
+        "--slots",
+        nargs="+",
+        type=numeric(AxisLength),
+        default=[128],
+        metavar="N",
+        help="number of slots of the prefix; of several numbers each becomes a memory "
+        "of its own, DIR/slots_N, from the same rows, and a picture compares them",
+    )
+    parser.add_argument(
+        "--budget",
+        type=duration,
+        metavar="TIME",
+        help="time for everything, such as 10m: a short probe chooses as many --rows "
+        "and --steps as fit",
+    )
     add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains the memory and prints what it is worth."""
     refuse_bindings(options)
-    from prompt_tuning.api.memories import remember
+    from prompt_tuning.api.memories import STUDY, remember
+    from prompt_tuning.api.tune import load
     from prompt_tuning.core.utf8_text import decode_text
 
-    document = options.document
-    memory = remember(
-        options.model,
-        decode_text(document.read_bytes(), str(document)),
-        directory=options.out,
-        start=options.start,
-        **{name: getattr(options, name) for name in NUMBERS},
-    )
-    if memory.result is not None and not memory.result.finished:
-        return INTERRUPTED if memory.result.interrupted else 0
-    folder = shlex.quote(str(options.out))
+    document, sizes = options.document, list(dict.fromkeys(options.slots))
+    text, several = decode_text(document.read_bytes(), str(document)), len(sizes) > 1
+    folders = [options.out / f"slots_{n}" if several else options.out for n in sizes]
+    model = load(options.model)
+    for slots, folder in zip(sizes, folders, strict=True):
+        memory = remember(
+            model,
+            text,
+            slots=slots,
+            directory=folder,
+            study_directory=options.out / STUDY if several else None,
+            start=options.start,
+            budget=None if options.budget is None else options.budget / len(sizes),
+            **{name: getattr(options, name) for name in NUMBERS},
+        )
+        if memory.result is not None and not memory.result.finished:
+            return INTERRUPTED if memory.result.interrupted else 0
+    if several:
+        _draw(folders, options.out / PICTURE)
+    folder = shlex.quote(str(folders[-1]))
     print(f"next: prompt-tuning generate --run {folder} TEXT")
     return 0
+
+
+def _draw(folders: Sequence[Path], file: Path) -> None:
+    """Draws the quality of memories over their compression."""
+    from prompt_tuning.api.memories import RESULTS
+
+    if importlib.util.find_spec("matplotlib") is None:
+        warnings.warn(
+            "no picture was drawn: `pip install matplotlib` enables it", stacklevel=2
+        )
+        return
+    from prompt_tuning.tuned.memory_plot import plot_memories
+
+    plot_memories([json.loads((x / RESULTS).read_text()) for x in folders], file)
+    print(f"quality over compression: {file}")

@@ -1,6 +1,7 @@
 """Evaluates a model: token loss, generated text, ranked labels."""
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
@@ -362,6 +363,15 @@ class Evaluator:
             batch_size=self._evaluation.data.batch_size,
             prompt_ids=self._rows.prompt_ids,
         )
+
+    def answering_speed(self, parameters: Parameters) -> float:
+        """Generates all answers again, and returns the number of tokens a second.
+
+        Programs are compiled already if `measure` generated answers.
+        """
+        started = time.perf_counter()
+        generated = self._generate(parameters)
+        return sum(map(len, generated)) / (time.perf_counter() - started)
 
     def _exact_matches(
         self, parameters: Parameters, outcomes: TokenOutcomes

@@ -6,6 +6,7 @@ Here the reference queries are those of windows of the text, read again behind i
 blocks follow one another: each is fitted behind the fitted ones before it.
 """
 
+import functools
 from collections.abc import Collection
 from typing import NamedTuple, cast
 
@@ -41,6 +42,8 @@ from prompt_tuning.prompts.stack_shape import StackShape
 
 WINDOW = 64
 """Maximum number of tokens of each window of the text that is read again."""
+SHORTEST_WINDOW = 8
+"""Minimum number of positions that a text leaves to a window, or its own length."""
 RIDGE = 1e-4
 """Weight of the distance from the text's own values, in mean squares of attention."""
 
@@ -65,8 +68,8 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
     Raises:
       InputError: with what it does not know.
     """
-    length = len(start.tokens) + _window(start, config)
-    reason = None
+    part = text_parts(start, config)[0]
+    length, reason = len(part.tokens) + _window(part, config), None
     if config.positions not in ("rotary", "learned"):
         reason = f"the model has positions of the kind {config.positions!r}"
     elif config.attention_soft_cap is not None:
@@ -89,13 +92,20 @@ def check_matching(start: PrefixStart, config: ModelConfig, *, on_mesh: bool) ->
             f"plain attention, but {reason}: start the prefix by from_text() or "
             "from_chunks() (remember --start first or chunks)"
         )
-    if length < len(start.tokens) + 1:
-        raise InputError(
-            f"from_attention_matching() reads the text of {len(start.tokens)} tokens "
-            f"and windows of it again, but the model has {config.maximum_positions} "
-            f"positions{config.positions_note}: shorten the text, or start the prefix "
-            "by from_chunks()"
-        )
+
+
+def text_parts(start: PrefixStart, config: ModelConfig) -> list[PrefixStart]:
+    """Returns parts of a text that the model can read with a window of each.
+
+    The parts are equally long, so the last tokens of one may be the first of the next.
+    """
+    limit, length = config.maximum_positions, len(start.tokens)
+    if limit is None or limit - length >= min(SHORTEST_WINDOW, length):
+        return [start]
+    begin, text = start.tokens[: start.begin], start.tokens[start.begin :]
+    size = max(limit // 2 - start.begin, 1)
+    firsts = np.linspace(0, len(text) - size, -(-len(text) // size)).astype(int)
+    return [start._replace(tokens=(*begin, *text[x : x + size])) for x in firsts]
 
 
 def _window(start: PrefixStart, config: ModelConfig) -> int:
@@ -148,6 +158,7 @@ def _blocks(read: _ReadWindows) -> list[_ReadWindows]:
     return [_ReadWindows(*parts) for parts in zip(*read, strict=True)]
 
 
+@functools.lru_cache(maxsize=4)  # parts of a text share the programs
 def _reader(config: ModelConfig, length: int) -> "_WindowReader":
     """Returns a function of parameters, a prefix and rows."""
     stack = StackShape(config.layers, config.key_value_heads, config.head_width)

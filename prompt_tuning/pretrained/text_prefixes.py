@@ -7,6 +7,7 @@ find that this start leads to far better answers than noise does.
 from typing import cast
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
@@ -18,7 +19,12 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.pretrained.attention_matching import check_matching, match_attention
+from prompt_tuning.pretrained.attention_matching import (
+    check_matching,
+    match_attention,
+    move_prefix,
+    text_parts,
+)
 from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.sharding.array_placement import Placement
@@ -70,12 +76,19 @@ def start_prefix(
       config: config of the frozen model.
       placement: placement of the parameters on a mesh; None on one device.
     """
-    text = keys_and_values(parameters, start.tokens, config, placement)
     if not start.windows:
+        text = keys_and_values(parameters, start.tokens, config, placement)
         return parameters | {PREFIX_PATH: text}
-    slots = parameters[PREFIX_PATH].shape[2]
-    matched = match_attention(parameters, text, start, slots, config)
-    return parameters | {PREFIX_PATH: matched}
+    parts, slots = text_parts(start, config), parameters[PREFIX_PATH].shape[2]
+    parts = parts[:: -(-len(parts) // slots)]
+    matched = []
+    for part, indices in zip(
+        parts, np.array_split(np.arange(slots), len(parts)), strict=True
+    ):
+        text = keys_and_values(parameters, part.tokens, config, placement)
+        prefix = match_attention(parameters, text, part, len(indices), config)
+        matched.append(move_prefix(prefix, slots - len(indices), config))
+    return parameters | {PREFIX_PATH: jnp.concatenate(matched, axis=2)}
 
 
 def keys_and_values(

@@ -10,7 +10,9 @@ class PrefixStart(NamedTuple):
       tokens: tokens that the model reads.
       windows: number of windows of them whose attention the prefix is to reproduce;
         0 if the keys and values of the tokens themselves are the prefix.
+      begin: number of first tokens that begin each text, such as BOS.
     """
 
     tokens: tuple[int, ...]
     windows: int = 0
+    begin: int = 0

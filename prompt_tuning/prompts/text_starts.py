@@ -58,7 +58,8 @@ def from_attention_matching(
     so that the prefix gives the attention output that the whole text gives. No gradient
     is computed. It is the closed form of Zweiger et al. (2026, "Attention Matching",
     arXiv 2602.16284), without its bias of each slot, and the best start of a memory:
-    training then takes a fraction of the steps.
+    training then takes a fraction of the steps. The model reads a text that is longer
+    than its positions in parts, each of which gets its share of the slots.
 
     Args:
       text: the text, of more tokens than the prefix has slots.
@@ -79,7 +80,8 @@ def from_attention_matching(
     def initialize(key, shape, vocabulary):
         del key
         ids = _read(text, shape, vocabulary, "from_attention_matching")
-        return request_start(PrefixStart(ids, windows), shape, vocabulary)
+        begin = len(vocabulary.tokenizer.begin_ids)
+        return request_start(PrefixStart(ids, windows, begin), shape, vocabulary)
 
     return initialize
 

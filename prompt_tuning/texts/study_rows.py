@@ -32,6 +32,7 @@ from prompt_tuning.texts.text_study import (
     LINE,
     PASSAGE,
     SEEDS,
+    SUMMARY,
     StudiedTexts,
     TextStudy,
 )
@@ -114,6 +115,21 @@ class StudyWriter:
                 continue
             yield from itertools.islice(self._block(block), done, None)
             done = 0
+
+    def summaries(self, length: int) -> list[list[int]]:
+        """Writes a summary of each chunk, with a model that can chat.
+
+        Args:
+          length: maximum number of tokens of all summaries together.
+        """
+        size = max(length // len(self._texts.chunks), 1)
+        words = max(2 * size // 3, 1)  # a word has more than one token
+        ids = self._chat_ids(first_turn(SUMMARY.format(words=words)))
+        requests = [
+            self._request(chunk, ids, 0, size, 0)
+            for chunk in range(len(self._texts.chunks))
+        ]
+        return [list(completion.ids) for completion in self._write(requests)]
 
     def _context(self, number: int) -> list[int]:
         """Returns what precedes the rows of a chunk: the chunk, or a system message."""

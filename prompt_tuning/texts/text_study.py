@@ -41,6 +41,9 @@ ALONE = (
     "Write the request alone, as a user would, so that it can be understood without "
     "the text."
 )
+SUMMARY = (
+    "Write a summary of this text in at most {words} words. Name what matters most."
+)
 FOLLOWS = "Do not repeat what was asked before."
 
 

@@ -5,7 +5,8 @@ only one set of parameters is in memory at a time.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.following_examples import FollowingExamples
 from prompt_tuning.data.examples.preference_examples import (
     has_preferences,
     load_chosen,
@@ -47,6 +49,9 @@ from prompt_tuning.tuned.load_tuned import load_tuned
 
 NO_PROMPT = "no prompt"
 
+ChooseTexts = Callable[[Examples], Sequence[Sequence[int]]]
+"""Returns token ids of the text that the frozen model reads before each example."""
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedModel:
@@ -59,6 +64,8 @@ class PlannedModel:
       read: returns all of its parameters.
       context_ids: token ids of a text to insert before each example's input.
       objective: objective to measure; None for the cross-entropy alone.
+      choose_texts: returns token ids to insert before each example, which are measured
+        without the objective; None for none.
     """
 
     name: str
@@ -67,6 +74,7 @@ class PlannedModel:
     read: Callable[[], Parameters]
     context_ids: Sequence[int] = ()
     objective: ObjectiveConfig | None = None
+    choose_texts: "ChooseTexts | None" = None
 
     def examples(self) -> Examples:
         """Loads all examples of its files."""
@@ -85,6 +93,12 @@ class PlannedModel:
 
     def open(self, examples: Examples) -> "ComparedModel":
         """Opens the evaluation of the model on some of the examples."""
+        if self.choose_texts is not None:
+            texts = self.choose_texts(examples)
+            begin = self.model.interface.begin_ids
+            following = FollowingExamples(examples, texts, begin)
+            evaluator = Evaluator(self.model, self.evaluation, examples=following)
+            return ComparedModel(self.name, self.model, evaluator, self.read)
         evaluator = Evaluator(
             self.model,
             self.evaluation,
@@ -123,6 +137,7 @@ def open_comparison(
     prompt_file: Path | None = None,
     baseline: bool = False,
     text_prompts: Sequence[str] = (),
+    own_texts: Mapping[str, ChooseTexts] = types.MappingProxyType({}),
     loaded: tuple[PromptedModel, Parameters] | None = None,
 ) -> list[ComparedModel]:
     """Opens and checks all models to compare, the run's model first.
@@ -137,6 +152,8 @@ def open_comparison(
       prompt_file: replaces what the run trained; see `load_tuned`.
       baseline: whether the frozen model without a prompt is measured too.
       text_prompts: texts before the frozen model's input, each measured separately.
+      own_texts: texts of each example before the input of a frozen decoder-only model,
+        by name; the run's objective is not measured behind them.
       loaded: the run's model and its parameters, if they were loaded before.
 
     Raises:
@@ -159,6 +176,9 @@ def open_comparison(
         raise InputError("vectors of texts are compared without --text_prompt")
     for text in text_prompts:
         planned.append(_with_text(run, _without_tasks(evaluation), text))
+    for name, choose in own_texts.items():
+        frozen = _frozen(run, _without_tasks(evaluation), name)
+        planned.append(dataclasses.replace(frozen, choose_texts=choose))
     if isinstance(run.objective, Contrastive):
         return [one.open_retrieval(run.objective) for one in planned]
     planned = [dataclasses.replace(one, objective=run.objective) for one in planned]
@@ -178,7 +198,7 @@ def measure_each(
         yield name, evaluator, result
 
 
-def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
+def open_frozen(run: Run, placement: str | None = None) -> PromptedModel:
     """Opens the frozen model alone; a template placement reads its rows."""
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)
@@ -188,7 +208,7 @@ def _open_frozen(run: Run, placement: str | None) -> PromptedModel:
 
 def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
     placement = None if evaluation.data.template is None else TEMPLATE
-    model = _open_frozen(run, placement)
+    model = open_frozen(run, placement)
     return PlannedModel(name, model, evaluation, model.read_parameters)
 
 
@@ -204,7 +224,7 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     if not text:
         raise InputError("--text_prompt is empty; --baseline measures without a text")
     distilled = isinstance(run.objective, ContextDistillation)
-    model = _open_frozen(run, None)
+    model = open_frozen(run)
     if data.template is None and (has_pairs(data) or distilled):
         examples = load_examples(data, model.interface)
         if distilled or _learn_beginnings(data, examples, model):

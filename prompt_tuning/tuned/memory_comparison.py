@@ -1,14 +1,19 @@
 """Comparison of a memory of a text with the text itself.
 
-The prefix of a run of `remember` is measured against nothing, the beginning of the text
-in as many positions, and the whole text.
+The prefix of a run of `remember` is measured against nothing, as many tokens of the
+text (its first ones, a summary, and those retrieved for each row), and the whole text.
+If the text is longer than the model's positions, the chunk of each row takes its place.
 """
 
 import dataclasses
+import functools
+import json
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Integer
 from rich.table import Table
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
@@ -17,23 +22,50 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.source_reading import has_pairs
+from prompt_tuning.data.text.chat_templates import has_chat_template
+from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
-from prompt_tuning.losses.context_distillation import ContextDistillation
+from prompt_tuning.evaluation.token_outcomes import CROSS_ENTROPY, LOSS
+from prompt_tuning.losses.context_distillation import (
+    ContextDistillation,
+    Distillation,
+)
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
-from prompt_tuning.tuned.comparison import measure_each, open_comparison
+from prompt_tuning.texts.study_rows import StudyWriter
+from prompt_tuning.texts.text_retrieval import TextRetriever
+from prompt_tuning.texts.text_study import TextStudy, read_texts
+from prompt_tuning.training.distillation import make_reference
+from prompt_tuning.training.objective_data import context_column
+from prompt_tuning.tuned.comparison import ChooseTexts, open_comparison, open_frozen
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 MEMORY, NOTHING = "memory", "nothing"
-FIRST_TOKENS, WHOLE_TEXT = "first tokens", "whole text"
+FIRST_TOKENS, RETRIEVED, SUMMARY = "first tokens", "retrieved", "summary"
+WHOLE_TEXT, OWN_CHUNK = "whole text", "its chunk"
+ORDER = (NOTHING, FIRST_TOKENS, SUMMARY, RETRIEVED, MEMORY, OWN_CHUNK, WHOLE_TEXT)
+PARTS = 4
+"""Number of parts of the text whose divergence is measured apart."""
+PART_NAMES = tuple(f"part_{part + 1}" for part in range(PARTS))
 METRICS = {
-    "loss": "divergence",
-    "cross_entropy": "cross_entropy",
+    LOSS: "divergence",
+    CROSS_ENTROPY: "cross_entropy",
     "exact_match": "exact_match",
     "squad_f1": "f1",
 }
 """Names of metrics of an evaluation, and their names here."""
+
+UNRELATED = (
+    "The kettle began to sing, and she put two cups on the table by the window. ",
+    "Trains to the coast leave from platform four every hour until ten at night. ",
+    "Sort the list, then walk through it once and drop each item seen before. ",
+    "After the rain the river was brown and fast, and the lower path was closed. ",
+)
+"""Texts that no document is about."""
 
 Measured = dict[str, dict[str, float]]
 """Numbers of each of what rows follow, by their names."""
@@ -56,20 +88,17 @@ def measure_memory(
     Returns:
       for each of what the rows follow, its `positions`, the `bytes` of their keys and
       values, and the `compression`, the tokens of the text per position; the
-      `divergence` from the model that reads the text and the `cross_entropy`, in nats
-      per token, and the share of the divergence behind nothing that is `closed`; of
-      generated answers the `exact_match` and the `f1` of their words.
+      `divergence` from the model that reads the text (or the row's chunk of it) and the
+      `cross_entropy`, in nats per token, and the share of the divergence behind nothing
+      that is `closed`, both of which retrieved texts do not have; `part_1` to `part_4`,
+      the divergence of rows whose learned tokens are in each quarter of the text; of
+      generated answers the `exact_match`, the `f1` of their words, and the `speed`, in
+      tokens a second. The memory has its `drift`, too; see `memory_drift`.
 
     Raises:
       InputError: if the run has no such prefix.
     """
     objective = run.objective
-    if isinstance(objective, ContextDistillation) and objective.context_key is not None:
-        raise InputError(
-            "each example of the run had its own context "
-            f"({type(objective).__name__}.context_key), so there is no single text to "
-            "compare the memory with: evaluate it without --memory"
-        )
     model, parameters = load_tuned(run) if loaded is None else loaded
     prefix = key_value_prefix(parameters)
     if not isinstance(objective, ContextDistillation) or prefix is None:
@@ -80,34 +109,153 @@ def measure_memory(
     if has_pairs(evaluation.data) and not evaluation.generates:
         metrics = [*evaluation.metrics, "squad"]
         evaluation = dataclasses.replace(evaluation, exact_match=True, metrics=metrics)
-    text, slots = objective.context, prefix.shape[2]
-    tokenizer = model.needed_tokenizer()
-    ids, begin = tokenizer.encode(text), model.interface.begin_ids
-    first = tokenizer.decode(ids[: max(slots - len(begin), 1)])
-    sizes = {MEMORY: slots, NOTHING: 0, FIRST_TOKENS: slots, WHOLE_TEXT: len(ids)}
-    if first == text:
-        del sizes[FIRST_TOKENS]
+    tokenizer, slots = model.needed_tokenizer(), prefix.shape[2]
+    column = context_column(objective)
+    chunks = [] if column is None else column.encode(tokenizer)
+    text = objective.context or "".join(map(tokenizer.decode, chunks))
+    length, begin = len(tokenizer.encode(text)), model.interface.begin_ids
+    count = max(slots - len(begin), 1)
+    sizes = {MEMORY: slots, NOTHING: 0, FIRST_TOKENS: slots, WHOLE_TEXT: length}
+    texts = {FIRST_TOKENS: tokenizer.decode(tokenizer.encode(text)[:count])}
+    own_texts: dict[str, ChooseTexts] = {}
+    if column is None:
+        texts[WHOLE_TEXT] = text
+    else:
+        del sizes[WHOLE_TEXT]
+        own_texts[OWN_CHUNK] = functools.partial(_own_chunks, chunks)
+        sizes[OWN_CHUNK] = round(sum(map(len, chunks)) / len(chunks))
+    if count >= length:
+        del sizes[FIRST_TOKENS], texts[FIRST_TOKENS]
+    else:
+        summary = _summarize(run, text, parameters, count)
+        if summary:
+            texts[SUMMARY], sizes[SUMMARY] = summary, slots
+        retriever = TextRetriever(text, tokenizer, count)
+        own_texts[RETRIEVED] = functools.partial(_retrieved, retriever)
+        sizes[RETRIEVED] = slots
     systems = open_comparison(
         run,
         evaluation,
         baseline=True,
-        text_prompts=list(dict.fromkeys([first, text])),
+        text_prompts=list(texts.values()),
+        own_texts=own_texts,
         loaded=(model, parameters),
     )
+    names = (MEMORY, NOTHING, *texts, *own_texts)
     per_position = _position_bytes(model.config)
-    measured = {}
-    measurements = measure_each(systems)
-    for (name, size), (_, _, result) in zip(sizes.items(), measurements, strict=True):
+    measured, places = {}, None
+    for name in names:
+        system = systems.pop(0)  # its parameters are released with it
+        evaluator, own = system.evaluator, system.read()
+        result = evaluator.measure(own)
+        if places is None:
+            places = _parts(np.array(tokenizer.encode(text)), evaluator.examples)
         measured[name] = {
-            "positions": float(size),
-            "bytes": float(size * per_position),
-            "compression": len(ids) / size if size else 0.0,
+            "positions": float(sizes[name]),
+            "bytes": float(sizes[name] * per_position),
+            "compression": length / sizes[name] if sizes[name] else 0.0,
             **_values(result),
+            **_divergence_of_parts(result, places),
         }
+        if evaluation.generates:
+            measured[name]["speed"] = evaluator.answering_speed(own)
+        del system, evaluator, own
+    drift = memory_drift(model, parameters)
+    if drift is not None:
+        measured[MEMORY]["drift"] = drift
+    if OWN_CHUNK in measured:
+        measured[OWN_CHUNK]["divergence"] = 0.0  # it is the teacher itself
     nothing = measured[NOTHING]["divergence"]
     for values in measured.values():
-        values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
-    return measured
+        if "divergence" in values:
+            values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
+    return {name: measured[name] for name in ORDER if name in measured}
+
+
+def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str | None:
+    """Returns a summary of some tokens by the frozen model; None if it cannot chat."""
+    model = open_frozen(run)
+    tokenizer = model.needed_tokenizer()
+    if not has_chat_template(tokenizer):
+        return None
+    limit, length = model.config.maximum_positions, len(tokenizer.encode(text))
+    chunk = None if limit is None or 2 * length < limit else limit // 2
+    study = TextStudy(chunk=chunk, answer=count)
+    read = read_texts({"the text": text}, model, study)
+    own = model.read_parameters(parameters)
+    written = StudyWriter(read, study, model, own).summaries(count)
+    return tokenizer.decode([token for part in written for token in part])
+
+
+def _parts(
+    text: Integer[np.ndarray, "T"], examples: Examples
+) -> Integer[np.ndarray, "E"]:
+    """Returns the part of a text that has each example's learned tokens; -1 for none.
+
+    Tokens that occur several times are in the first part that has them.
+    """
+    parts = np.full(len(examples), -1)
+    for number in range(len(examples)):
+        example = examples[number]
+        learned = example.targets[example.weights != 0]
+        for tokens in (learned, learned[:-1]):  # with and without the end of a row
+            if not 0 < len(tokens) <= len(text):
+                continue
+            windows = np.lib.stride_tricks.sliding_window_view(text, len(tokens))
+            places = np.flatnonzero((windows == tokens).all(axis=1))
+            if len(places):
+                parts[number] = PARTS * places[0] // len(text)
+                break
+    return parts
+
+
+def _divergence_of_parts(
+    result: EvaluationResult, parts: Integer[np.ndarray, "E"]
+) -> dict[str, float]:
+    """Returns the mean divergence of the examples about each part of the text."""
+    tokens, values = result.tokens, {}
+    if tokens is None or tokens.objective is None:
+        return {}
+    for part in range(PARTS):
+        weight = tokens.weight * (parts[tokens.example] == part)
+        if weight.sum():
+            mean = float((weight * tokens.objective).sum() / weight.sum())
+            values[PART_NAMES[part]] = mean
+    return values
+
+
+def memory_drift(model: PromptedModel, parameters: Parameters) -> float | None:
+    """Measures how a memory changes what a model predicts in an unrelated text.
+
+    Returns:
+      the divergence of the model behind the memory from the frozen model alone, in nats
+      per token of an English text; None if the tokenizer does not know its characters.
+    """
+    try:
+        for text in UNRELATED:
+            model.needed_tokenizer().encode(text)
+    except InputError:
+        return None
+    with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as folder:
+        file = Path(folder) / "unrelated.jsonl"
+        lines = (json.dumps({"prompt": "", "completion": x}) for x in UNRELATED)
+        file.write_text("\n".join(lines))
+        evaluation = Evaluation(data=DataSource(files=[str(file)], add_eos=False))
+        teacher = Distillation(make_reference(model.config))
+        evaluator = Evaluator(model, evaluation, objective=teacher)
+        return evaluator(parameters)[LOSS]
+
+
+def _own_chunks(chunks: list[list[int]], examples: Examples) -> list[list[int]]:
+    """Returns the chunk that the teacher reads before each example."""
+    numbers = (examples[n].columns[CONTEXTS][0] for n in range(len(examples)))
+    return [chunks[int(number)] for number in numbers]
+
+
+def _retrieved(retrieve: TextRetriever, examples: Examples) -> list[list[int]]:
+    """Returns what is retrieved for what precedes each example's completion."""
+    rows = (examples[number] for number in range(len(examples)))
+    return [retrieve(row.inputs[: row.prefix_length].tolist()) for row in rows]
 
 
 def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None:
@@ -127,7 +275,9 @@ def _position_bytes(config: ModelConfig) -> int:
 
 
 def _values(result: EvaluationResult) -> dict[str, float]:
-    metrics = result.metrics
+    metrics = dict(result.metrics)
+    if CROSS_ENTROPY not in metrics:  # measured without the objective
+        metrics[CROSS_ENTROPY] = metrics.pop(LOSS)
     return {
         name: float(metrics[metric].value)
         for metric, name in METRICS.items()
@@ -135,8 +285,7 @@ def _values(result: EvaluationResult) -> dict[str, float]:
     }
 
 
-def memory_table(measured: Measured, title: str = "held-out rows") -> Table:
-    """Tabulates what `measure_memory` returns, the farthest from the text first."""
+def _memory_table(measured: Measured, title: str) -> Table:
     shown = [name for name in COLUMNS if name in measured[MEMORY]]
     if "exact_match" in shown:
         shown = [name for name in shown if name not in ("divergence", "cross_entropy")]
@@ -144,9 +293,35 @@ def memory_table(measured: Measured, title: str = "held-out rows") -> Table:
     table.add_column("behind", no_wrap=True)
     for name in shown:
         table.add_column(COLUMNS[name][0], justify="right")
-    for name in sorted(measured, key=lambda name: measured[name]["closed"]):
-        values = measured[name]
-        table.add_row(name, *(COLUMNS[column][1](values[column]) for column in shown))
+    for name, values in measured.items():
+        cells = (
+            COLUMNS[column][1](values[column]) if column in values else "-"
+            for column in shown
+        )
+        table.add_row(name, *cells)
+    return table
+
+
+def memory_tables(measured: Measured, title: str = "held-out rows") -> list[Table]:
+    """Tabulates what `measure_memory` returns, and rows by quarter of the text."""
+    tables = [_memory_table(measured, title)]
+    if any(name in measured[MEMORY] for name in PART_NAMES):
+        tables.append(_part_table(measured))
+    drift = measured[MEMORY].get("drift")
+    if drift is not None:
+        tables[-1].caption = f"KL in unrelated text: {drift:.4f} nats per token"
+    return tables
+
+
+def _part_table(measured: Measured) -> Table:
+    table = Table(title="KL of rows by quarter of the text")
+    table.add_column("behind", no_wrap=True)
+    for number in range(PARTS):
+        table.add_column(str(number + 1), justify="right")
+    for behind, values in measured.items():
+        if any(name in values for name in PART_NAMES):
+            cells = (f"{values[x]:.4f}" if x in values else "-" for x in PART_NAMES)
+            table.add_row(behind, *cells)
     return table
 
 
@@ -163,5 +338,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "divergence": ("KL", "{:.4f}".format),
     "cross_entropy": ("cross entropy", "{:.4f}".format),
     "closed": ("closed", "{:.1%}".format),
+    "speed": ("tokens/s", "{:,.0f}".format),
 }
 """Headings of the columns, and how their values are written."""

@@ -15,6 +15,7 @@ from prompt_tuning.core.parameter_groups import ParameterGroup, group_optimizer
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.pretrained.attention_matching import text_parts
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.prefix import KeyValuePrefix
@@ -98,6 +99,20 @@ def test_matched_attention_is_closer_to_the_text_than_windows_of_it():
     assert errors[0] < 0.5 * errors[1]
 
 
+def test_a_long_text_is_matched_in_parts_that_cover_it():
+    config = dataclasses.replace(LLAMA, maximum_positions=16)
+    text = (0, *range(1, 30))
+    parts = text_parts(PrefixStart(text, 2, begin=1), config)
+    assert [part.tokens for part in parts] == [
+        (0, *range(first, first + 7)) for first in (1, 6, 12, 17, 23)
+    ]
+    assert text_parts(PrefixStart(text[:8], 2, begin=1), config)[0].tokens == text[:8]
+    graph, parameters = with_prefix(config)
+    started = start_prefix(parameters, PrefixStart(text, 2, begin=1), config, None)
+    assert started[PREFIX].shape == parameters[PREFIX].shape
+    assert np.isfinite(next_state(graph, started, REST)).all()
+
+
 def test_windows_are_spread_from_the_first_to_the_last_token():
     assert spread_windows(tuple(range(20)), 7, 3, 1) == (0, 1, 2, 9, 10, 18, 19)
     assert spread_windows(tuple(range(5)), 5, 3, 1) == (0, 1, 2, 3, 4)
@@ -161,7 +176,6 @@ def test_a_start_that_is_not_possible_is_refused(model, length, message):
     [
         (CONFIGS["alibi"], "positions of the kind 'alibi'"),
         (dataclasses.replace(LLAMA, attention_soft_cap=5.0), "attention_soft_cap"),
-        (dataclasses.replace(LLAMA, maximum_positions=5), "the model has 5 positions"),
     ],
 )
 def test_attention_that_the_closed_form_does_not_know_is_refused(config, message):

@@ -115,6 +115,9 @@ def test_a_model_that_can_chat_asks_and_answers_about_each_chunk(tmp_path):
         assert text.endswith(asked)
         assert len(row.learned) in (6, *range(1, 7))
         del answer
+    writer = StudyWriter(texts, study, model.prompted, model.parameters)
+    summaries = writer.summaries(12)
+    assert len(summaries) == 2 and all(len(x) <= 6 for x in summaries)
     # The same chunk, number and seed are the same row.
     again = StudyWriter(texts, study, model.prompted, model.parameters)
     assert list(again.rows(done=7)) == rows[7:]

@@ -58,21 +58,41 @@ class ContextRowReader:
     ) -> Example:
         """Builds the other reader's example and inserts the text; see `RowReader`."""
         example = self.reader.example(input_ids, token_types, values)
-        inputs, weights = example.inputs, example.weights
-        # If the first token is learned, it is the EOS that ends an example, not BOS.
-        position = begin_length(self.begin_ids, inputs) if example.prefix_length else 0
-        inputs = np.insert(inputs, position, np.array(self.ids, np.int32))
-        if not self.same_tokens:
-            return dataclasses.replace(example, inputs=inputs)
-        zeros = np.zeros(len(self.ids), np.float32)
-        return dataclasses.replace(
-            example,
-            inputs=inputs,
-            targets=inputs,
-            weights=np.insert(weights, position, zeros),
-            prefix_length=example.prefix_length + len(self.ids),
-            columns={
-                name: np.insert(column, position, zeros)
-                for name, column in example.columns.items()
-            },
+        return insert_text(
+            example, self.ids, self.begin_ids, same_tokens=self.same_tokens
         )
+
+
+def insert_text(
+    example: Example,
+    ids: tuple[int, ...],
+    begin_ids: tuple[int, ...],
+    *,
+    same_tokens: bool = True,
+) -> Example:
+    """Inserts a text into an example, after the tokens that begin a row.
+
+    Args:
+      example: the example.
+      ids: token ids of the text, which are not learned.
+      begin_ids: ids of the tokens that begin a row, such as BOS.
+      same_tokens: whether the inputs are also the targets; see `RowReader`.
+    """
+    inputs = example.inputs
+    # If the first token is learned, it is the EOS that ends an example, not BOS.
+    position = begin_length(begin_ids, inputs) if example.prefix_length else 0
+    inputs = np.insert(inputs, position, np.array(ids, np.int32))
+    if not same_tokens:
+        return dataclasses.replace(example, inputs=inputs)
+    zeros = np.zeros(len(ids), np.float32)
+    return dataclasses.replace(
+        example,
+        inputs=inputs,
+        targets=inputs,
+        weights=np.insert(example.weights, position, zeros),
+        prefix_length=example.prefix_length + len(ids),
+        columns={
+            name: np.insert(column, position, zeros)
+            for name, column in example.columns.items()
+        },
+    )
