@@ -190,7 +190,9 @@ def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str |
 def _parts(
     text: Integer[np.ndarray, "T"], examples: Examples
 ) -> Integer[np.ndarray, "E"]:
-    """Returns the part of a text that has each example's learned tokens; -1 for none.
+    """Returns the part of a text with the middle of each example's learned tokens.
+
+    It is -1 if they are not in the text.
 
     Tokens that occur several times are in the first part that has them.
     """
@@ -204,7 +206,8 @@ def _parts(
             windows = np.lib.stride_tricks.sliding_window_view(text, len(tokens))
             places = np.flatnonzero((windows == tokens).all(axis=1))
             if len(places):
-                parts[number] = PARTS * places[0] // len(text)
+                middle = places[0] + len(tokens) // 2
+                parts[number] = PARTS * middle // len(text)
                 break
     return parts
 
