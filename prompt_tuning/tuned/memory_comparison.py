@@ -192,9 +192,8 @@ def _parts(
 ) -> Integer[np.ndarray, "E"]:
     """Returns the part of a text with the middle of each example's learned tokens.
 
-    It is -1 if they are not in the text.
-
-    Tokens that occur several times are in the first part that has them.
+    Tokens that occur several times are in the first part that has them, and others than
+    the text's in part -1.
     """
     parts = np.full(len(examples), -1)
     for number in range(len(examples)):
