@@ -11,7 +11,7 @@ import prompt_tuning as pt
 from prompt_tuning.api.memories import Start
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
-from prompt_tuning.tuned.memory_comparison import measure_memory
+from prompt_tuning.texts.memory_comparison import measure_memory
 from scripts import recall, skill_tuning
 
 MODEL = "bundled:recall"

@@ -13,9 +13,9 @@ from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.settings.evaluation_settings import Evaluation
+from prompt_tuning.texts.memory_comparison import measure_memory, memory_drift
 from prompt_tuning.texts.study_files import StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
-from prompt_tuning.tuned.memory_comparison import measure_memory, memory_drift
 from scripts import recall
 
 MODEL, RECALL = "bundled:skills-decoder", "bundled:recall"
@@ -146,25 +146,27 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
     study = TextStudy(rows=1, held_out=10)
     calls = []
 
-    def write(folder, study):
-        time.sleep(0.064)  # 1 ms for each of the rows
-        return StudyFiles(folder, None, folder)
+    class Plan:
+        def write_rows(self, folder, study):
+            time.sleep(0.064)  # 1 ms for each of the rows
+            return StudyFiles(folder, None, folder)
 
-    def train(files, steps, *, callbacks, **settings):
-        calls.append(steps)
-        for step in range(steps):
-            time.sleep(0.008)
-            callbacks[0](step, {})
+        def train(self, files, steps, *, callbacks, **settings):
+            calls.append(steps)
+            for step in range(steps):
+                time.sleep(0.008)
+                callbacks[0](step, {})
 
-    fitted = fit_budget(tmp_path, 2.0, study, write, train, 8)
+    plan = Plan()
+    fitted = fit_budget(tmp_path, 2.0, study, plan, 8)
     # About 2 * 0.9 - 0.2 seconds are left, and a row takes 1 + 8 * 8 / 8 ms.
     assert 100 < fitted.rows < 180 and fitted.steps == fitted.rows
-    assert fit_budget(tmp_path, 2.0, study, write, train, 8) == fitted
+    assert fit_budget(tmp_path, 2.0, study, plan, 8) == fitted
     assert len(calls) == 1
     with pytest.raises(InputError, match=r"has a memory of a budget of 2\.0 seconds"):
-        fit_budget(tmp_path, 3.0, study, write, train, 8)
+        fit_budget(tmp_path, 3.0, study, plan, 8)
     with pytest.raises(InputError, match="a memory takes at least"):
-        fit_budget(tmp_path / "other", 0.3, study, write, train, 8)
+        fit_budget(tmp_path / "other", 0.3, study, plan, 8)
     with pytest.raises(InputError, match="leave out rows and steps, or the budget"):
         pt.remember(MODEL, TEXT, slots=8, steps=5, budget=60)
 

@@ -30,6 +30,11 @@ from prompt_tuning.core.number_ranges import AxisLength, PositiveNumber
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.pretrained.attention_matching import move_prefix
+from prompt_tuning.texts.memory_comparison import (
+    key_value_prefix,
+    measure_memory,
+    memory_tables,
+)
 from prompt_tuning.texts.study_files import CHUNK_KEY, StudyFiles, write_study
 from prompt_tuning.texts.text_study import (
     CONTINUATION,
@@ -39,11 +44,6 @@ from prompt_tuning.texts.text_study import (
     StudiedTexts,
     TextStudy,
     read_texts,
-)
-from prompt_tuning.tuned.memory_comparison import (
-    key_value_prefix,
-    measure_memory,
-    memory_tables,
 )
 
 STARTS = {
@@ -148,15 +148,7 @@ def remember(
         kinds=_kinds(base),
         seed=seed,
     )
-    fits = _check_length(text, base, slots)
-    if not fits and chunk is None:
-        assert base.config.maximum_positions is not None
-        half = base.config.maximum_positions // 2
-        study = dataclasses.replace(study, chunk=half)
-    read = read_texts({"the text": text}, base.prompted, study)
-    prefix = _prefix(text, slots, start)
-    # Refuses a model that cannot have the prefix before it writes any rows.
-    Model.open(base.settings, [prefix], seed)
+    plan = _MemoryPlan.open(base, text, study, slots, start, batch_size, progress)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     rows_folder = Path(study_directory or folder / STUDY)
@@ -164,41 +156,91 @@ def remember(
         raise InputError(
             f"{folder} has a run that is not a memory of a text: give another directory"
         )
-
-    def write(place: Path, study: TextStudy) -> StudyFiles:
-        return _write_rows(place, base, read, study, progress=progress)
-
-    def train(files: StudyFiles, steps: int, **settings: Any) -> TunedModel:
-        return tune(
-            base,
-            prefix,
-            [files.train],
-            steps=steps,
-            learning_rate=RATE,
-            objective=_teacher(text if fits else None, files),
-            batch_size=batch_size,
-            seed=seed,
-            **settings,
-        )
-
+    study, steps = plan.study, STEPS if steps is None else steps
     if budget is not None:
-        fitted = fit_budget(folder, budget, study, write, train, batch_size)
+        fitted = fit_budget(folder, budget, study, plan, batch_size)
         steps, study = fitted.steps, dataclasses.replace(study, rows=fitted.rows)
         if progress:
             print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
-    files = write(rows_folder, study)
-    tuned = train(
-        files,
-        STEPS if steps is None else steps,
-        evaluation=[files.held_out],
-        directory=folder,
-        progress=progress,
-    )
+    files = plan.write_rows(rows_folder, study)
+    tuned = plan.train(files, steps, directory=folder, progress=progress)
     if temporary:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
         _finish(tuned, progress=progress)
     return tuned
+
+
+@dataclasses.dataclass(frozen=True)
+class _MemoryPlan:
+    """How rows about a text are written and learned.
+
+    Attributes:
+      model: the frozen model.
+      text: the text, if the model can read it before a row; else None.
+      read: its chunks.
+      study: settings of the rows.
+      prefix: the prefix to train.
+      batch_size: number of rows of a step.
+      progress: whether to show the progress.
+    """
+
+    model: Model
+    text: str | None
+    read: StudiedTexts
+    study: TextStudy
+    prefix: Configured
+    batch_size: int
+    progress: bool
+
+    @classmethod
+    def open(
+        cls,
+        model: Model,
+        text: str,
+        study: TextStudy,
+        slots: int,
+        start: Start,
+        batch_size: int,
+        progress: bool,
+    ) -> "_MemoryPlan":
+        """Checks that the model can have the memory, before it writes any rows."""
+        fits, limit = _check_length(text, model, slots), model.config.maximum_positions
+        if not fits and study.chunk is None and limit is not None:
+            study = dataclasses.replace(study, chunk=limit // 2)
+        read = read_texts({"the text": text}, model.prompted, study)
+        prefix = _prefix(text, slots, start)
+        Model.open(model.settings, [prefix], study.seed)
+        known = text if fits else None
+        return cls(model, known, read, study, prefix, batch_size, progress)
+
+    def write_rows(self, folder: Path, study: TextStudy) -> StudyFiles:
+        """Writes the rows of a study into a folder."""
+        total, model = study.rows + study.held_out, self.model
+        with noted_bar("writing rows", total, shown=self.progress) as advance:
+            return write_study(
+                folder, self.read, study, model.prompted, model.parameters, advance
+            )
+
+    def train(self, files: StudyFiles, steps: int, **settings: Any) -> TunedModel:
+        """Trains on rows; the teacher reads the text, or else the chunk of each."""
+        teacher = Configurable("ContextDistillation")
+        if self.text is not None:
+            teacher = teacher(context=self.text)
+        else:
+            teacher = teacher(context_key=CHUNK_KEY, contexts=str(files.chunks))
+        return tune(
+            self.model,
+            self.prefix,
+            [files.train],
+            steps=steps,
+            learning_rate=RATE,
+            evaluation=files.held_out and [files.held_out],
+            objective=teacher,
+            batch_size=self.batch_size,
+            seed=self.study.seed,
+            **settings,
+        )
 
 
 def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
@@ -274,24 +316,6 @@ def _check_size(text: str) -> None:
 def _kinds(model: Model) -> tuple[str, ...] | None:
     """Returns the kinds of rows; None for conversations."""
     return None if has_chat_template(model.prompted.needed_tokenizer()) else KINDS
-
-
-def _write_rows(
-    folder: Path, model: Model, texts: StudiedTexts, study: TextStudy, *, progress: bool
-) -> StudyFiles:
-    total = study.rows + study.held_out
-    with noted_bar("writing rows", total, shown=progress) as advance:
-        return write_study(
-            folder, texts, study, model.prompted, model.parameters, advance
-        )
-
-
-def _teacher(text: str | None, files: StudyFiles) -> Configured:
-    """Returns the loss whose teacher reads the text, or else the chunk of each row."""
-    loss = Configurable("ContextDistillation")
-    if text is not None:
-        return loss(context=text)
-    return loss(context_key=CHUNK_KEY, contexts=str(files.chunks))
 
 
 def _check_length(text: str, model: Model, slots: int) -> bool:

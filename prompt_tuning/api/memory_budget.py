@@ -6,9 +6,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError
@@ -23,10 +22,18 @@ PROBE_ROWS, PROBE_STEPS = 64, 6
 RESERVE = 0.1
 """Share of the time that is left to the comparison at the end."""
 
-WriteRows = Callable[[Path, TextStudy], StudyFiles]
-"""Writes the rows of a study into a folder."""
-Train = Callable[..., Any]
-"""Trains on the rows of a study for some steps, in a directory."""
+
+@runtime_checkable
+class MemoryPlan(Protocol):
+    """How rows about a text are written and learned."""
+
+    def write_rows(self, folder: Path, study: TextStudy) -> StudyFiles:
+        """Writes the rows of a study into a folder."""
+        ...
+
+    def train(self, files: StudyFiles, steps: int, **settings: Any) -> Any:
+        """Trains on rows for some steps, with further settings of `tune`."""
+        ...
 
 
 class Fitted(NamedTuple):
@@ -45,8 +52,7 @@ def fit_budget(
     folder: Path,
     seconds: float,
     study: TextStudy,
-    write_rows: WriteRows,
-    train: Train,
+    plan: MemoryPlan,
     batch_size: int,
 ) -> Fitted:
     """Measures a few rows and steps, and returns how many fit into a time.
@@ -57,8 +63,7 @@ def fit_budget(
       folder: run directory of the memory.
       seconds: time for everything, this probe included.
       study: settings of the rows.
-      write_rows: writes rows.
-      train: trains on `StudyFiles`, with keywords of `tune`.
+      plan: writes rows and trains on them.
       batch_size: number of rows of a step.
 
     Raises:
@@ -75,8 +80,8 @@ def fit_budget(
         return Fitted(int(known["rows"]), int(known["steps"]))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as probe:
-        row, files = _time_rows(Path(probe), study, write_rows)
-        step, compiling = _time_steps(Path(probe), files, train)
+        row, files = _time_rows(Path(probe), study, plan)
+        step, compiling = _time_steps(Path(probe), files, plan)
     # The step is compiled again, and other programs for the comparison.
     spent = time.monotonic() - started + 2 * compiling
     left = seconds * (1 - RESERVE) - spent - study.held_out * row
@@ -97,21 +102,23 @@ def fit_budget(
 
 
 def _time_rows(
-    folder: Path, study: TextStudy, write_rows: WriteRows
+    folder: Path, study: TextStudy, plan: MemoryPlan
 ) -> tuple[float, StudyFiles]:
     """Returns the seconds of a row once programs are compiled, and the rows."""
     part = dataclasses.replace(study, rows=PROBE_ROWS, held_out=0)
-    write_rows(folder / "first", part)
+    plan.write_rows(folder / "first", part)
     started = time.monotonic()
-    files = write_rows(folder / "second", part)
+    files = plan.write_rows(folder / "second", part)
     return (time.monotonic() - started) / PROBE_ROWS, files
 
 
-def _time_steps(folder: Path, files: StudyFiles, train: Train) -> tuple[float, float]:
+def _time_steps(
+    folder: Path, files: StudyFiles, plan: MemoryPlan
+) -> tuple[float, float]:
     """Returns the seconds of a step, and those before the first one."""
     ends: list[float] = []
     started = time.monotonic()
-    train(
+    plan.train(
         files,
         PROBE_STEPS,
         directory=folder / "run",

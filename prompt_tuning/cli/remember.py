@@ -127,7 +127,7 @@ def _draw(folders: Sequence[Path], file: Path) -> None:
             "no picture was drawn: `pip install matplotlib` enables it", stacklevel=2
         )
         return
-    from prompt_tuning.tuned.memory_plot import plot_memories
+    from prompt_tuning.texts.memory_plot import plot_memories
 
     plot_memories([json.loads((x / RESULTS).read_text()) for x in folders], file)
     print(f"quality over compression: {file}")

@@ -1,7 +1,6 @@
 """Evaluates a model: token loss, generated text, ranked labels."""
 
 import functools
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
@@ -234,7 +233,7 @@ class Evaluator:
         metrics = self._token_metrics(tokens)
         generated, evaluation = None, self._evaluation
         if evaluation.text_metrics or (evaluation.exact_match and with_texts):
-            generated = self._generate(parameters)
+            generated = self.generate(parameters)
             metrics |= self._text_metrics(generated)
         elif evaluation.exact_match:
             matches = self._exact_matches(parameters, tokens)
@@ -354,7 +353,8 @@ class Evaluator:
         if self._evaluation.generates:
             check_rows(self._model, self._rows.given, self._evaluation.new_tokens)
 
-    def _generate(self, parameters: Parameters) -> Rows:
+    def generate(self, parameters: Parameters) -> Rows:
+        """Generates the answer to each example."""
         return continue_rows(
             self._model,
             parameters,
@@ -363,15 +363,6 @@ class Evaluator:
             batch_size=self._evaluation.data.batch_size,
             prompt_ids=self._rows.prompt_ids,
         )
-
-    def answering_speed(self, parameters: Parameters) -> float:
-        """Generates all answers again, and returns the number of tokens a second.
-
-        Programs are compiled already if `measure` generated answers.
-        """
-        started = time.perf_counter()
-        generated = self._generate(parameters)
-        return sum(map(len, generated)) / (time.perf_counter() - started)
 
     def _exact_matches(
         self, parameters: Parameters, outcomes: TokenOutcomes

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from prompt_tuning.core.picture_files import write_picture
-from prompt_tuning.tuned.memory_comparison import (
+from prompt_tuning.texts.memory_comparison import (
     FIRST_TOKENS,
     MEMORY,
     RETRIEVED,

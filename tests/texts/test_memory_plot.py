@@ -1,6 +1,6 @@
 """Pictures of memories."""
 
-from prompt_tuning.tuned.memory_plot import plot_memories
+from prompt_tuning.texts.memory_plot import plot_memories
 
 
 def test_memories_of_several_sizes_become_a_picture(tmp_path):

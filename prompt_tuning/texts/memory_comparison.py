@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,56 +110,35 @@ def measure_memory(
     if has_pairs(evaluation.data) and not evaluation.generates:
         metrics = [*evaluation.metrics, "squad"]
         evaluation = dataclasses.replace(evaluation, exact_match=True, metrics=metrics)
-    tokenizer, slots = model.needed_tokenizer(), prefix.shape[2]
-    column = context_column(objective)
-    chunks = [] if column is None else column.encode(tokenizer)
-    text = objective.context or "".join(map(tokenizer.decode, chunks))
-    length, begin = len(tokenizer.encode(text)), model.interface.begin_ids
-    count = max(slots - len(begin), 1)
-    sizes = {MEMORY: slots, NOTHING: 0, FIRST_TOKENS: slots, WHOLE_TEXT: length}
-    texts = {FIRST_TOKENS: tokenizer.decode(tokenizer.encode(text)[:count])}
-    own_texts: dict[str, ChooseTexts] = {}
-    if column is None:
-        texts[WHOLE_TEXT] = text
-    else:
-        del sizes[WHOLE_TEXT]
-        own_texts[OWN_CHUNK] = functools.partial(_own_chunks, chunks)
-        sizes[OWN_CHUNK] = round(sum(map(len, chunks)) / len(chunks))
-    if count >= length:
-        del sizes[FIRST_TOKENS], texts[FIRST_TOKENS]
-    else:
-        summary = _summarize(run, text, parameters, count)
-        if summary:
-            texts[SUMMARY], sizes[SUMMARY] = summary, slots
-        retriever = TextRetriever(text, tokenizer, count)
-        own_texts[RETRIEVED] = functools.partial(_retrieved, retriever)
-        sizes[RETRIEVED] = slots
+    behind = _what_precedes(run, objective, model, parameters, prefix.shape[2])
     systems = open_comparison(
         run,
         evaluation,
         baseline=True,
-        text_prompts=list(texts.values()),
-        own_texts=own_texts,
+        text_prompts=list(behind.texts.values()),
+        own_texts=behind.own_texts,
         loaded=(model, parameters),
     )
-    names = (MEMORY, NOTHING, *texts, *own_texts)
     per_position = _position_bytes(model.config)
-    measured, places = {}, None
-    for name in names:
+    measured, parts = {}, None
+    for name in (MEMORY, NOTHING, *behind.texts, *behind.own_texts):
         system = systems.pop(0)  # its parameters are released with it
         evaluator, own = system.evaluator, system.read()
-        result = evaluator.measure(own)
-        if places is None:
-            places = _parts(np.array(tokenizer.encode(text)), evaluator.examples)
+        result, size = evaluator.measure(own), behind.sizes[name]
+        if parts is None:
+            parts = _parts(np.array(behind.whole), evaluator.examples)
         measured[name] = {
-            "positions": float(sizes[name]),
-            "bytes": float(sizes[name] * per_position),
-            "compression": length / sizes[name] if sizes[name] else 0.0,
+            "positions": float(size),
+            "bytes": float(size * per_position),
+            "compression": len(behind.whole) / size if size else 0.0,
             **_values(result),
-            **_divergence_of_parts(result, places),
+            **_divergence_of_parts(result, parts),
         }
         if evaluation.generates:
-            measured[name]["speed"] = evaluator.answering_speed(own)
+            # Programs are compiled now, so the same answers only take their time.
+            started = time.perf_counter()
+            tokens = sum(map(len, evaluator.generate(own)))
+            measured[name]["speed"] = tokens / (time.perf_counter() - started)
         del system, evaluator, own
     drift = memory_drift(model, parameters)
     if drift is not None:
@@ -170,6 +150,53 @@ def measure_memory(
         if "divergence" in values:
             values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
     return {name: measured[name] for name in ORDER if name in measured}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Preceding:
+    """What the rows follow.
+
+    Attributes:
+      whole: token ids of the text.
+      sizes: number of positions of each.
+      texts: texts that are the same before all rows, by name.
+      own_texts: texts of each row.
+    """
+
+    whole: list[int]
+    sizes: dict[str, int]
+    texts: dict[str, str]
+    own_texts: dict[str, ChooseTexts]
+
+
+def _what_precedes(
+    run: Run,
+    objective: ContextDistillation,
+    model: PromptedModel,
+    parameters: Parameters,
+    slots: int,
+) -> _Preceding:
+    tokenizer, column = model.needed_tokenizer(), context_column(objective)
+    chunks = [] if column is None else column.encode(tokenizer)
+    text = objective.context or "".join(map(tokenizer.decode, chunks))
+    whole, count = tokenizer.encode(text), slots - len(model.interface.begin_ids)
+    count, sizes = max(count, 1), {MEMORY: slots, NOTHING: 0}
+    texts: dict[str, str] = {}
+    own_texts: dict[str, ChooseTexts] = {}
+    if count < len(whole):
+        texts[FIRST_TOKENS] = tokenizer.decode(whole[:count])
+        summary = _summarize(run, text, parameters, count)
+        if summary:
+            texts[SUMMARY] = summary
+        retriever = TextRetriever(text, tokenizer, count)
+        own_texts[RETRIEVED] = functools.partial(_retrieved, retriever)
+        sizes |= dict.fromkeys((FIRST_TOKENS, SUMMARY, RETRIEVED), slots)
+    if column is None:
+        texts[WHOLE_TEXT], sizes[WHOLE_TEXT] = text, len(whole)
+    else:
+        own_texts[OWN_CHUNK] = functools.partial(_own_chunks, chunks)
+        sizes[OWN_CHUNK] = round(sum(map(len, chunks)) / len(chunks))
+    return _Preceding(list(whole), sizes, texts, own_texts)
 
 
 def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str | None:
