@@ -233,7 +233,8 @@ def run(options: argparse.Namespace) -> int:
     with open_socket(options.host, options.port) as opened:
         models, engine = _open(options)
         with status("compiling"):
-            compile_programs(engine, loads=options.allow_loading is not None)
+            if not engine.model.config.bidirectional:  # else it only embeds texts
+                compile_programs(engine, loads=options.allow_loading is not None)
         clear_status()
         address = address_of(opened, encrypted=options.ssl_certfile is not None)
 
@@ -310,7 +311,7 @@ def _open(options: argparse.Namespace) -> "tuple[ServedModels, DecodingEngine]":
     from prompt_tuning.server.served_models import ServedModels
     from prompt_tuning.texts.texts import Texts
 
-    texts = Texts.of_frozen_model(read_run(options))
+    texts = Texts.of_frozen_model(read_run(options), embeds=True)
     checkpoint = str(texts.run.model.checkpoint)
     name = options.name or Path(checkpoint.rpartition(":")[2]).resolve().name
     models = ServedModels(texts, name, options.allow_loading)

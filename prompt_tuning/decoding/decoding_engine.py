@@ -27,6 +27,7 @@ from prompt_tuning.decoding.request_checks import (
     read_ids,
 )
 from prompt_tuning.decoding.resident_adapters import ResidentAdapters
+from prompt_tuning.decoding.row_checks import check_generates
 from prompt_tuning.decoding.row_progress import RowProgress, row_choices, sampling_needs
 from prompt_tuning.decoding.row_queue import RowQueue
 from prompt_tuning.decoding.sampling_settings import Sampling
@@ -164,8 +165,10 @@ class DecodingEngine:
         """Queues a request, with the result of `open_mask` if it is known.
 
         Raises:
-          InputError: if its adapter is unknown or it does not fit into a slot.
+          InputError: if its adapter is unknown, it does not fit into a slot, or the
+            model is an encoder.
         """
+        check_generates(self.model)
         adapter = self._resident.find(request.adapter)
         sampling = request.sampling
         ids = read_ids(request, adapter)

@@ -25,7 +25,7 @@ def check_generates(model: PromptedModel) -> None:
         raise InputError(
             f"{model.config.family} is an encoder, whose tokens see those after them, "
             "so it generates no text: train a head of classes (--head first --labels "
-            "...), or embed texts in Python (Model.embed)"
+            "...), or embed texts (Model.embed, or /v1/embeddings of serve)"
         )
 
 

@@ -54,6 +54,7 @@ class Texts:
       model: the model, with its own prompts and adapters if it has some.
       parameters: all its parameters by path.
       day: see `TextEncoding`.
+      embeds: whether the model may be an encoder, which only embeds texts.
 
     Attributes:
       adapters: what a text chooses from, by the engine's names: None for the model
@@ -67,8 +68,10 @@ class Texts:
         model: PromptedModel,
         parameters: Parameters,
         day: str | None = None,
+        embeds: bool = False,
     ):
-        check_generates(model)
+        self.embeds = embeds
+        self._check(model)
         self.run, self.model, self.parameters, self.day = run, model, parameters, day
         self.room = 0
         self._engine: DecodingEngine | None = None
@@ -91,9 +94,19 @@ class Texts:
             )
             self.adapters[OWN] = LoadedAdapter(OWN, own, parameters)
 
+    def _check(self, model: PromptedModel) -> None:
+        """Checks that a model generates texts, or embeds them if that is enough."""
+        if model.config.labels or not self.embeds:
+            check_generates(model)
+
     @classmethod
-    def of_frozen_model(cls, run: Run) -> "Texts":
-        """Opens the frozen model of a run, without anything that the run trained."""
+    def of_frozen_model(cls, run: Run, *, embeds: bool = False) -> "Texts":
+        """Opens the frozen model of a run, without anything that the run trained.
+
+        Args:
+          run: the run.
+          embeds: whether the model may be an encoder, which only embeds texts.
+        """
         data = dataclasses.replace(run.source, template=None)
         bare = dataclasses.replace(
             run,
@@ -106,7 +119,7 @@ class Texts:
         )
         key = jax.random.key(run.seed)
         model = open_pretrained(run.model, bare.tuning, key=key)
-        return cls(bare, model, model.read_parameters())
+        return cls(bare, model, model.read_parameters(), embeds=embeds)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -174,7 +187,7 @@ class Texts:
             )
         try:
             model, parameters = self._read_model(path)
-            check_generates(model)
+            self._check(model)
             encoding = text_encoding_of(path, model, self.run.source)
             encoding = dataclasses.replace(encoding, day=self.day)
             prefixes = prompt_prefixes(model, parameters, path)
