@@ -1360,6 +1360,7 @@ def Pretrained(
     compute_dtype: str = "float32",
     parameter_dtype: str | None = None,
     quantization_group: int | None = None,
+    quantized_tables: bool = False,
     weights: str = "device",
     trained_weights: str = "device",
     slices: int | None = None,
@@ -1395,6 +1396,9 @@ def Pretrained(
       quantization_group: number of inputs that share a scale in "int4" and "nf4", a
         power of two; None for 64. Where it does not divide the inputs of a projection,
         the largest power of two that does is used.
+      quantized_tables: whether the embedding table and the output head are stored in
+        "int8", "int4" or "nf4" too, if `parameter_dtype` is one of these; otherwise
+        they are in bfloat16, or as a folder with quantized weights publishes them.
       weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
         memory, from which each block is copied to the device; or "streamed" layer by
         layer from the files, for models larger than host memory.

@@ -83,7 +83,7 @@ ARGUMENTS = {
     "Method": "Configured[PromptModule] | Configured[AdapterSpec] | "
     "Configured[_TrainedTokens] | Configured[_ClassHead] | functools.partial[Any] | "
     "type[PromptModule]",
-    "Methods": "Method | Sequence[Method]",
+    "Methods": 'Method | Sequence[Method] | Literal["auto"]',
     "Objectives": "Configured[ObjectiveConfig] | LossFunctions | LossFunction",
     "Optimizer": "Configured[optax.GradientTransformation] | "
     "optax.GradientTransformation",

@@ -5,6 +5,7 @@ so that either can continue what the other began.
 """
 
 import contextlib
+import functools
 import shutil
 import tempfile
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from prompt_tuning.api.automatic import choose
 from prompt_tuning.api.model import Model
 from prompt_tuning.config.argument_types import (
     LearningRates,
@@ -57,6 +59,9 @@ from prompt_tuning.tuned.adapter_texts import AdapterTextSettings
 from prompt_tuning.tuned.load_tuned import load_trained
 from prompt_tuning.tuned.load_tuned import load_tuned as load_run
 from prompt_tuning.tuned.trained_files import where_trained
+
+AUTO = "auto"
+"""The method that `tune` chooses itself."""
 
 
 class TunedModel(Model):
@@ -210,6 +215,7 @@ def tune(
     objective: Objectives | None = None,
     evaluation: Any = None,
     directory: str | Path | None = None,
+    budget: int | float | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
     **settings: Unpack[TuneFields],
@@ -223,6 +229,8 @@ def tune(
       model: result of `load`, or what `load` takes.
       method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them; a
         class of prompts of your own is given as `functools.partial(Own, length=20)`.
+        "auto" tries soft prompts, prefixes and LoRA at three learning rates each by
+        short sweeps, and trains the best by the held-out data, as `--method auto`.
       data: pairs `(prompt, completion)`, mappings with these keys (a
         `datasets.Dataset`, for example), a table (a data frame, an array `[n, 2]` of
         pairs, or a mapping of columns), or paths of jsonl or HDF5 files. Of splits by
@@ -240,6 +248,7 @@ def tune(
         methods `sums` and `divisor` of `Objective`.
       evaluation: held-out data in the forms of `data`, or settings of `Evaluation`.
       directory: run directory; None for a temporary one.
+      budget: seconds of all sweeps of "auto" together; 300 by default.
       callbacks: functions called with the step and its logged metrics; a run stops
         after its checkpoint where one returns true.
       progress: whether to show a progress bar.
@@ -269,31 +278,31 @@ def tune(
             "steps and epochs both set the length of the run: leave one of them out"
         )
     check_value("epochs", epochs, PositiveNumber | None)
+    automatic = isinstance(method, str) and method == AUTO
+    if budget is not None and not automatic:
+        raise InputError("budget is for the method 'auto': leave it out")
     base = model if isinstance(model, Model) else load(model)
     temporary = None
     if directory is None:
         temporary = tempfile.mkdtemp(prefix="prompt-tuning-")
+    make_request = functools.partial(
+        tune_request,
+        base.settings,
+        data=data,
+        directory=Path(temporary or directory or ""),
+        evaluation=evaluation,
+        learning_rate=learning_rate,
+        optimizer=optimizer,
+        objective=objective,
+        settings={"steps": DEFAULT_STEPS if steps is None else steps, **settings},
+    )
+    listed = list(method) if isinstance(method, list | tuple) else [method]
     try:
-        tuned = _tune(
-            base,
-            tune_request(
-                base.settings,
-                list(method) if isinstance(method, list | tuple) else [method],
-                data,
-                directory=Path(temporary or directory or ""),
-                evaluation=evaluation,
-                learning_rate=learning_rate,
-                optimizer=optimizer,
-                objective=objective,
-                settings={
-                    "steps": DEFAULT_STEPS if steps is None else steps,
-                    **settings,
-                },
-            ),
-            epochs,
-            callbacks,
-            progress,
-        )
+        if automatic:
+            request = choose(base, make_request, epochs, budget, progress)
+        else:
+            request = make_request(listed)
+        tuned = _tune(base, request, epochs, callbacks, progress)
     except BaseException:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.cli import launch, sweep
 from prompt_tuning.cli.run_options import check_options, given_choices
-from prompt_tuning.config.config_table import DEFAULT_METHOD, choices_of
 from prompt_tuning.config.flat_option import METHOD
 from prompt_tuning.config.flat_options import BESIDE
 from prompt_tuning.config.option_checks import default_directory
 from prompt_tuning.config.options import OPTIONS
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
-from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.sweep.candidates import (
+    BUDGET,
+    CHOICE_FILE,
+    EVALUATIONS,
+    FOLDER,
+    METHODS,
+    SHARE,
+    candidate_rates,
+    candidate_steps,
+    winner,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,23 +35,8 @@ if TYPE_CHECKING:
     from prompt_tuning.sweep.sweep_summary import SweepSummary
 
 AUTO = "auto"
-METHODS = (DEFAULT_METHOD, "prefix", "lora")
-FACTORS = (0.3, 1, 3)
-"""Learning rates of the candidates, in units of the method's own."""
-
 SCHEDULE = "linear"
 """Schedule of the candidates and of the run, unless another is given."""
-
-SHARE, FEWEST = 10, 20
-"""Steps of the run for each step of a candidate, and fewest steps of a candidate."""
-
-EVALUATIONS = 5
-"""Evaluations of a candidate."""
-
-BUDGET = 300.0
-"""Seconds of all sweeps together."""
-
-FOLDER, CHOICE_FILE = "candidates", "choice.json"
 
 
 def check(options: argparse.Namespace) -> None:
@@ -108,7 +103,7 @@ def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespac
         with _leaving_out(candidate, console):
             measured = _with_evaluations(candidate)
             summaries[candidate.method] = _sweep(measured, console, left)
-    method, rate = _winner(summaries)
+    method, rate = winner(summaries)
     _print_candidates(console, summaries, (method, rate))
     choice = {"method": method, "learning_rate": rate, "given": given}
     with reporting_disk_errors(file.parent):
@@ -147,10 +142,9 @@ def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
         length["epochs"] = options.epochs / SHARE
     else:
         steps = options.steps or OPTIONS["steps"].default
-        length["steps"] = min(steps, max(FEWEST, steps // SHARE))
+        length["steps"] = candidate_steps(steps)
     for method in METHODS:
-        _, rate = choices_of("method")[method].optimizer
-        rates = ",".join(f"{factor * rate:g}" for factor in FACTORS)
+        rates = ",".join(f"{rate:g}" for rate in candidate_rates(method))
         own = {
             "method": method,
             "out": str(Path(_directory(options), FOLDER, method)),
@@ -192,25 +186,6 @@ def _sweep(
     if outcome.result.interrupted:
         raise KeyboardInterrupt
     return outcome.summary
-
-
-def _winner(summaries: dict[str, "SweepSummary"]) -> tuple[str, float]:
-    """Returns the method and the learning rate of the best member of all sweeps."""
-    best = [
-        (result.best_value, method, result.varies["learning_rate"])
-        for method, summary in summaries.items()
-        for result in summary.results
-        if result.name == summary.best and result.best_value is not None
-    ]
-    if not best:
-        raise NotFiniteError(
-            "all candidates of --method auto diverged: name a method and a lower "
-            "--learning_rate"
-        )
-    directions = {summary.by[1] for summary in summaries.values()}
-    choice = min if directions == {"min"} else max
-    _, method, rate = choice(best, key=lambda candidate: candidate[0])
-    return method, float(rate)
 
 
 def _with_choice(

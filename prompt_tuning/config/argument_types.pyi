@@ -33,7 +33,7 @@ Method = (
     | functools.partial[Any]
     | type[PromptModule]
 )
-Methods = Method | Sequence[Method]
+Methods = Method | Sequence[Method] | Literal["auto"]
 Objectives = Configured[ObjectiveConfig] | LossFunctions | LossFunction
 Optimizer = Configured[optax.GradientTransformation] | optax.GradientTransformation
 LearningRates = float | Configured[optax.Schedule]
@@ -44,6 +44,7 @@ class PretrainedFields(TypedDict, total=False):
     compute_dtype: str
     parameter_dtype: str | None
     quantization_group: int | None
+    quantized_tables: bool
     weights: str
     trained_weights: str
     slices: int | None

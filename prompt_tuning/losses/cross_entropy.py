@@ -154,10 +154,12 @@ def _sharded_loss(
     if teacher is not None:
         teacher = collectives.gather_rows(teacher)
     weights = HeadWeights(head.kernel, head.bias, head.rows)
+    losses: Any
     if terms.of_classes:
-        return TokenLoss(*_loss(hidden, weights, targets, None, terms, None))
+        losses = _loss(hidden, weights, targets, None, terms, None)
+        return TokenLoss(*losses)
     shared = collectives.gather_rows(hidden), collectives.gather_rows(targets)
-    losses: Any = _loss(shared[0], weights, shared[1], teacher, terms, head.columns)
+    losses = _loss(shared[0], weights, shared[1], teacher, terms, head.columns)
     return TokenLoss(*map(collectives.local_rows, losses))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from prompt_tuning.cli import automatic_method
 from prompt_tuning.cli.main import main
+from prompt_tuning.sweep import candidates
 from tests.support.small_runs import write_pairs
 
 PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]
@@ -26,13 +27,13 @@ def test_the_best_candidate_is_trained_and_chosen_once(
 ):
     monkeypatch.setattr(automatic_method, "METHODS", ("soft", "ia3"))
     # Of these rates, only the last moves what is trained.
-    monkeypatch.setattr(automatic_method, "FACTORS", (1e-9, 3))
+    monkeypatch.setattr(candidates, "FACTORS", (1e-9, 3))
     assert main(words) == 0
     printed = capsys.readouterr().out
-    candidates = tmp_path / "run" / "candidates"
+    folder = tmp_path / "run" / "candidates"
     values = {}
     for method in ("soft", "ia3"):
-        content = json.loads((candidates / method / "sweep.json").read_text())
+        content = json.loads((folder / method / "sweep.json").read_text())
         for name, member in content["members"].items():
             assert member["steps"] == 20
             values[method, member["varies"]["learning_rate"]] = member["best"]["value"]
@@ -49,7 +50,7 @@ def test_the_best_candidate_is_trained_and_chosen_once(
     assert (
         "candidate soft" not in printed and "all 30 steps are already done" in printed
     )
-    file = candidates / "choice.json"
+    file = folder / "choice.json"
     choice = json.loads(file.read_text())
     for name, wrong in {"given": [], "method": "x", "learning_rate": "x"}.items():
         file.write_text(json.dumps(choice | {name: wrong}))
@@ -60,7 +61,7 @@ def test_the_best_candidate_is_trained_and_chosen_once(
 @pytest.mark.slow
 def test_the_budget_ends_the_search(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(automatic_method, "METHODS", ("soft", "prefix"))
-    monkeypatch.setattr(automatic_method, "FACTORS", (1, 3))
+    monkeypatch.setattr(candidates, "FACTORS", (1, 3))
     assert main([*words, "--budget", "0.001s"]) == 0
     assert not (tmp_path / "run" / "candidates" / "prefix").exists()
     (row, *_) = [x for x in capsys.readouterr().out.splitlines() if "│ *" in x]

@@ -1,0 +1,59 @@
+"""The methods that an automatic choice compares, and how it finds the winner."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from prompt_tuning.config.config_table import DEFAULT_METHOD, choices_of
+from prompt_tuning.core.errors import NotFiniteError
+
+if TYPE_CHECKING:
+    from prompt_tuning.sweep.sweep_summary import SweepSummary
+
+METHODS = (DEFAULT_METHOD, "prefix", "lora")
+FACTORS = (0.3, 1, 3)
+"""Learning rates of the candidates, in units of the method's own."""
+
+SHARE, FEWEST = 10, 20
+"""Steps of the run for each step of a candidate, and fewest steps of a candidate."""
+
+EVALUATIONS = 5
+"""Evaluations of a candidate."""
+
+BUDGET = 300.0
+"""Seconds of all sweeps together."""
+
+FOLDER, CHOICE_FILE = "candidates", "choice.json"
+
+
+def candidate_rates(method: str) -> list[float]:
+    """Returns the learning rates at which a method is tried."""
+    _, rate = choices_of("method")[method].optimizer
+    return [float(f"{factor * rate:g}") for factor in FACTORS]
+
+
+def candidate_steps(steps: int) -> int:
+    """Returns the number of steps of a candidate of a run."""
+    return min(steps, max(FEWEST, steps // SHARE))
+
+
+def winner(summaries: Mapping[str, "SweepSummary"]) -> tuple[str, float]:
+    """Returns the method and the learning rate of the best member of all sweeps.
+
+    Raises:
+      NotFiniteError: if all of them diverged.
+    """
+    best = [
+        (result.best_value, method, result.varies["learning_rate"])
+        for method, summary in summaries.items()
+        for result in summary.results
+        if result.name == summary.best and result.best_value is not None
+    ]
+    if not best:
+        raise NotFiniteError(
+            "all candidates of the method 'auto' diverged: name a method and a lower "
+            "learning rate"
+        )
+    directions = {summary.by[1] for summary in summaries.values()}
+    choice = min if directions == {"min"} else max
+    _, method, rate = choice(best, key=lambda candidate: candidate[0])
+    return method, float(rate)
