@@ -28,6 +28,8 @@ from prompt_tuning.core.quantization.stores import (
     codebook_path,
     is_packed,
     is_quantized,
+    nested_codebook_path,
+    nested_path,
     order_path,
     scale_path,
     weight_shape,
@@ -70,6 +72,9 @@ def published_readers(
         yield order_path(path), turned(kernel.read_order)
     if codebook_path(path) in abstract:
         yield codebook_path(path), turned(kernel.read_codebooks)
+    if nested_path(path) in abstract:
+        yield nested_path(path), kernel.read_nested
+        yield nested_codebook_path(path), kernel.read_nested_codebooks
 
 
 def _oriented(

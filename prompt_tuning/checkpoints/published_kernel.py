@@ -95,6 +95,9 @@ class PublishedKernel:
         """
 
         def scales(name: str, codes: Codes, block: Block) -> np.ndarray:
+            if self._store.nested is not None:
+                assert codes.nested is not None
+                return self._of_groups(codes.nested.values, block)
             numbers = self._of_groups(codes.scales, block)
             if not np.isfinite(numbers).all():
                 raise InputError(
@@ -104,6 +107,28 @@ class PublishedKernel:
             return numbers
 
         return self._read_each(parts, self._store.scale_dtype, scales)
+
+    def read_nested(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "*lead out"]]:
+        """Reads blocks of the scales of the scales."""
+
+        def largest(_: str, codes: Codes, block: Block) -> np.ndarray:
+            assert codes.nested is not None
+            return self._recipe.transform.read(codes.nested.largest, block)
+
+        return self._read_each(parts, np.float32, largest)
+
+    def read_nested_codebooks(
+        self, parts: Sequence[Block]
+    ) -> list[Float32[np.ndarray, "*lead n"]]:
+        """Returns the table of the scales of each layer."""
+
+        def table(_: str, codes: Codes, block: Block) -> np.ndarray:
+            assert codes.nested is not None
+            return codes.nested.table[block]
+
+        return self._read_each(parts, np.float32, table)
 
     def read_zeros(
         self, parts: Sequence[Block]

@@ -1,5 +1,6 @@
 """Chooses the stores that hold a quantized checkpoint as it is published."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,9 @@ def _of_table(recipe: Recipe, stored: Mapping[str, StoredTensor]) -> Store | Non
     if recipe.stacked or recipe.transform is not identity:
         return None
     store = _common([stored[name] for name in recipe.sources])
-    return None if store is None or store.ordered else store
+    if store is None or store.ordered:
+        return None
+    return dataclasses.replace(store, nested=None)
 
 
 def _common(tensors: Sequence[StoredTensor]) -> Store | None:
@@ -75,6 +78,9 @@ def _common(tensors: Sequence[StoredTensor]) -> Store | None:
     zeros = any(each.zeros is not None for each in present)
     (size_in,) = sizes
     ordered = any(each.order is not None for each in present)
+    sizes_of_nested = {each.store.nested for each in present}
+    alike = len(groups) == len(sizes_of_nested) == 1
+    nested = sizes_of_nested.pop() if alike else None
     (name,) = names
     if groups == {None} and not zeros:
         return Store(name)
@@ -83,7 +89,7 @@ def _common(tensors: Sequence[StoredTensor]) -> Store | None:
     return (
         None
         if group < min(SMALLEST_GROUP, size_in)
-        else Store(name, group, zeros, ordered)
+        else Store(name, group, zeros, ordered, nested)
     )
 
 

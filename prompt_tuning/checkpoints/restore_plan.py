@@ -31,15 +31,14 @@ from prompt_tuning.core.quantization.stores import (
     INT4,
     INT8,
     NF4,
+    PARTS,
     UNQUANTIZED,
     Store,
     codebook_path,
+    describes_kernel,
     is_packed,
     is_quantized,
-    order_path,
-    scale_path,
     weight_shape,
-    zero_path,
 )
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.settings.pretrained import (
@@ -278,7 +277,11 @@ def _check_stores(
 
 
 def _quantized(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> tuple[str, ...]:
-    return tuple(path for path, leaf in abstract.items() if is_quantized(leaf))
+    return tuple(
+        path
+        for path, leaf in abstract.items()
+        if is_quantized(leaf) and not describes_kernel(path)
+    )
 
 
 def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
@@ -286,7 +289,7 @@ def _derived(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, str]:
     return {
         other: path
         for path in _quantized(abstract)
-        for part in (scale_path, codebook_path, zero_path, order_path)
+        for part in PARTS
         if (other := part(path)) in abstract
     }
 

@@ -25,6 +25,10 @@ from prompt_tuning.core.quantization.nibbles import (
     pack,
 )
 from prompt_tuning.core.quantization.product import StoredKernel
+from prompt_tuning.core.quantization.scales_in_codes import (
+    ScalesInCodes,
+    quantized_scales,
+)
 from prompt_tuning.core.quantization.stores import (
     INT4,
     INT8,
@@ -93,6 +97,8 @@ class KernelParameters(NamedTuple):
     codebook: nnx.Param | None = None
     zero: nnx.Param | None = None
     order: nnx.Param | None = None
+    nested: nnx.Param | None = None
+    nested_codebook: nnx.Param | None = None
 
     def set_in(self, module: nnx.Module, name: str) -> None:
         """Makes them attributes of a module: `name`, `name_scale` and so on."""
@@ -117,11 +123,29 @@ class KernelParameters(NamedTuple):
     @classmethod
     def arrays_in(cls, module: nnx.Module, name: str) -> StoredKernel:
         """Returns the arrays that `set_in` has put into a module."""
-        others = [getattr(module, f"{name}_{part}") for part in cls._fields[1:]]
-        return StoredKernel(
-            getattr(module, name)[...],
-            *(None if other is None else other[...] for other in others),
-        )
+        parts = [getattr(module, f"{name}_{part}") for part in cls._fields[1:]]
+        return cls(getattr(module, name), *parts).stored
+
+    @property
+    def stored(self) -> StoredKernel:
+        """The arrays, as products take them."""
+        kernel, scale, *others = (None if x is None else x[...] for x in self)
+        return stored_kernel(kernel, scale, *others)
+
+
+def stored_kernel(
+    kernel: Any,
+    scale: Any = None,
+    codebook: Any = None,
+    zero: Any = None,
+    order: Any = None,
+    nested: Any = None,
+    nested_codebook: Any = None,
+) -> StoredKernel:
+    """Returns the arrays of a kernel, as products take them."""
+    if nested is not None:
+        scale = ScalesInCodes(scale, nested, nested_codebook)
+    return StoredKernel(kernel, scale, codebook, zero, order)
 
 
 def _transposed(parameter: nnx.Param) -> nnx.Param:
@@ -170,7 +194,10 @@ def store_kernel(
     if store.packed:
         codebook = None if store.name == INT4 else NORMAL_FLOAT
         kernel, scale = pack(weights, codebook, store.group)
-        scale = scale.astype(store.scale_dtype)
+        nested = None
+        if store.nested is not None:
+            nested = quantized_scales(jnp.asarray(scale), store.nested)
+        scale = scale.astype(store.scale_dtype) if nested is None else nested.codes
         tables = None if codebook is None else jnp.tile(codebook, (*lead, 1))
     else:
         groups = 1 if store.group is None else size_in // store.group
@@ -178,6 +205,7 @@ def store_kernel(
         scale = channel_scale(grouped)  # [L, ..., groups, out]
         kernel = quantize(grouped, scale).reshape(weights.shape).astype(store.name)
         scale, tables = scale[..., 0, :] if store.group is None else scale, None
+        nested = None
     middle = MIDDLE if store.packed else 0
     zero = jnp.full(scale.shape, middle, jnp.int16) if store.zeros else None
     order = None
@@ -185,12 +213,15 @@ def store_kernel(
         order = jnp.tile(jnp.arange(size_in), (*lead, 1))
         order = nnx.Param(order.astype(jnp.int32), axes=axes[:-1])
     scale_axes = axes if scale.ndim == len(axes) else (*axes[:-2], axes[-1])
+    table_axes = (*axes[:-2], "codes")
     return KernelParameters(
         nnx.Param(kernel, axes=axes),
         nnx.Param(scale, axes=scale_axes),
-        None if tables is None else nnx.Param(tables, axes=(*axes[:-2], "codes")),
+        None if tables is None else nnx.Param(tables, axes=table_axes),
         None if zero is None else nnx.Param(zero, axes=scale_axes),
         order,
+        None if nested is None else nnx.Param(nested.largest, axes=scale_axes),
+        None if nested is None else nnx.Param(nested.table, axes=table_axes),
     )
 
 

@@ -10,13 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from prompt_tuning.core.quantization.product import as_float32
-from prompt_tuning.core.quantization.stores import (
-    codebook_path,
-    order_path,
-    scale_path,
-    zero_path,
-)
+from prompt_tuning.core.parameters import stored_kernel
+from prompt_tuning.core.quantization.product import StoredKernel, as_float32
+from prompt_tuning.core.quantization.stores import PARTS
 from prompt_tuning.sharding import collectives
 
 LORA_A, LORA_B = "/adapters/lora/a", "/adapters/lora/b"
@@ -63,13 +59,11 @@ def magnitude_factors(
     return jnp.where(present, magnitude / jnp.where(present, norms, 1), 1)
 
 
-def stored_kernel(
-    parameters: Mapping[str, Array], path: str
-) -> tuple[Array, list[Array | None]]:
-    """Returns a projection's kernel of all blocks, and what `as_float32` needs more."""
-    others = (scale_path, codebook_path, zero_path, order_path)
-    stored = [parameters.get(other(f"{path}/kernel")) for other in others]
-    return parameters[f"{path}/kernel"], stored
+def stacked_kernel(parameters: Mapping[str, Array], path: str) -> StoredKernel:
+    """Returns a projection's kernel of all blocks, as `as_float32` takes it."""
+    kernel = f"{path}/kernel"
+    parts = [parameters.get(part(kernel)) for part in PARTS]
+    return stored_kernel(parameters[kernel], *parts)
 
 
 def initial_magnitudes(
@@ -86,11 +80,11 @@ def initial_magnitudes(
         a, b = (parameters[path + x] for x in (LORA_A, LORA_B))
 
         def norms(layer, scaling=scaling):
-            (kernel, stored), a, b = layer
-            magnitudes = output_norms(as_float32(kernel, *stored), a, b, scaling)
+            stored, a, b = layer
+            magnitudes = output_norms(as_float32(*stored), a, b, scaling)
             return jnp.where(jnp.any(a != 0), magnitudes, 0)
 
         found[path + MAGNITUDE] = jax.lax.map(
-            norms, (stored_kernel(parameters, path), a, b)
+            norms, (stacked_kernel(parameters, path), a, b)
         )
     return found

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Float32
 
 from prompt_tuning.adapters.adapter import Arrays
 from prompt_tuning.core.quantization.product import as_float32
-from prompt_tuning.prompts.dora import LORA_A, LORA_B, stored_kernel
+from prompt_tuning.prompts.dora import LORA_A, LORA_B, stacked_kernel
 
 START_A, START_B = "/adapters/lora/start_a", "/adapters/lora/start_b"
 FROM_WEIGHTS = ("pissa", "olora")
@@ -67,12 +67,12 @@ def initial_starts(
         used = jnp.asarray(np.arange(rank) < np.array(own)[:, None])  # [L, r]
 
         def factors(layer, path=path, rank=rank):
-            (kernel, others), used = layer
-            wide = as_float32(kernel, *others)
+            stored, used = layer
+            wide = as_float32(*stored)
             a, b = factors_of_weights(wide, scalings[path], rank, initial[path])
             return jnp.where(used, a, 0), jnp.where(used[:, None], b, 0)
 
-        a, b = jax.lax.map(factors, (stored_kernel(parameters, path), used))
+        a, b = jax.lax.map(factors, (stacked_kernel(parameters, path), used))
         found |= {path + LORA_A: a, path + LORA_B: b}
         found |= {path + START_A: a, path + START_B: b}
     return found

@@ -1,7 +1,7 @@
 """Measures the memory and the time of a step on frozen weights in few bits.
 
     python -m scripts.bench.quantized_memory 1b
-    python -m scripts.bench.quantized_memory 8b --dtypes nf4 --folder /scratch
+    python -m scripts.bench.quantized_memory 8b --dtypes nf4+tables --folder /scratch
 
 A random model of a Llama shape is written in bfloat16, in one file per layer, and two
 steps of a soft prompt of 20 vectors are run on one row of 128 tokens by the command
@@ -28,6 +28,10 @@ from safetensors.numpy import save_file
 from scripts.bench.machine import processor
 
 VOCABULARY, TOKENS, PROMPT = 32_000, 128, 20
+
+
+DTYPES = ["bfloat16", "int8", "nf4", "nf4+tables"]
+"""Types of weights; after `+` is what else has them."""
 
 
 class Shape(NamedTuple):
@@ -115,11 +119,13 @@ def run(folder: Path, dtype: str, work: Path) -> tuple[float, float, float]:
     row = {"prompt": "a" * (TOKENS - 10), "completion": "b" * 8}
     data.write_text(f"{json.dumps(row)}\n")
     out = work / dtype
+    dtype, *tables = dtype.split("+")
     command = [sys.executable, "-m", "prompt_tuning", "train", "--model", str(folder)]
     command += ["--tokenizer", "bundled:skills-decoder", "--train", str(data)]
     command += ["--parameter_dtype", dtype, "--compute_dtype", "bfloat16"]
     command += ["--prompt_length", str(PROMPT), "--batch_size", "1", "--steps", "3"]
     command += ["--gin.Run.log_every=1", "--out", str(out)]
+    command += [f"--quantized_{part}" for part in tables]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -134,7 +140,7 @@ def main() -> None:
     """Writes the model and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8", "nf4"])
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES)
     parser.add_argument("--folder", type=Path, help="parent of the random model")
     options = parser.parse_args()
     table = Table("weights", "peak GB", "seconds in all", "seconds of a step")

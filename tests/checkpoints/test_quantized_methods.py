@@ -75,6 +75,10 @@ def assert_codes_stand_for(weight: StoredTensor) -> None:
     assert codes is not None
     values, scales = codes.values.read(), codes.scales.read()
     size = weight.shape[1] // scales.shape[1]
+    if codes.nested is not None:
+        largest = codes.nested.largest.read().repeat(codes.store.nested or 0, axis=1)
+        differences = codes.nested.table[codes.nested.values.read()] * largest
+        np.testing.assert_array_equal(differences + codes.nested.table[-1], scales)
     if codes.table is not None:
         wide = codes.table[values]
     elif codes.zeros is not None:

@@ -19,7 +19,6 @@ from prompt_tuning.core.quantization import product
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
 from prompt_tuning.core.quantization.nibbles import NORMAL_FLOAT, pack, unpack
 from prompt_tuning.core.quantization.product import (
-    StoredKernel,
     as_float32,
     multiply,
 )
@@ -127,9 +126,7 @@ def test_few_rows_are_multiplied_by_parts_of_a_kernel(store, monkeypatch):
     arrays = store_kernel(
         jnp.asarray(weights), ("in", "out"), Store(store, STORED_GROUPS.get(store))
     )
-    held = StoredKernel(
-        *(None if each is None else each[...] for each in arrays)  # pyright: ignore
-    )
+    held = arrays.stored
 
     def squares(x, held):
         return (multiply(x, *held) ** 2).sum()

@@ -11,7 +11,7 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.parameters import store_kernel
-from prompt_tuning.core.quantization.product import StoredKernel, as_float32
+from prompt_tuning.core.quantization.product import as_float32
 from prompt_tuning.core.quantization.stores import INT8, STORES, TABLES, Store
 from prompt_tuning.core.quantization.tables import QuantizedTable, wide_table
 from prompt_tuning.losses import output_head
@@ -31,10 +31,8 @@ def drawn_table(name: str) -> tuple[QuantizedTable, np.ndarray]:
     weights = jax.random.normal(jax.random.key(0), (ROWS, WIDTH))
     store = Store(name, None if name == INT8 else GROUP, zeros=name == "int4")
     kernel = store_kernel(weights.T, ("embed", "vocab"), store)
-    arrays = [x if x is None else x[...] for x in kernel]
-    meant = as_float32(*StoredKernel(*arrays))  # pyright: ignore
-    turned = [x if x is None else x[...] for x in kernel.transposed()]
-    return QuantizedTable(*turned[:-1]), np.asarray(meant).T  # pyright: ignore
+    codes, *others = kernel.transposed().stored[:-1]
+    return QuantizedTable(codes, *others), np.asarray(as_float32(*kernel.stored)).T
 
 
 @pytest.mark.parametrize("name", STORES)

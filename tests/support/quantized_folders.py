@@ -79,6 +79,23 @@ def nf4(random: np.random.Generator, rows: int, columns: int) -> Tensors:
     }
 
 
+def nf4_nested(random: np.random.Generator, rows: int, columns: int) -> Tensors:
+    """Returns the same with scales in eight bits, in blocks of 256."""
+    tensors = nf4(random, rows, columns)
+    count = len(tensors["weight.absmax"])
+    state = {"blocksize": 64, "shape": [rows, columns], "quant_type": "nf4"}
+    state |= {"nested_blocksize": 256, "nested_offset": 0.1}
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    return tensors | {
+        "weight.absmax": random.integers(0, 256, count).astype(np.uint8),
+        "weight.nested_absmax": random.uniform(0.02, 0.05, -(-count // 256)).astype(
+            np.float32
+        ),
+        "weight.nested_quant_map": np.linspace(-1, 1, 256, dtype=np.float32),
+        "weight.quant_state.bitsandbytes__nf4": text.copy(),
+    }
+
+
 def rows_of_int8(random: np.random.Generator, rows: int, columns: int) -> Tensors:
     """Returns a weight in int8 of bitsandbytes."""
     codes = random.integers(-127, 128, (rows, columns)).astype(np.int8)
@@ -132,6 +149,10 @@ def blocks_of_float8(random: np.random.Generator, rows: int, columns: int) -> Te
 GROUPS_OF_FOUR_BITS = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
 KINDS: Mapping[str, tuple[dict, Callable[..., Tensors]]] = {
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4),
+    "nf4 nested": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        nf4_nested,
+    ),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, rows_of_int8),
     "gptq": (
         {"quant_method": "gptq", "bits": 4},

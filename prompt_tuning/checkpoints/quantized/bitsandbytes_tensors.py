@@ -9,12 +9,15 @@ are quantized too, they are codes for `weight.nested_quant_map [256]` times
 Eight bits: `weight [out, in]` in int8 with `SCB [out]`, the largest weight of each row.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from prompt_tuning.checkpoints.quantized.codes import (
+    Codes,
+    NestedCodes,
     aligned_group,
     integer_codes,
     table_codes,
@@ -129,14 +132,47 @@ def _four_bits(
     group = aligned_group(columns, size)
     if group is None:
         return computed(codes, (rows, columns), read)
-    name = NF4 if np.array_equal(table, NORMAL_FLOAT) else FP4
+    kind = NF4 if np.array_equal(table, NORMAL_FLOAT) else FP4
     of_rows = _scales_of_rows(scales, largest.source, (rows, columns), size, group)
-    held = table_codes(name, values, table, of_rows)
+    held = table_codes(kind, values, table, of_rows)
+    if held is not None and largest.dtype == np.uint8:
+        held = _with_nested(held, name, stored, settings)
     return computed(codes, (rows, columns), read, held)
 
 
+def _with_nested(
+    held: Codes,
+    name: str,
+    stored: Mapping[str, StoredTensor],
+    settings: JsonObject,
+) -> Codes:
+    """Returns the codes of a weight with those of its scales, if a store has them."""
+    rows, columns = held.values.shape
+    inner, outer = stored[f"{name}.absmax"], stored[f"{name}.nested_absmax"]
+    size = settings.integer("blocksize")
+    wide = size * settings.integer("nested_blocksize")
+    span, group = aligned_group(columns, wide), held.store.group
+    if span is None or group is None or span % group:
+        return held
+    offset = np.float32(settings.number("nested_offset"))
+    values = stored[f"{name}.nested_quant_map"].read().reshape(-1)
+    shape, source = (rows, columns), inner.source
+    nested = NestedCodes(
+        _scales_of_rows(_flat(inner), source, shape, size, group, np.uint8),
+        _scales_of_rows(_flat(outer), source, shape, wide, span),
+        np.append(values, offset).astype(np.float32),
+    )
+    store = dataclasses.replace(held.store, nested=span // group)
+    return dataclasses.replace(held, store=store, nested=nested)
+
+
 def _scales_of_rows(
-    scales: Numbers, source: str, shape: tuple[int, int], size: int, group: int
+    scales: Numbers,
+    source: str,
+    shape: tuple[int, int],
+    size: int,
+    group: int,
+    dtype: type = np.float32,
 ) -> StoredTensor:
     """Returns scales of blocks, which follow each other, as scales of groups.
 
@@ -146,6 +182,7 @@ def _scales_of_rows(
       shape: shape of the weights.
       size: number of weights in a block.
       group: number of weights in a group, each of which is within one block.
+      dtype: their type.
     """
     rows, columns = shape
 
@@ -156,8 +193,7 @@ def _scales_of_rows(
         of_groups = starts + np.arange(groups.start, groups.stop) * group
         return scales(blocks)[of_groups // size - blocks.start]
 
-    dtype = np.dtype(np.float32)
-    return StoredTensor((rows, columns // group), dtype, source, read)
+    return StoredTensor((rows, columns // group), np.dtype(dtype), source, read)
 
 
 def _flat(tensor: StoredTensor) -> Numbers:

@@ -20,6 +20,21 @@ from prompt_tuning.core.quantization.stores import (
 
 
 @dataclasses.dataclass(frozen=True)
+class NestedCodes:
+    """Scales in codes, as `ScalesInCodes` has them.
+
+    Attributes:
+      values: codes, uint8 `[out, groups]`.
+      largest: float32 `[out, groups / n]`.
+      table: values of the codes and the offset.
+    """
+
+    values: StoredTensor
+    largest: StoredTensor
+    table: Float32[np.ndarray, "257"]
+
+
+@dataclasses.dataclass(frozen=True)
 class Codes:
     """The codes of a weight `[out, in]`, as `quantization.stores` has them.
 
@@ -33,6 +48,7 @@ class Codes:
         middle.
       table: values of the 16 codes; None if they are whole multiples.
       order: input of each column; None if they are in order.
+      nested: codes of the scales, if these are quantized.
     """
 
     store: Store
@@ -41,11 +57,18 @@ class Codes:
     zeros: StoredTensor | None = None
     table: Float32[np.ndarray, "16"] | None = None
     order: Int32[np.ndarray, "in"] | None = None
+    nested: NestedCodes | None = None
 
     def changed(self, change: Callable[[StoredTensor], StoredTensor]) -> "Codes":
         """Returns the codes with a change of each of their tensors."""
+        nested = self.nested and dataclasses.replace(
+            self.nested,
+            values=change(self.nested.values),
+            largest=change(self.nested.largest),
+        )
         return dataclasses.replace(
             self,
+            nested=nested,
             values=change(self.values),
             scales=change(self.scales),
             zeros=None if self.zeros is None else change(self.zeros),

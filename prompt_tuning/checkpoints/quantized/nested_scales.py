@@ -5,24 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-
-def dynamic_map() -> Float32[np.ndarray, "256"]:
-    """Returns the 256 values that bitsandbytes rounds scales to, in order.
-
-    For each power of ten from 1e-6 to 1 there are twice as many as for the one before,
-    of both signs (Dettmers 2016, "8-bit approximations", section 2.2; here as
-    `create_dynamic_map` of bitsandbytes has them).
-    """
-    values = [np.array([0, 1], np.float32)]
-    for i in range(7):
-        ends = np.linspace(0.1, 1, 2**i + 1, dtype=np.float32)
-        means = (ends[:-1] + ends[1:]) / np.float32(2)
-        part = (10.0 ** (i - 6) * means.astype(float)).astype(np.float32)
-        values += [part, -part]
-    return np.sort(np.concatenate(values))
-
-
-DYNAMIC_MAP = dynamic_map()
+from prompt_tuning.core.quantization.scales_in_codes import DYNAMIC_MAP
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,11 @@ from prompt_tuning.core.quantization.nibbles import (
     unpack,
     values_of_codes,
 )
+from prompt_tuning.core.quantization.scales_in_codes import ScalesInCodes
 from prompt_tuning.core.quantization.stores import is_packed
 
+Scales = Shaped[Array, "..."] | ScalesInCodes
+"""Scales of a quantized kernel."""
 FEW_ROWS = 64
 """Rows up to which a product on a CPU takes longer than to widen its kernel."""
 PART = 2**18
@@ -29,7 +32,7 @@ class StoredKernel(NamedTuple):
     """
 
     kernel: Array
-    scale: Array | None = None
+    scale: Array | ScalesInCodes | None = None
     codebook: Array | None = None
     zero: Array | None = None
     order: Array | None = None
@@ -45,7 +48,7 @@ class StoredKernel(NamedTuple):
 def multiply(
     x: Float[Array, "*lead in"],
     kernel: Array,
-    scale: Shaped[Array, "..."] | None = None,
+    scale: Scales | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
     order: Int32[Array, "in"] | None = None,
@@ -80,10 +83,11 @@ def multiply(
     if scale is None:
         return y
     # Scaling the output is cheaper, and exact for scales of whole columns.
+    assert not isinstance(scale, ScalesInCodes)  # these are of groups
     return (y.astype(jnp.float32) * scale).astype(y.dtype)
 
 
-def _parts(x: Array, kernel: Array, scale: Array | None) -> int:
+def _parts(x: Array, kernel: Array, scale: Scales | None) -> int:
     """Returns the number of parts that a narrow kernel is widened in."""
     rows = x.size // x.shape[-1]
     few = rows <= FEW_ROWS and jax.default_backend() == "cpu"
@@ -102,7 +106,7 @@ def _parts(x: Array, kernel: Array, scale: Array | None) -> int:
 def _multiply_in_parts(
     x: Array,
     kernel: Array,
-    scale: Array | None,
+    scale: Scales | None,
     codebook: Array | None,
     zero: Array | None,
     *,
@@ -114,6 +118,8 @@ def _multiply_in_parts(
     by it, and XLA widens all kernels of a program at once. In a loop, a part that has
     just been widened is still in the cache.
     """
+    if isinstance(scale, ScalesInCodes):
+        scale = scale.astype(jnp.float32)
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
     groups = len(scale) if scale is not None and scale.ndim == 2 else None
     packed = is_packed(kernel)
@@ -183,7 +189,7 @@ def _cast_and_multiply(x: Array, kernel: Array) -> Array:
 
 
 def _widen_and_multiply(
-    x: Array, kernel: Array, scale: Array, codebook: Array | None, zero: Array | None
+    x: Array, kernel: Array, scale: Scales, codebook: Array | None, zero: Array | None
 ) -> Array:
     # The barrier keeps XLA from fusing the widening into the product, in which it
     # would be repeated for each tile.
@@ -193,7 +199,7 @@ def _widen_and_multiply(
 
 def widened(
     kernel: Array,
-    scale: Shaped[Array, "..."],
+    scale: Scales,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
 ) -> Float32[Array, "in out"]:
@@ -206,7 +212,7 @@ def widened(
 
 def as_float32(
     kernel: Array,
-    scale: Shaped[Array, "..."] | None = None,
+    scale: Scales | None = None,
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
     order: Int32[Array, "in"] | None = None,

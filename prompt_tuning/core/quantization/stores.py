@@ -10,10 +10,14 @@ have a leading axis:
 | the same in groups | `[in, out]` | float32 `[in / group, out]` | `kernel_zero` |
 | int4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_zero` |
 | nf4, fp4 | uint8 `[in / 2, out]` | float32 `[in / group, out]` | `kernel_codebook` |
+| nf4, fp4, nested | the same | uint8 `[in / group, out]` | the same, and two more |
 | mxfp4 | uint8 `[in / 2, out]` | float8_e8m0fnu `[in / 32, out]` | `kernel_codebook` |
 
 With `kernel_order`, int32 `[in]`, the kernel has its inputs in another order: row `i`
 is for input `order[i]`, so that those of a group follow each other.
+
+Nested scales have `kernel_nested`, float32 `[in / group / n, out]`, and
+`kernel_nested_codebook`, float32 `[257]`: see `ScalesInCodes`.
 
 `kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
 weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
@@ -58,12 +62,15 @@ class Store:
         there are no scales.
       zeros: whether each group has a code that stands for 0.
       ordered: whether groups have inputs that do not follow each other.
+      nested: number of scales that share a scale of their own; None if all scales are
+        in float32.
     """
 
     name: str
     group: int | None = None
     zeros: bool = False
     ordered: bool = False
+    nested: int | None = None
 
     @property
     def packed(self) -> bool:
@@ -73,6 +80,8 @@ class Store:
     @property
     def scale_dtype(self) -> str:
         """The dtype of the scales; that of MXFP4 has powers of two."""
+        if self.nested is not None:
+            return "uint8"
         return "float8_e8m0fnu" if self.name == MXFP4 else "float32"
 
     @property
@@ -84,7 +93,9 @@ class Store:
         """Describes the store, e.g. as "int4 in groups of 128 with zero points"."""
         groups = f" in groups of {self.group}" if self.group else ""
         zeros = " with zero points" if self.zeros else ""
-        return f"{self.name}{groups}{zeros}{', reordered' if self.ordered else ''}"
+        nested = " with nested scales" if self.nested else ""
+        end = ", reordered" if self.ordered else ""
+        return f"{self.name}{groups}{zeros}{nested}{end}"
 
 
 @runtime_checkable
@@ -117,6 +128,16 @@ def zero_path(path: str) -> str:
     return f"{path}_zero"
 
 
+def nested_path(path: str) -> str:
+    """Returns the path of the scales of a kernel's scales, next to the kernel."""
+    return f"{path}_nested"
+
+
+def nested_codebook_path(path: str) -> str:
+    """Returns the path of the table of a kernel's scales, next to the kernel."""
+    return f"{path}_nested_codebook"
+
+
 def order_path(path: str) -> str:
     """Returns the path of the order of a kernel's inputs, next to the kernel."""
     return f"{path}_order"
@@ -127,9 +148,20 @@ def codebook_path(path: str) -> str:
     return f"{path}_codebook"
 
 
+PARTS = (
+    scale_path,
+    codebook_path,
+    zero_path,
+    order_path,
+    nested_path,
+    nested_codebook_path,
+)
+"""Paths of what may be next to a kernel, in the order of `KernelParameters`."""
+
+
 def describes_kernel(path: str) -> bool:
     """Returns whether an array belongs to a quantized kernel, next to its codes."""
-    return path.endswith(("_scale", "_zero", "_order", "_codebook"))
+    return path.endswith(("_scale", "_zero", "_order", "_codebook", "_nested"))
 
 
 def is_packed(leaf: Leaf) -> bool:

@@ -1,0 +1,82 @@
+"""Scales of NF4 that are quantized too: codes of eight bits with scales of their own.
+
+A scale is `t[code] * largest + offset`, with the largest difference from the offset in
+a block of scales (Dettmers et al. 2023, "QLoRA", section 3). It is computed where its
+kernel is widened, so that no layer keeps its scales in float32.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, DTypeLike, Float, Float32
+
+
+def dynamic_map() -> Float32[np.ndarray, "256"]:
+    """Returns the 256 values that bitsandbytes rounds scales to, in order.
+
+    For each power of ten from 1e-6 to 1 there are twice as many as for the one before,
+    of both signs (Dettmers 2016, "8-bit approximations", section 2.2; here as
+    `create_dynamic_map` of bitsandbytes has them).
+    """
+    values = [np.array([0, 1], np.float32)]
+    for i in range(7):
+        ends = np.linspace(0.1, 1, 2**i + 1, dtype=np.float32)
+        means = (ends[:-1] + ends[1:]) / np.float32(2)
+        part = (10.0 ** (i - 6) * means.astype(float)).astype(np.float32)
+        values += [part, -part]
+    return np.sort(np.concatenate(values))
+
+
+DYNAMIC_MAP = dynamic_map()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ScalesInCodes:
+    """The scales of a kernel in groups, which `astype` widens.
+
+    Attributes:
+      codes: uint8 `[groups, out]`.
+      largest: float32 `[groups / n, out]`, for each `n` groups of an output.
+      table: float32 `[257]`, the values of the codes and the offset.
+    """
+
+    # JAX also puts descriptions of arrays in the place of the arrays.
+    codes: Any
+    largest: Any
+    table: Any
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.codes.ndim
+
+    def astype(self, dtype: DTypeLike) -> Float[Array, "groups out"]:
+        """Returns the scales."""
+        blocks = self.codes.reshape(len(self.largest), -1, self.codes.shape[1])
+        values = self.table.at[blocks.astype(jnp.int32)].get(mode="promise_in_bounds")
+        scales = values * self.largest[:, None] + self.table[-1]
+        return scales.reshape(self.codes.shape).astype(dtype)
+
+
+def quantized_scales(
+    scales: Float32[Array, "*lead groups out"], n: int
+) -> ScalesInCodes:
+    """Rounds the scales of kernels, with a largest difference for each `n`."""
+    *lead, groups, size_out = scales.shape
+    offset = scales.mean((-2, -1))  # [...]
+    relative = scales - offset[..., None, None]
+    blocks = relative.reshape(*lead, groups // n, n, size_out)
+    largest = jnp.abs(blocks).max(-2)
+    limits = jnp.asarray((DYNAMIC_MAP[1:] + DYNAMIC_MAP[:-1]) / 2)
+    ratio = blocks / jnp.where(largest == 0, 1, largest)[..., None, :]
+    codes = jnp.searchsorted(limits, ratio).reshape(scales.shape)
+    values = jnp.broadcast_to(jnp.asarray(DYNAMIC_MAP), (*lead, 256))
+    table = jnp.concatenate([values, offset[..., None]], axis=-1)
+    return ScalesInCodes(codes.astype(jnp.uint8), largest, table)
