@@ -2026,7 +2026,8 @@ def from_attention_matching(
     so that the prefix gives the attention output that the whole text gives. No gradient
     is computed. It is the closed form of Zweiger et al. (2026, "Attention Matching",
     arXiv 2602.16284), without its bias of each slot, and the best start of a memory:
-    training then takes a fraction of the steps.
+    training then takes a fraction of the steps. The model reads a text that is longer
+    than its positions in parts, each of which gets its share of the slots.
 
     Args:
       text: the text, of more tokens than the prefix has slots.
@@ -2087,12 +2088,16 @@ def from_class_labels(
       (5, 128)
     """
 
-def from_file(path: str | Path) -> Configured[Initializer]:
+def from_file(path: str | Path | Sequence[str]) -> Configured[TextInitializer]:
     """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
+
+    A `KeyValuePrefix` starts at the slots of several files, one behind the other, as
+    they are. Only `compose` also rotates their keys to where they are then.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
-        D]`.
+        D]`. Of a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
+        of paths.
 
     Raises:
       InputError: when it initializes the prompt, if the file cannot be read or its

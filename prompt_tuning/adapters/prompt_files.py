@@ -53,7 +53,7 @@ def read_prompt(
         raise InputError(f"{path} does not exist; expected a prompt's file or folder")
     checkpoint = find_checkpoint(path, on_damage)
     if checkpoint is not None:
-        return _check_prompt(_read_checkpoint(checkpoint), path)
+        return _check_prompt(read_checkpoint(checkpoint), path)
     if peft_folder.find_folder(path) is not None:
         return _check_prompt(_read_adapter(path), path)
     raise InputError(
@@ -125,7 +125,7 @@ def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
     return prompt
 
 
-def _read_checkpoint(directory: Path) -> np.ndarray:
+def read_checkpoint(directory: Path) -> np.ndarray:
     """Reads the one trained leaf of a checkpoint.
 
     Raises:

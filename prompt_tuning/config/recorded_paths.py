@@ -37,7 +37,7 @@ PATHS = (
     *("ContextDistillation.contexts", "OnPolicyDistillation.contexts"),
 )
 """Settings whose texts are paths. The items of a list are paths of `SEVERAL` alone."""
-SEVERAL = (FILES, "OutputGradients.files")
+SEVERAL = (FILES, "from_file.path", "OutputGradients.files")
 """Those of them that are lists, or dicts whose values are paths."""
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from prompt_tuning.adapters.prefix_files import read_prefix_file
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.core.errors import InputError, shown
@@ -159,12 +160,16 @@ def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initial
     return initialize
 
 
-def from_file(path: str | Path) -> Initializer:
+def from_file(path: str | Path | Sequence[str]) -> TextInitializer:
     """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
+
+    A `KeyValuePrefix` starts at the slots of several files, one behind the other, as
+    they are. Only `compose` also rotates their keys to where they are then.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
-        D]`.
+        D]`. Of a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
+        of paths.
 
     Raises:
       InputError: when it initializes the prompt, if the file cannot be read or its
@@ -179,12 +184,20 @@ def from_file(path: str | Path) -> Initializer:
 
     def initialize(key, shape, vocabulary):
         del key, vocabulary
+        if len(shape) == PREFIX_DIMENSIONS:
+            paths = [path] if isinstance(path, str | Path) else path
+            stack = (shape[0], shape[3], shape[4])
+            parts = [read_prefix_file(each, stack) for each in paths]
+            prefix = np.concatenate(parts, axis=2)
+            return _check_shape(prefix, shape, ", ".join(map(str, paths)))
+        if not isinstance(path, str | Path):
+            raise InputError("from_file() reads several files for a prefix alone")
         return _check_shape(read_prompt(Path(path)), shape, str(path))
 
     return initialize
 
 
-def _check_shape(array, shape: tuple[int, int], origin: str) -> Array:
+def _check_shape(array, shape: tuple[int, ...], origin: str) -> Array:
     if tuple(array.shape) != tuple(shape):
         raise InputError(
             f"the prompt in {origin} has shape {tuple(array.shape)}, expected {shape} "

@@ -31,10 +31,16 @@ DTYPES: dict[str, Any] = {
     "torch BFloat16Storage": ml_dtypes.bfloat16,
     "torch DoubleStorage": np.float64,
 }
+PARAMETER_LIST = "torch.nn.modules.container ParameterList"
 CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None}
 VALUES = {"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1"}
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+EXPECTED = "expected a dictionary of tensors by their names"
 _MARK = object()
+
+
+class _ParameterList(dict[str, Any]):
+    """A `torch.nn.ParameterList`: its parameters by their numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +57,32 @@ def read_torch_archive(file: Path) -> dict[str, np.ndarray]:
       InputError: if the file is of an older format, damaged or compressed, or contains
         anything but tensors of floating numbers by their names.
     """
+    content = _read(file)
+    if not all(isinstance(tensor, np.ndarray) for tensor in content.values()):
+        raise InputError(f"{file}: {EXPECTED}")
+    return content
+
+
+def read_torch_lists(file: Path) -> dict[str, list[np.ndarray]]:
+    """Reads a dictionary of lists of tensors, or of `torch.nn.ParameterList`.
+
+    Raises:
+      InputError: as `read_torch_archive`.
+    """
+    content = _read(file)
+    lists = {
+        name: list(value.values()) if isinstance(value, _ParameterList) else value
+        for name, value in content.items()
+    }
+    for name, value in lists.items():
+        if not isinstance(value, list) or not all(
+            isinstance(tensor, np.ndarray) for tensor in value
+        ):
+            raise InputError(f"{file}: {shown(name)} is not a list of tensors")
+    return lists
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             check_members(archive, file.stat().st_size, file)
@@ -84,16 +116,13 @@ class _TensorPickle:
         self._storages: dict[str, np.ndarray] = {}
         self._stored = self._numbers = 0
 
-    def read(self) -> dict[str, np.ndarray]:
+    def read(self) -> dict[str, Any]:
         for opcode, argument, _ in pickletools.genops(self._archive.read(self._pickle)):
             self._follow(opcode.name, argument)
-        (tensors,) = self._stack
-        if not isinstance(tensors, dict) or not all(
-            isinstance(name, str) and isinstance(tensor, np.ndarray)
-            for name, tensor in tensors.items()
-        ):
-            raise InputError("expected a dictionary of tensors by their names")
-        return tensors
+        (content,) = self._stack
+        if not isinstance(content, dict):
+            raise InputError(EXPECTED)
+        return content
 
     def _follow(self, name: str, argument: Any) -> None:
         stack = self._stack
@@ -111,12 +140,14 @@ class _TensorPickle:
             stack.append(())
         elif name == "EMPTY_DICT":
             stack.append({})
+        elif name == "EMPTY_LIST":
+            stack.append([])
         elif name in ("BINPUT", "LONG_BINPUT"):
             self._memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             # A tuple of two times itself, and so on, takes forever to print.
-            if isinstance(self._memo[argument], tuple | dict):
-                raise InputError("its pickle has a tuple or dict more than once")
+            if isinstance(self._memo[argument], tuple | dict | list):
+                raise InputError("its pickle has a tuple, dict or list more than once")
             stack.append(self._memo[argument])
         else:
             self._combine(name)
@@ -134,6 +165,16 @@ class _TensorPickle:
         elif name == "SETITEMS":
             items = self._marked()
             stack[-1].update(_named(items[::2], items[1::2]))
+        elif name in ("APPEND", "APPENDS"):
+            items = [stack.pop()] if name == "APPEND" else self._marked()
+            if not isinstance(stack[-1], list):
+                raise InputError("its pickle appends to what is not a list")
+            stack[-1].extend(items)
+        elif name == "NEWOBJ":
+            arguments, kind = stack.pop(), stack.pop()
+            if getattr(kind, "name", None) != PARAMETER_LIST or arguments != ():
+                raise InputError("its pickle builds an object that no tensor needs")
+            stack.append(_ParameterList())
         elif name == "BINPERSID":
             stack.append(self._storage(*stack.pop()))
         elif name == "REDUCE":
@@ -143,6 +184,8 @@ class _TensorPickle:
             state = stack.pop()
             if not (isinstance(stack[-1], dict) and isinstance(state, dict)):
                 raise InputError("an object has a state, expected tensors alone")
+            if isinstance(stack[-1], _ParameterList):
+                stack[-1].update(state.get("_parameters", {}))
         else:
             raise InputError(
                 f"its pickle has the instruction {name}, which no tensor needs: it "
@@ -159,6 +202,7 @@ class _TensorPickle:
     def _call(self, function: Any) -> Callable[..., Any]:
         known: dict[str, Callable[..., Any]] = {
             "collections OrderedDict": lambda: {},
+            "__builtin__ set": lambda items: None,  # in the state of a module
             "torch._utils _rebuild_tensor_v2": self._tensor,
             "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
         }
@@ -219,5 +263,5 @@ def _named(names: list[Any], values: list[Any]) -> dict[str, Any]:
       InputError: if a name is not a text; hashing deep tuples overflows Python's stack.
     """
     if not all(isinstance(name, str) for name in names):
-        raise InputError("expected a dictionary of tensors by their names")
+        raise InputError(EXPECTED)
     return dict(zip(names, values, strict=True))

@@ -94,7 +94,12 @@ def original() -> bytes:
 
 
 DAMAGED = {
-    "other values": (pickle.dumps([1, 2], protocol=2), "no tensor needs"),
+    "a list": (pickle.dumps([1, 2], protocol=2), "expected a dictionary of tensors"),
+    "bytes": (pickle.dumps(b"ab", protocol=3), "no tensor needs"),
+    "another object": (
+        b"\x80\x02cbuiltins\nobject\n)\x81.",
+        "builds an object that no tensor needs",
+    ),
     "numbers": (pickle.dumps({"a": 1}, protocol=2), "expected a dictionary of tensors"),
     "half of it": (original()[:100], "not an archive of tensors"),
     # The shape (3, 4) with 100 rows.
