@@ -23,6 +23,10 @@ class Batch:
     predicted by the start token instead of the last target of the segment before: the
     decoder's input is the start token wherever `target_segment_ids` changes.
 
+    A batch whose examples have `C` answers may have each prompt once: `tokens`,
+    `lengths`, `prefix_lengths` and `prompt_ids` then have `B / C` rows, and the answers
+    to each are `C` consecutive rows of `targets` (also if the model is decoder-only).
+
     The fields have type Any because JAX transformations put their own leaves in them.
 
     Attributes:
@@ -74,11 +78,18 @@ class Batch:
     real_rows: Any = None
     columns: Any = dataclasses.field(default_factory=dict)
 
+    @property
+    def answers(self) -> int:
+        """Number of rows of targets after each row of `tokens`, `C`; 1 if it is one."""
+        return self.targets.shape[-2] // self.tokens.shape[-2]
+
     def describe(self) -> str:
         """Describes the shape, such as "32 x 48" or, with targets, "32 x 48 + 16"."""
         sizes = " x ".join(map(str, self.tokens.shape))
-        same = self.targets.shape == self.tokens.shape
-        return sizes if same else f"{sizes} + {self.targets.shape[-1]}"
+        if self.targets.shape == self.tokens.shape:
+            return sizes
+        times = "" if self.answers == 1 else f"{self.answers} x "
+        return f"{sizes} + {times}{self.targets.shape[-1]}"
 
 
 @jax.tree_util.register_dataclass

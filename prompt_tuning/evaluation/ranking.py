@@ -239,7 +239,12 @@ def add_end(
 
 
 def build_candidates(
-    model: PromptedModel, data: DataSource, examples: Examples, labels: Sequence[str]
+    model: PromptedModel,
+    data: DataSource,
+    examples: Examples,
+    labels: Sequence[str],
+    *,
+    share: bool,
 ) -> ClassExamples:
     """Combines every example with each label.
 
@@ -248,6 +253,7 @@ def build_candidates(
       data: settings that the examples were read with.
       examples: examples whose completions are labels.
       labels: verbalizers.
+      share: whether the model can read an example once for all labels.
 
     Raises:
       InputError: if a label has no tokens, the completion of an example is not a label,
@@ -260,6 +266,7 @@ def build_candidates(
         gold_label_indices(model, examples, encoded, labels),
         model.interface,
         skip_too_long=data.on_too_long == "skip",
+        share=share,
     )
 
 

@@ -196,6 +196,8 @@ class DecoderOnly(LanguageModel):
         prefix: DecoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """Computes the hidden states that predict the targets at `loss_positions`."""
+        if batch.answers > 1:
+            return self._answer_states(batch, key, prefix)
         rows = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         stream = self._text_stream(batch.tokens, rows, key)
         (text,), last = self._run_after_prompts([stream], rows, key, prefix)
@@ -244,18 +246,24 @@ class DecoderOnly(LanguageModel):
         return hidden, None
 
     def label_states(
-        self, batch: LabelBatch
+        self,
+        batch: LabelBatch,
+        key: Key[Array, ""] | None = None,
+        *,
+        prefix: DecoderPrefix | None = None,
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the states that predict labels; see `LanguageModel.label_states`."""
         lengths, vector_ids = batch.lengths, batch.tokens - self.config.vocabulary_size
         rows = RowInfo(lengths, lengths, None, batch.prompt_ids, vector_ids)
         start = lengths + self.decoder.prompt_count()
         labels = [
-            self._add_positions(stream, None)
+            self._add_positions(stream, optional_key(key, "label_input"))
             for stream in self._label_streams(batch, start)
         ]
-        text_stream = self._text_stream(batch.tokens, rows, None)
-        (text, *later), last = self._run_after_prompts([text_stream, *labels], rows)
+        text_stream = self._text_stream(batch.tokens, rows, key)
+        (text, *later), last = self._run_after_prompts(
+            [text_stream, *labels], rows, key, prefix
+        )
         if self.pooling != "last":
             return self._pool(text, rows, batch.tokens.shape[1]), None
         # The first token of a label is predicted as the one at position `lengths`.

@@ -141,6 +141,8 @@ class EncoderDecoder(LanguageModel):
         prefix: EncoderPrefix | None = None,
     ) -> Float[Array, "B m D"]:
         """Computes the hidden states that predict the targets at `loss_positions`."""
+        if batch.answers > 1:
+            return self._answer_states(batch, key, prefix)
         inputs = RowInfo.from_inputs(batch, self.config.vocabulary_size)
         rows = RowInfo.from_targets(batch)
         shifted = self._decoder_inputs(batch.targets, rows)
@@ -171,7 +173,11 @@ class EncoderDecoder(LanguageModel):
         return self.decoder.rematerialization.policy != "none"
 
     def label_states(
-        self, batch: LabelBatch
+        self,
+        batch: LabelBatch,
+        key: Key[Array, ""] | None = None,
+        *,
+        prefix: EncoderPrefix | None = None,
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the states that predict labels; see `LanguageModel.label_states`.
 
@@ -187,34 +193,41 @@ class EncoderDecoder(LanguageModel):
         none = jnp.zeros_like(batch.lengths)
         vector_ids = batch.tokens - self.config.vocabulary_size
         inputs = RowInfo(batch.lengths, none, None, batch.prompt_ids, vector_ids)
-        encoded = self.encode(batch.tokens, inputs, by_block=self._by_block)
-        rows, start = self._start_stream(batch.lengths, batch.prompt_ids)
+        encoded = self.encode(
+            batch.tokens, inputs, prefix=prefix, key=key, by_block=self._by_block
+        )
+        rows, start = self._start_stream(batch.lengths, batch.prompt_ids, key)
         after = jnp.atleast_1d(1 + self.decoder.prompt_count())
         labels = [
-            self.decoder_inputs(stream, None)
+            self.decoder_inputs(stream, optional_key(key, "label_input"))
             for stream in self._label_streams(batch, after)
         ]
         (hidden, *later), _ = self.decoder.run(
-            [start, *labels], past=self.decoder.prefix_contexts(rows), cross=encoded
+            [start, *labels],
+            past=self.decoder.prefix_contexts(rows),
+            cross=encoded,
+            key=optional_key(key, "decoder"),
         )
-        return (
-            self._normalize_output(self._first_state(hidden, rows), None)[:, 0],
-            self._normalize_output(later[0], None) if later else None,
-        )
+        first = self._normalize_output(self._first_state(hidden, rows), key)[:, 0]
+        return first, self._normalize_output(later[0], key) if later else None
 
     def _start_stream(
-        self, lengths: Int[Array, "B"], prompt_ids: Int[Array, "B"] | None
+        self,
+        lengths: Int[Array, "B"],
+        prompt_ids: Int[Array, "B"] | None,
+        key: Key[Array, ""] | None = None,
     ) -> tuple[RowInfo, Stream]:
         """Describes rows of one start token for the decoder, and returns their stream.
 
         Args:
           lengths: number of real tokens of each row of inputs.
           prompt_ids: prompt of each row; see `Batch`.
+          key: random key for dropout; None disables dropout.
         """
         none = jnp.zeros_like(lengths)
         rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(lengths[:, None], self.config.decoder_start_id)
-        return rows, self._target_stream(start, rows, None)
+        return rows, self._target_stream(start, rows, key)
 
     def _first_state(
         self, hidden: Float[Array, "B S D"], rows: RowInfo

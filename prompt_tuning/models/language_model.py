@@ -123,12 +123,35 @@ class LanguageModel(nnx.Module):
         """
         raise NotImplementedError
 
+    def _answer_states(
+        self, batch: Batch, key: Key[Array, ""] | None, prefix: Prefix
+    ) -> Float[Array, "B m D"]:
+        """Computes `hidden` of a batch that has the prompt of several answers once."""
+        answers = batch.targets.reshape(-1, batch.answers, batch.targets.shape[-1])
+        texts = LabelBatch(
+            batch.tokens, batch.lengths, answers, None, prompt_ids=batch.prompt_ids
+        )
+        first, later = self.label_states(texts, key, prefix=prefix)
+        states = jnp.repeat(first[:, None], batch.answers, axis=0)  # [B, 1, D]
+        if later is not None:
+            states = jnp.concatenate([states, later], axis=1)  # [B, U, D]
+        return jnp.take_along_axis(states, batch.loss_positions[..., None], axis=1)
+
     def label_states(
-        self, batch: LabelBatch
+        self,
+        batch: LabelBatch,
+        key: Key[Array, ""] | None = None,
+        *,
+        prefix: Prefix = None,
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the hidden states that predict the tokens of labels.
 
         Each text is read once, and all of its labels attend to the same keys.
+
+        Args:
+          batch: texts and labels; the lengths of labels are not read.
+          key: random key for dropout; None disables dropout.
+          prefix: result of `prefix`, if it was run before.
 
         Returns:
           the state that predicts the first token of all labels of a text, and those

@@ -61,7 +61,7 @@ class RolloutPrompts(ExampleGroups):
       rollouts: how they are answered.
       rewards: what judges the answers; none if a teacher does.
       skipped: number of prompts that are too long.
-      same_tokens: whether answers follow the prompt in one row (decoder-only).
+      decoder_only: whether the model has no encoder.
       contexts: column of the text that a teacher reads before each, or None.
     """
 
@@ -72,11 +72,13 @@ class RolloutPrompts(ExampleGroups):
         rewards: Sequence[Reward],
         skipped: int = 0,
         *,
-        same_tokens: bool,
+        decoder_only: bool,
         contexts: ContextColumn | None = None,
     ):
         self.prompts, self.rollouts, self.rewards = prompts, rollouts, rewards
-        self.same_tokens = same_tokens
+        # A teacher reads whole rows.
+        self.shares_prompt = bool(rewards) and rollouts.group > 1
+        self._whole_rows = decoder_only and not self.shares_prompt
         self.columns = GRPO.columns if rewards else ()
         self.contexts = contexts
         if contexts is not None:
@@ -103,7 +105,7 @@ class RolloutPrompts(ExampleGroups):
         *,
         learned: bool = True,
     ) -> Example:
-        """Returns the row of a prompt with an answer.
+        """Returns a prompt with an answer, in one row or as inputs and targets.
 
         Args:
           prompt: the prompt.
@@ -113,7 +115,7 @@ class RolloutPrompts(ExampleGroups):
           learned: whether it is learned.
         """
         given, new = np.array(prompt.ids, np.int32), np.array(ids, np.int32)
-        before = len(given) if self.same_tokens else 0
+        before = len(given) if self._whole_rows else 0
         tokens = np.concatenate([given, new])
 
         def of_answer(values: Any) -> np.ndarray:
@@ -122,8 +124,8 @@ class RolloutPrompts(ExampleGroups):
             return numbers
 
         return Example(
-            inputs=tokens if self.same_tokens else given,
-            targets=tokens if self.same_tokens else new,
+            inputs=tokens if self._whole_rows else given,
+            targets=tokens if self._whole_rows else new,
             weights=of_answer(float(learned)),
             prefix_length=before,
             columns={
@@ -146,12 +148,12 @@ class RolloutPrompts(ExampleGroups):
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of inputs of each prompt with its longest possible answer."""
         given = np.array([len(prompt.ids) for prompt in self.prompts], np.int64)
-        return given + (self.rollouts.new_tokens if self.same_tokens else 0)
+        return given + (self.rollouts.new_tokens if self._whole_rows else 0)
 
     @property
     def target_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each prompt with its longest possible answer."""
-        return self.input_lengths if self.same_tokens else self.weight_counts
+        return self.input_lengths if self._whole_rows else self.weight_counts
 
     @property
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
@@ -208,7 +210,7 @@ def load_prompts(
         rollouts,
         rewards,
         skipped,
-        same_tokens=decoder_only,
+        decoder_only=decoder_only,
         contexts=contexts,
     )
 

@@ -15,7 +15,11 @@ from prompt_tuning.core.errors import shown
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan, PlannedBatch
-from prompt_tuning.data.batching.batches import build_batch, split_micro_batches
+from prompt_tuning.data.batching.batches import (
+    build_batch,
+    share_prompts,
+    split_micro_batches,
+)
 from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.rollouts.advantages import equal_groups, group_advantages
@@ -304,4 +308,7 @@ class RolloutStream:
             same_tokens=planned.same_tokens,
         )
         pad_id = self._model.config.pad_id
-        return build_batch(examples, shape, pad_id, columns=self._prompts.columns)
+        batch = build_batch(examples, shape, pad_id, columns=self._prompts.columns)
+        if self._prompts.shares_prompt:
+            return share_prompts(batch, self._settings.group)
+        return batch

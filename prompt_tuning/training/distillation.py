@@ -157,9 +157,7 @@ def open_teacher(
         _check_untrained(teacher, trained)
         if run is None:
             return teacher
-        return open_run_reference(
-            Path(run), model, int(examples.input_lengths.max(initial=0))
-        )
+        return open_run_reference(Path(run), model, _longest_row(model, examples))
     if isinstance(context, OwnContexts):
         own_teacher = _open_example_teacher(context, model, examples)
         _check_untrained(own_teacher, trained)
@@ -172,6 +170,14 @@ def open_teacher(
     _check_untrained(teacher, trained)
     _check_room(len(ids), model, examples)
     return teacher
+
+
+def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> int:
+    """Counts the tokens of the longest row, as a model without a prompt reads it."""
+    lengths = examples.input_lengths
+    if examples.shares_prompt and model.config.architecture == "decoder_only":
+        lengths = lengths + examples.target_lengths
+    return int(lengths.max(initial=0))
 
 
 def _open_example_teacher(
@@ -217,7 +223,7 @@ def _check_room(
     Raises:
       InputError: if it does not.
     """
-    longest = int(examples.input_lengths.max()) + length
+    longest = _longest_row(model, examples) + length
     positions = model.config.maximum_positions
     if positions is not None and longest > positions:
         raise InputError(

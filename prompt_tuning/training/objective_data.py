@@ -115,7 +115,7 @@ def held_out_preferences(
         return None
     data = evaluation.data
     if objective.compares_answers and has_preferences(data):
-        examples = load_preferences(data, model.interface)
+        examples = load_preferences(data, model.interface, share=True)
     elif objective.rates_answers and has_ratings(data):
         examples = load_ratings(data, model.interface)
     else:

@@ -238,14 +238,18 @@ class RunPlan:
                 texts.check_candidates(self.data.batch_size)
             return texts
         if objective.compares_answers:
-            return load_preferences(self.data, self.model.interface)
+            return load_preferences(
+                self.data, self.model.interface, share=self._shares_prompts
+            )
         if objective.rates_answers:
             return load_ratings(self.data, self.model.interface)
         examples = load_learned(self.data, self.model.interface, objective)
         labels = objective.candidate_labels
         if labels is None:
             return examples
-        return build_candidates(self.model, self.data, examples, labels)
+        return build_candidates(
+            self.model, self.data, examples, labels, share=self._shares_prompts
+        )
 
     def objective(self, examples: Examples | ExampleGroups) -> Objective:
         """Builds the training objective.
@@ -270,6 +274,11 @@ class RunPlan:
                 self.run.rollouts.temperature, self.run.rollouts.new_tokens
             )
         return prepared
+
+    @property
+    def _shares_prompts(self) -> bool:
+        """Whether prompts of several answers are read once; stages read whole rows."""
+        return self.run.pipeline is None
 
     def _check_head(self, objective: ObjectiveConfig) -> None:
         """Checks that a loss is one of the classes of a class head.

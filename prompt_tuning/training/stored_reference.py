@@ -72,7 +72,7 @@ class ReferencedExamples(ExampleGroups):
         self._known: dict[bytes, Logprobs] | None = None
         for name in (
             *("gold", "weights", "skipped", "truncated", "unlearned"),
-            *("without_completion", "repetition", "has_prompt_ids"),
+            *("without_completion", "repetition", "has_prompt_ids", "shares_prompt"),
         ):
             setattr(self, name, getattr(examples, name))
 

@@ -12,11 +12,13 @@ import pytest
 from prompt_tuning.core.batch import Batch, LabelBatch
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.batching.batches import split_micro_batches
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.evaluation.batch_scores import score_rows
 from prompt_tuning.models.scoring import greedy_tokens, label_nll, token_losses
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.streaming.streamed_function import StreamedFunction
+from prompt_tuning.training.gradients import gradients
 from tests.streaming.test_streamed_step import Layers, divided
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample
@@ -68,6 +70,22 @@ def joined_batch(config: ModelConfig, given, labels=LABELS, prompt_ids=None) -> 
     return dataclasses.replace(batch, prompt_ids=prompt_ids)
 
 
+def shared_batch(config: ModelConfig, given, labels=LABELS, prompt_ids=None) -> Batch:
+    """Returns the rows of `joined_batch`, with each text once."""
+    texts = label_batch(given, labels, prompt_ids)
+    weights = np.arange(texts.labels.shape[2]) < texts.label_lengths[..., None]
+    targets = texts.labels.reshape(len(given) * len(labels), -1)
+    return Batch(
+        tokens=texts.tokens,
+        lengths=texts.lengths,
+        targets=targets,
+        loss_positions=np.tile(np.arange(targets.shape[1]), (len(targets), 1)),
+        loss_weights=weights.reshape(targets.shape).astype(np.float32),
+        prefix_lengths=texts.lengths,
+        prompt_ids=prompt_ids,
+    )
+
+
 def loss_of_rows(graph, parameters: Parameters, batch: Batch, labels: int):
     """Returns the loss of each text's rows, `[B, C]`, from the training objective."""
     losses = jax.jit(functools.partial(token_losses, graph))(parameters, batch)
@@ -95,6 +113,33 @@ def test_labels_cost_the_training_loss_of_text_and_label(name, family):
     score = jax.jit(functools.partial(label_nll, graph))
     actual = score(parameters, label_batch(given, prompt_ids=tasks))
     np.testing.assert_allclose(actual, expected, rtol=2e-6)
+    shared = shared_batch(config, given, prompt_ids=tasks)
+    losses = loss_of_rows(graph, parameters, shared, len(LABELS))
+    np.testing.assert_allclose(losses, expected, rtol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "t5_gated"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_gradient_of_rows_that_share_their_text(family, accumulate):
+    config = dummies.FAMILIES[family]
+    graph, parameters = dummies.prompted(config)
+    trained = {path: x for path, x in parameters.items() if "prompt" in path}
+    frozen = {path: x for path, x in parameters.items() if path not in trained}
+    given = texts(*SIZES)
+    compute = jax.jit(functools.partial(gradients, graph, key=None))
+
+    def gradient_of(batch):
+        if accumulate > 1:
+            batch = split_micro_batches(batch, accumulate)
+        return compute(trained, frozen, batch)[0]
+
+    expected = gradient_of(joined_batch(config, given))
+    actual = gradient_of(shared_batch(config, given))
+    assert actual.keys() == expected.keys() and actual
+    for path, values in actual.items():
+        scale = np.abs(expected[path]).max()
+        np.testing.assert_allclose(values, expected[path], atol=1e-5 * scale)
 
 
 def test_labels_of_one_token_need_only_the_text():

@@ -380,7 +380,7 @@ def test_a_replayed_answer_keeps_the_probabilities_it_was_drawn_with(files, tmp_
     source = RolloutBatches(trainer, Meter(), 0)
     first, second = (source.next([trainer.start], done)[0].whole for done in range(2))
     source.close()
-    np.testing.assert_array_equal(second.tokens[3], first.tokens[0])
+    np.testing.assert_array_equal(second.targets[3], first.targets[0])
     logprobs = [batch.columns[SAMPLER_LOGPROBS] for batch in (first, second)]
     np.testing.assert_array_equal(logprobs[1][3], logprobs[0][0])
     assert not np.array_equal(logprobs[1][0], logprobs[0][0])

@@ -262,6 +262,7 @@ class BucketPlan(BatchPlan):
         same_tokens: bool,
         buckets: int | None = None,
         rows_per_example: int = 1,
+        shares_prompt: bool = False,
         maximum_length: int | None = None,
         accumulate: int = 1,
         row_parts: int = 1,
@@ -285,6 +286,7 @@ class BucketPlan(BatchPlan):
             their compilation, see `buckets.SAVED_BATCHES`.
           rows_per_example: number of rows of an example, one for each of its classes;
             `batch_size` then counts examples, and `batch_tokens` all their rows.
+          shares_prompt: whether these rows have their inputs in common.
           maximum_length: maximum length to pad to: the model's positions minus the
             prompt vectors.
           accumulate: `A`, number of micro-batches of a batch.
@@ -301,7 +303,7 @@ class BucketPlan(BatchPlan):
             len(input_lengths), seed, shuffle, sharing, same_tokens=same_tokens
         )
         self._size = BatchSize(batch_size, batch_tokens)
-        self._rows_per_example = rows_per_example
+        self._rows_per_example, self._shares_prompt = rows_per_example, shares_prompt
         second = weight_counts if same_tokens else target_lengths
         lengths = np.stack([input_lengths, second], axis=1)
         rows = self._limit(largest_pair(lengths, maximum_length)) * accumulate
@@ -317,8 +319,11 @@ class BucketPlan(BatchPlan):
 
     def _limit(self, top: list[int]) -> int:
         """Returns the maximum number of rows of a micro-batch of a bucket."""
-        tokens = self._rows_per_example * (top[0] if self.same_tokens else sum(top))
-        return self._size.limit(tokens)
+        inputs, targets = top
+        if self.same_tokens:
+            targets = 0
+        given = 1 if self._shares_prompt else self._rows_per_example
+        return self._size.limit(given * inputs + self._rows_per_example * targets)
 
     def _make_buckets(
         self, tops: Int64[np.ndarray, "b 2"], bucket_of_example: Int64[np.ndarray, "E"]

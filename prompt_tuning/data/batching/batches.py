@@ -87,7 +87,21 @@ def _build_group_batch(
     weights = np.zeros(len(real), np.float32)
     weights[real] = examples.weights[numbers]
     batch = build_batch(rows, planned, pad_id, prompt_ids=prompt_ids, columns=columns)
+    if examples.shares_prompt:
+        batch = share_prompts(batch, examples.rows_per_example)
     return dataclasses.replace(batch, gold=gold, example_weights=weights)
+
+
+def share_prompts(batch: Batch, answers: int) -> Batch:
+    """Keeps the inputs of each first of `answers` rows; the others have the same."""
+    prompt_ids = None if batch.prompt_ids is None else batch.prompt_ids[::answers]
+    return dataclasses.replace(
+        batch,
+        tokens=batch.tokens[::answers],
+        lengths=batch.lengths[::answers],
+        prefix_lengths=batch.prefix_lengths[::answers],
+        prompt_ids=prompt_ids,
+    )
 
 
 def _fill_row(batch: Batch, row: int, segments: Sequence[Example]) -> None:
@@ -213,5 +227,6 @@ def split_micro_batches(batch: Batch, accumulate: int) -> Batch:
 
 def real_token_share(batch: Batch) -> float:
     """Returns the share of a batch's inputs without padding, between 0 and 1."""
-    real_rows = np.any(batch.loss_weights != 0, axis=-1)
+    rows = (*batch.lengths.shape, -1)
+    real_rows = np.any(batch.loss_weights.reshape(rows) != 0, axis=-1)
     return float(np.sum(batch.lengths * real_rows) / batch.tokens.size)

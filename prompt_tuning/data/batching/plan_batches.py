@@ -72,7 +72,8 @@ def _plan_class(
     source: DataSource, model: ModelInterface, examples: Examples | ExampleGroups
 ) -> Callable[..., BatchPlan]:
     """Returns the kind of plan, with the arguments that only this kind has."""
-    same_tokens = model.architecture == "decoder_only"
+    shares = examples.shares_prompt
+    same_tokens = model.architecture == "decoder_only" and not shares
     if source.packing:
         return functools.partial(
             PackedPlan,
@@ -85,6 +86,7 @@ def _plan_class(
         same_tokens=same_tokens,
         buckets=source.buckets,
         rows_per_example=examples.rows_per_example,
+        shares_prompt=shares,
     )
 
 

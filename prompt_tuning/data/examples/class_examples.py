@@ -31,6 +31,7 @@ class ClassExamples(ExampleGroups):
         model: ModelInterface,
         *,
         skip_too_long: bool = False,
+        share: bool = False,
     ):
         """Reads each example once to measure it.
 
@@ -41,6 +42,7 @@ class ClassExamples(ExampleGroups):
           model: properties of the model that scores the labels.
           skip_too_long: whether to leave out examples that do not fit with the longest
             label.
+          share: whether the model can read a prompt once for all labels.
 
         Raises:
           InputError: if nothing precedes a label to predict it from, or an example is
@@ -76,6 +78,10 @@ class ClassExamples(ExampleGroups):
             )
         self._numbers = np.flatnonzero(fits)
         self._prompt_lengths = self._prompt_lengths[fits]
+        # A batch has no empty rows of inputs.
+        empty = not self._prompt_lengths.all()
+        self.shares_prompt = share and len(labels) > 1 and not empty
+        self._divided = model.architecture == "encoder_decoder" or self.shares_prompt
         self.gold = np.asarray(gold, np.int32)[fits]
         self.weights = np.array(weights, np.float32)[fits]
         self.skipped = int(np.count_nonzero(~fits)) + getattr(examples, "skipped", 0)
@@ -93,7 +99,7 @@ class ClassExamples(ExampleGroups):
                 prompt, int(self._prompt_lengths[number])
             )
         return [
-            label_example(self._architecture, prompt, list(label), example.prompt_id)
+            label_example(prompt, list(label), example.prompt_id, divide=self._divided)
             for label in self._labels
         ]
 
@@ -105,16 +111,14 @@ class ClassExamples(ExampleGroups):
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of inputs of each example's longest row."""
-        if self._architecture == "encoder_decoder":
+        if self._divided:
             return self._prompt_lengths
         return self._prompt_lengths + self._longest
 
     @property
     def target_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each example's longest row."""
-        if self._architecture == "encoder_decoder":
-            return self.weight_counts
-        return self.input_lengths
+        return self.weight_counts if self._divided else self.input_lengths
 
     @property
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
@@ -184,13 +188,17 @@ def prompt_part(example: Example, architecture: Architecture) -> np.ndarray:
 
 
 def label_example(
-    architecture: Architecture,
-    prompt: list[int],
-    label: list[int],
-    prompt_id: int = 0,
+    prompt: list[int], label: list[int], prompt_id: int = 0, *, divide: bool
 ) -> Example:
-    """Returns an example with a loss weight only on the tokens of the label."""
-    if architecture == "encoder_decoder":
+    """Returns an example with a loss weight only on the tokens of the label.
+
+    Args:
+      prompt: token ids before the label.
+      label: its token ids.
+      prompt_id: number of the prompt that is trained.
+      divide: whether these are inputs and targets instead of one row.
+    """
+    if divide:
         return Example(
             np.array(prompt, np.int32),
             np.array(label, np.int32),

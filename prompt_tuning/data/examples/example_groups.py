@@ -31,11 +31,15 @@ class ExampleGroups(abc.ABC):
       columns: names of the columns for an objective.
       contexts: column of the text that a teacher reads before each, or None.
       has_groups: whether an example consists of several rows; always True.
+      shares_prompt: whether the rows of an example begin with one prompt, which a batch
+        has once. Their inputs are then the prompt alone, and their targets what follows
+        it, also if the model is decoder-only.
     """
 
     columns: tuple[str, ...] = ()
     contexts: ContextColumn | None = None
     has_groups = True
+    shares_prompt = False
 
     gold: Int32[np.ndarray, "E"]
     weights: Float32[np.ndarray, "E"]
@@ -94,6 +98,28 @@ def check_prompt(
             "what is trained has nothing to predict the first token of an answer from; "
             f"{remedy}"
         )
+
+
+def given_tokens(example: Example) -> Int32[np.ndarray, "n"]:
+    """Returns the inputs that precede what is learned of an example."""
+    # An encoder-decoder has no completion tokens among its inputs, and no prefix.
+    return example.inputs[: example.prefix_length or None]
+
+
+def after_prompt(example: Example, length: int) -> Example:
+    """Divides the tokens of a row into inputs, the first `length`, and targets.
+
+    The example of an encoder-decoder is divided already.
+    """
+    if not example.prefix_length:
+        return example
+    return dataclasses.replace(
+        example,
+        inputs=example.inputs[:length],
+        targets=example.targets[length:],
+        weights=example.weights[length:],
+        columns={name: values[length:] for name, values in example.columns.items()},
+    )
 
 
 def unweighted(example: Example) -> Example:

@@ -41,12 +41,13 @@ class Examples:
       without_completion: see `RowSource`.
       repetition: see `RowSource`.
       has_groups: whether an example consists of several rows; always False.
+      shares_prompt: see `ExampleGroups`; always False.
       rows_per_example: number of rows of a batch that an example takes; always 1.
       uncounted: number of targets that are left out of a measurement because another
         model in the same comparison has nothing to predict them from.
     """
 
-    has_groups = False
+    has_groups = shares_prompt = False
     rows_per_example = 1
     uncounted = 0
 

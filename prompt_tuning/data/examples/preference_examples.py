@@ -11,8 +11,10 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.example_groups import (
     ExampleGroups,
+    after_prompt,
     check_prompt,
     example_weight,
+    given_tokens,
     unweighted,
 )
 from prompt_tuning.data.examples.example_loading import load_examples
@@ -29,18 +31,21 @@ from prompt_tuning.settings.data_source import DataSource
 class PreferenceExamples(ExampleGroups):
     """`E` examples of two rows each: a prompt with a chosen and a rejected answer.
 
+    A prompt that both answers follow is read once, if `share` allows it.
+
     Records with two equal answers teach nothing and are left out, as are those of which
     an answer is empty, or too long where such rows are skipped.
 
     Args:
       chosen: examples of the chosen answers.
       rejected: examples of the rejected ones, of the same records.
+      share: whether the model can read a prompt once for both.
 
     Raises:
       InputError: if no record has two different answers, or nothing precedes one.
     """
 
-    def __init__(self, chosen: Examples, rejected: Examples):
+    def __init__(self, chosen: Examples, rejected: Examples, *, share: bool = False):
         records = [_records(side) for side in (chosen, rejected)]
         common, *places = np.intersect1d(
             *records, assume_unique=True, return_indices=True
@@ -69,6 +74,8 @@ class PreferenceExamples(ExampleGroups):
         self.weights = np.array(
             [_weight(chosen, int(number)) for number in self._numbers[:, 0]], np.float32
         )
+        self._prompt_lengths = self._measure_prompts() if share else None
+        self.shares_prompt = self._prompt_lengths is not None
 
     @property
     def chosen(self) -> Examples:
@@ -80,7 +87,11 @@ class PreferenceExamples(ExampleGroups):
 
     def __getitem__(self, number: int) -> list[Example]:
         """Returns the row of the chosen and of the rejected answer."""
-        return [unweighted(example) for example in self._pair(number)]
+        rows = [unweighted(example) for example in self._pair(number)]
+        if self._prompt_lengths is None:
+            return rows
+        prompt = int(self._prompt_lengths[number])
+        return [after_prompt(row, prompt) for row in rows]
 
     @property
     def rows_per_example(self) -> int:
@@ -90,12 +101,17 @@ class PreferenceExamples(ExampleGroups):
     @property
     def input_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of inputs of each example's longer row."""
+        if self._prompt_lengths is not None:
+            return self._prompt_lengths
         return self._longer("input_lengths")
 
     @property
     def target_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each example's longer row."""
-        return self._longer("target_lengths")
+        targets = self._longer("target_lengths")
+        if self._prompt_lengths is not None and self.chosen.reader.same_tokens:
+            targets -= self._prompt_lengths
+        return targets
 
     @property
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
@@ -108,6 +124,16 @@ class PreferenceExamples(ExampleGroups):
             for side, numbers in zip(self._sides, self._numbers.T, strict=True)
         ]
         return np.maximum(*lengths)
+
+    def _measure_prompts(self) -> Int64[np.ndarray, "E"] | None:
+        """Counts the inputs that precede both answers; None if some pair has others."""
+        lengths = []
+        for number in range(len(self)):
+            chosen, rejected = map(given_tokens, self._pair(number))
+            if not np.array_equal(chosen, rejected):
+                return None
+            lengths.append(len(chosen))
+        return np.array(lengths, np.int64)
 
     def _pair(self, number: int) -> list[Example]:
         numbers = self._numbers[number].tolist()
@@ -155,8 +181,15 @@ def _load(
     return load_examples(source, model, context_ids=context_ids, edit=edit)
 
 
-def load_preferences(source: DataSource, model: ModelInterface) -> PreferenceExamples:
+def load_preferences(
+    source: DataSource, model: ModelInterface, *, share: bool = False
+) -> PreferenceExamples:
     """Opens the files of a data source as preferences.
+
+    Args:
+      source: the files, and how they are read.
+      model: properties of the model that reads them.
+      share: whether the model can read a prompt once for both answers.
 
     Raises:
       InputError: if a setting, a file or a record cannot be used; see `load_examples`.
@@ -177,7 +210,8 @@ def load_preferences(source: DataSource, model: ModelInterface) -> PreferenceExa
             "compares answers alone: give "
             f"{how_to_set('DataSource.use_token_type_ids', True)}"
         )
-    return PreferenceExamples(*(_load(source, model, answer) for answer in ANSWERS))
+    sides = (_load(source, model, answer) for answer in ANSWERS)
+    return PreferenceExamples(*sides, share=share)
 
 
 def _weight(examples: Examples, number: int) -> float:

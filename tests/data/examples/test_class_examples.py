@@ -23,7 +23,7 @@ def table(architecture, *, maximum_length=None, **choices):
         architecture=architecture, vocabulary_size=70, maximum_length=maximum_length
     )
     rows = [
-        label_example(architecture, row, LABELS[gold])
+        label_example(row, LABELS[gold], divide=architecture == "encoder_decoder")
         for row, gold in zip(GIVEN, GOLD, strict=True)
     ]
     return ClassExamples(rows, LABELS, GOLD, model, **choices)
@@ -59,6 +59,24 @@ def test_a_decoder_reads_each_label_after_the_prompt():
     )
     assert not batch.loss_weights[3:].any()
     assert batch.gold.tolist() == [0, FILLING]
+
+
+def test_a_decoder_reads_the_prompt_once_for_all_labels():
+    examples = table("decoder_only", share=True)
+    assert examples.input_lengths.tolist() == [2, 1, 4, 3]
+    assert examples.target_lengths.tolist() == [3, 3, 3, 3]
+    planned = PlannedBatch(np.array([0, FILLING]), 4, 3, 3, same_tokens=False)
+    batch = build_batch(examples, planned, PAD)
+    np.testing.assert_array_equal(batch.tokens, [[3, 4, 1, 1], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(batch.lengths, [2, 1])
+    np.testing.assert_array_equal(
+        batch.targets[:3], [[20, 1, 1], [21, 22, 1], [23, 24, 25]]
+    )
+    np.testing.assert_array_equal(
+        batch.loss_weights[:3], [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    )
+    assert not batch.loss_weights[3:].any()
+    assert batch.describe() == "2 x 4 + 3 x 3"
 
 
 def test_an_encoder_reads_the_prompt_and_the_decoder_each_label():
@@ -149,7 +167,7 @@ def test_examples_that_do_not_fit_with_each_label_are_refused_or_dropped(
 
 
 def test_a_label_without_preceding_tokens_is_refused():
-    rows = [label_example("decoder_only", [], [20])]
+    rows = [label_example([], [20], divide=False)]
 
     def build(**choices):
         model = ModelInterface(

@@ -1,5 +1,6 @@
 """Records with a chosen and a rejected answer, in the forms of published data."""
 
+import numpy as np
 import pytest
 
 from prompt_tuning.core.errors import InputError
@@ -29,9 +30,10 @@ def model(tmp_path):
     )
 
 
-def read(model, tmp_path, records, **settings):
+def read(model, tmp_path, records, *, share=False, **settings):
     file = write_jsonl(tmp_path / "pairs.jsonl", *records)
-    return load_preferences(DataSource(files=str(file), **settings), model)
+    source = DataSource(files=str(file), **settings)
+    return load_preferences(source, model, share=share)
 
 
 def decoded(model, row):
@@ -78,6 +80,23 @@ def test_conversations_have_one_prompt_and_two_answers(model, tmp_path, record):
 )
 def test_texts_begin_with_what_both_have_in_common(record, expected):
     assert with_prompt(record, "prompt") == expected
+
+
+def test_a_prompt_is_read_once_for_both_answers(model, tmp_path):
+    records = [{"prompt": "say", "chosen": " it", "rejected": " no"}]
+    whole = read(model, tmp_path, records)[0]
+    shared = read(model, tmp_path, records, share=True)
+    assert shared.shares_prompt
+    for row, parts in zip(whole, shared[0], strict=True):
+        tokens = np.concatenate([parts.inputs, parts.targets])
+        np.testing.assert_array_equal(tokens, row.inputs)
+        assert len(parts.inputs) == row.prefix_length and parts.weights.all()
+
+
+def test_prompts_that_are_cut_differently_are_read_apart(model, tmp_path):
+    records = [{"prompt": "say " * 20, "chosen": " it", "rejected": " no way" * 3}]
+    cut = read(model, tmp_path, records, share=True, on_too_long="truncate")
+    assert cut.truncated == 1 and not cut.shares_prompt
 
 
 def test_records_that_teach_nothing_are_left_out_and_counted(model, tmp_path):
