@@ -253,27 +253,24 @@ class DecoderOnly(LanguageModel):
         prefix: DecoderPrefix | None = None,
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the states that predict labels; see `LanguageModel.label_states`."""
-        lengths, vector_ids = batch.lengths, batch.tokens - self.config.vocabulary_size
-        rows = RowInfo(lengths, lengths, None, batch.prompt_ids, vector_ids)
+        lengths, ids = batch.lengths, batch.tokens - self.config.vocabulary_size
+        rows = RowInfo(lengths, lengths, None, batch.prompt_ids, ids)
         start = lengths + self.decoder.prompt_count()
         labels = [
             self._add_positions(stream, optional_key(key, "label_input"))
             for stream in self._label_streams(batch, start)
         ]
         text_stream = self._text_stream(batch.tokens, rows, key)
-        (text, *later), last = self._run_after_prompts(
-            [text_stream, *labels], rows, key, prefix
-        )
+        streams = [text_stream, *labels]
+        (text, *later), last = self._run_after_prompts(streams, rows, key, prefix)
         if self.pooling != "last":
             return self._pool(text, rows, batch.tokens.shape[1]), None
         # The first token of a label is predicted as the one at position `lengths`.
         first = self.select_predicting(
             text, lengths[:, None], rows, last, batch.tokens.shape[1]
         )
-        return (
-            self._normalize_output(first)[:, 0],
-            self._normalize_output(later[0]) if later else None,
-        )
+        first = self._normalize_output(first)[:, 0]
+        return first, self._normalize_output(later[0]) if later else None
 
     def prefill(
         self,

@@ -190,13 +190,12 @@ class EncoderDecoder(LanguageModel):
             ones, none = jnp.ones_like(ends, jnp.float32), jnp.zeros_like(batch.lengths)
             rows = Batch(*given, ones, none, prompt_ids=batch.prompt_ids)
             return self.hidden(rows)[:, 0], None
-        none = jnp.zeros_like(batch.lengths)
-        vector_ids = batch.tokens - self.config.vocabulary_size
-        inputs = RowInfo(batch.lengths, none, None, batch.prompt_ids, vector_ids)
+        lengths, ids = batch.lengths, batch.tokens - self.config.vocabulary_size
+        inputs = RowInfo(lengths, jnp.zeros_like(lengths), None, batch.prompt_ids, ids)
         encoded = self.encode(
             batch.tokens, inputs, prefix=prefix, key=key, by_block=self._by_block
         )
-        rows, start = self._start_stream(batch.lengths, batch.prompt_ids, key)
+        rows, start = self._start_stream(lengths, batch.prompt_ids, key)
         after = jnp.atleast_1d(1 + self.decoder.prompt_count())
         labels = [
             self.decoder_inputs(stream, optional_key(key, "label_input"))
@@ -212,18 +211,9 @@ class EncoderDecoder(LanguageModel):
         return first, self._normalize_output(later[0], key) if later else None
 
     def _start_stream(
-        self,
-        lengths: Int[Array, "B"],
-        prompt_ids: Int[Array, "B"] | None,
-        key: Key[Array, ""] | None = None,
+        self, lengths: Int[Array, "B"], prompt_ids, key=None
     ) -> tuple[RowInfo, Stream]:
-        """Describes rows of one start token for the decoder, and returns their stream.
-
-        Args:
-          lengths: number of real tokens of each row of inputs.
-          prompt_ids: prompt of each row; see `Batch`.
-          key: random key for dropout; None disables dropout.
-        """
+        """Describes decoder rows of one start token, and returns their stream."""
         none = jnp.zeros_like(lengths)
         rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(lengths[:, None], self.config.decoder_start_id)
@@ -365,9 +355,8 @@ class EncoderDecoder(LanguageModel):
         Returns:
           the hidden state that predicts each row's first target, and the cache.
         """
-        vector_ids = tokens - self.config.vocabulary_size
-        none = jnp.zeros_like(lengths)
-        inputs = RowInfo(lengths, none, None, prompt_ids, vector_ids)
+        ids, none = tokens - self.config.vocabulary_size, jnp.zeros_like(lengths)
+        inputs = RowInfo(lengths, none, None, prompt_ids, ids)
         encoded = self.encode(tokens, inputs)
         rows, stream = self._start_stream(lengths, prompt_ids)
         past = self.decoder.prefix_contexts(rows)

@@ -226,7 +226,7 @@ class RunPlan:
         Raises:
           InputError: if a file or a row cannot be used.
         """
-        objective = self.run.objective or NATS_PER_WEIGHT
+        objective, share = self.run.objective or NATS_PER_WEIGHT, not self.run.pipeline
         self._check_head(objective)
         if self.run.rollouts is not None:
             return load_prompts(
@@ -238,18 +238,14 @@ class RunPlan:
                 texts.check_candidates(self.data.batch_size)
             return texts
         if objective.compares_answers:
-            return load_preferences(
-                self.data, self.model.interface, share=self._shares_prompts
-            )
+            return load_preferences(self.data, self.model.interface, share=share)
         if objective.rates_answers:
             return load_ratings(self.data, self.model.interface)
         examples = load_learned(self.data, self.model.interface, objective)
         labels = objective.candidate_labels
         if labels is None:
             return examples
-        return build_candidates(
-            self.model, self.data, examples, labels, share=self._shares_prompts
-        )
+        return build_candidates(self.model, self.data, examples, labels, share=share)
 
     def objective(self, examples: Examples | ExampleGroups) -> Objective:
         """Builds the training objective.
@@ -274,11 +270,6 @@ class RunPlan:
                 self.run.rollouts.temperature, self.run.rollouts.new_tokens
             )
         return prepared
-
-    @property
-    def _shares_prompts(self) -> bool:
-        """Whether prompts of several answers are read once; stages read whole rows."""
-        return self.run.pipeline is None
 
     def _check_head(self, objective: ObjectiveConfig) -> None:
         """Checks that a loss is one of the classes of a class head.

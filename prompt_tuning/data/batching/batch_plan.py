@@ -274,23 +274,20 @@ class BucketPlan(BatchPlan):
           target_lengths: number of targets of each example.
           weight_counts: number of learned targets of each example.
           batch_size: number of rows of a micro-batch.
-          batch_tokens: maximum number of tokens of a micro-batch, padding included
-            (inputs, and in an encoder-decoder targets); replaces `batch_size`. Batches
-            of short examples are larger, unless there are too few to fill them.
+          batch_tokens: maximum number of tokens of a micro-batch, padding included;
+            replaces `batch_size`. Batches of short examples are larger, unless there
+            are too few to fill them.
           seed: seed of the order.
           shuffle: whether each epoch has its own order. If not, batches may be smaller
-            than `batch_size` to reduce the number of empty rows.
-          same_tokens: whether the inputs are also the targets (decoder-only), so that
-            both are padded to the same length.
-          buckets: maximum number of shapes of batches; None for as many as are worth
-            their compilation, see `buckets.SAVED_BATCHES`.
-          rows_per_example: number of rows of an example, one for each of its classes;
-            `batch_size` then counts examples, and `batch_tokens` all their rows.
+            than `batch_size`, with fewer empty rows.
+          same_tokens: whether inputs are also targets, padded to one length.
+          buckets: maximum number of shapes of batches; None for `SAVED_BATCHES`.
+          rows_per_example: number of rows of an example; `batch_size` then counts
+            examples, and `batch_tokens` all their rows.
           shares_prompt: whether these rows have their inputs in common.
-          maximum_length: maximum length to pad to: the model's positions minus the
-            prompt vectors.
+          maximum_length: maximum length to pad to.
           accumulate: `A`, number of micro-batches of a batch.
-          row_parts: number of devices that the rows of a micro-batch are divided among.
+          row_parts: number of devices that divide the rows of a micro-batch.
 
         Raises:
           InputError: if there are no examples, or an argument is out of range.
@@ -319,11 +316,9 @@ class BucketPlan(BatchPlan):
 
     def _limit(self, top: list[int]) -> int:
         """Returns the maximum number of rows of a micro-batch of a bucket."""
-        inputs, targets = top
-        if self.same_tokens:
-            targets = 0
-        given = 1 if self._shares_prompt else self._rows_per_example
-        return self._size.limit(given * inputs + self._rows_per_example * targets)
+        rows, targets = self._rows_per_example, 0 if self.same_tokens else top[1]
+        given = 1 if self._shares_prompt else rows
+        return self._size.limit(given * top[0] + rows * targets)
 
     def _make_buckets(
         self, tops: Int64[np.ndarray, "b 2"], bucket_of_example: Int64[np.ndarray, "E"]
