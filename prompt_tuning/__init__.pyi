@@ -166,7 +166,10 @@ def AddedDeepPrompt(
     """
 
 def AxisRules(
-    preset: str = "megatron", rules: Sequence[Sequence[Any]] = ()
+    preset: Literal[
+        "megatron", "t5x_1_1", "t5x_2_1", "t5x_1_2", "t5x_2_2"
+    ] = "megatron",
+    rules: Sequence[Sequence[Any]] = (),
 ) -> Configured[_AxisRules]:
     """Which mesh axis each dimension of the parameters is split over.
 
@@ -193,7 +196,7 @@ def BlockRange(
     *,
     start: int,
     stop: int,
-    policy: str = "none",
+    policy: Literal["none", "dots", "attention", "names", "nothing"] = "none",
     names: Sequence[str] = (),
     offload: bool = False,
     every: int = 1,
@@ -281,7 +284,7 @@ def ClassHead(
 
 def ClassObjective(
     labels: Sequence[str],
-    loss: str = "cross_entropy",
+    loss: Literal["cross_entropy", "hinge"] = "cross_entropy",
     hinge: float = 0.2,
     length_normalize: bool = True,
 ) -> Configured[_ClassObjective]:
@@ -560,7 +563,7 @@ def DataSource(
     prompt_id_key: str | None = None,
     prompt_id_names: Sequence[str] | None = None,
     prompt_id_aliases: Mapping[str, str] | None = None,
-    task_token: str | None = None,
+    task_token: Literal["index", "sentinel"] | None = None,
     sentinel_vocabulary_size: int | None = None,
     add_eos: bool = True,
     on_too_long: Literal[
@@ -1361,12 +1364,12 @@ def Pretrained(
     parameter_dtype: str | None = None,
     quantization_group: int | None = None,
     quantized_tables: bool = False,
-    weights: str = "device",
-    trained_weights: str = "device",
+    weights: Literal["device", "pinned_host", "streamed"] = "device",
+    trained_weights: Literal["device", "host"] = "device",
     slices: int | None = None,
     checkpoint_activation: bool = True,
     dropout_rate: float = 0.0,
-    attention: str = "auto",
+    attention: Literal["auto", "reference", "flash"] = "auto",
     rematerialization: Configured[_Rematerialization] | None = None,
     encoder_rematerialization: Configured[_Rematerialization] | None = None,
     eos_id: int | None = None,
@@ -1531,10 +1534,12 @@ def PromptPool(
     """
 
 def Prompting(
-    placement: str = "prefix",
+    placement: Literal[
+        "prefix", "after_bos", "suffix", "suffix_after_eos", "template"
+    ] = "prefix",
     prefix_attention: bool = False,
     visibility: Sequence[str] | None = None,
-    execution: str = "auto",
+    execution: Literal["auto", "shared", "joined"] = "auto",
     beyond_window: bool = False,
 ) -> Configured[_Prompting]:
     """Where a prompt stands in the row, what it sees, and how it is computed.
@@ -1574,7 +1579,7 @@ def Prompting(
 
 def Rematerialization(
     *,
-    policy: str = "none",
+    policy: Literal["none", "dots", "attention", "names", "nothing"] = "none",
     names: Sequence[str] = (),
     skip_first: int = 0,
     skip_last: int = 0,

@@ -11,6 +11,7 @@ from prompt_tuning.cli.run_options import add_run_options, check_options
 from prompt_tuning.cli.shared_options import add_config_option
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.quantization.stores import PARAMETER_DTYPES
+from prompt_tuning.core.rematerialization import SavedActivations
 from prompt_tuning.core.status_line import status
 
 if TYPE_CHECKING:
@@ -35,8 +36,13 @@ USAGE = """
   prompt-tuning memory --model PATH --train FILE [OPTION ...]
   prompt-tuning memory CONFIG [CONFIG ...] [--gin.NAME=VALUE ...] [OPTION ...]"""
 OFFLOAD = "+offload"
-KINDS = ("none", "dots", "attention", "nothing")
-POLICIES = (*KINDS, *(f"{kind}{OFFLOAD}" for kind in KINDS))
+KINDS: tuple[SavedActivations, ...] = ("none", "dots", "attention", "nothing")
+POLICIES: dict[str, tuple[SavedActivations, bool]] = {
+    f"{kind}{OFFLOAD * offloads}": (kind, offloads)
+    for offloads in (False, True)
+    for kind in KINDS
+}
+"""What is saved, and whether it is offloaded, by the name of a policy."""
 SHOWN = (*KINDS, f"nothing{OFFLOAD}")
 COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
@@ -171,7 +177,7 @@ def policies_to_show(
     policies: list[tuple[str, Rematerialization | None]] = [(f"{configured} *", None)]
     for name in names:
         if name != configured:
-            kind, offload = name.removesuffix(OFFLOAD), name.endswith(OFFLOAD)
+            kind, offload = POLICIES[name]
             policies.append((name, Rematerialization(policy=kind, offload=offload)))
     return policies
 

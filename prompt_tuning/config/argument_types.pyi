@@ -33,7 +33,7 @@ Method = (
     | functools.partial[Any]
     | type[PromptModule]
 )
-Methods = Method | Sequence[Method] | Literal["auto"]
+Methods = Method | Sequence[Method]
 Objectives = Configured[ObjectiveConfig] | LossFunctions | LossFunction
 Optimizer = Configured[optax.GradientTransformation] | optax.GradientTransformation
 LearningRates = float | Configured[optax.Schedule]
@@ -45,12 +45,12 @@ class PretrainedFields(TypedDict, total=False):
     parameter_dtype: str | None
     quantization_group: int | None
     quantized_tables: bool
-    weights: str
-    trained_weights: str
+    weights: Literal["device", "pinned_host", "streamed"]
+    trained_weights: Literal["device", "host"]
     slices: int | None
     checkpoint_activation: bool
     dropout_rate: float
-    attention: str
+    attention: Literal["auto", "reference", "flash"]
     rematerialization: Configured[_Rematerialization] | None
     encoder_rematerialization: Configured[_Rematerialization] | None
     eos_id: int | None
@@ -109,7 +109,7 @@ class TuneFields(TypedDict, total=False):
     prompt_id_key: str | None
     prompt_id_names: Sequence[str] | None
     prompt_id_aliases: Mapping[str, str] | None
-    task_token: str | None
+    task_token: Literal["index", "sentinel"] | None
     sentinel_vocabulary_size: int | None
     add_eos: bool
     on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
@@ -143,7 +143,7 @@ class BatchFields(TypedDict, total=False):
     prompt_id_key: str | None
     prompt_id_names: Sequence[str] | None
     prompt_id_aliases: Mapping[str, str] | None
-    task_token: str | None
+    task_token: Literal["index", "sentinel"] | None
     sentinel_vocabulary_size: int | None
     add_eos: bool
     on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]
@@ -189,7 +189,7 @@ class EvaluationFields(TypedDict, total=False):
     prompt_id_key: str | None
     prompt_id_names: Sequence[str] | None
     prompt_id_aliases: Mapping[str, str] | None
-    task_token: str | None
+    task_token: Literal["index", "sentinel"] | None
     sentinel_vocabulary_size: int | None
     add_eos: bool
     on_too_long: Literal["error", "skip", "truncate", "truncate_left", "truncate_right"]

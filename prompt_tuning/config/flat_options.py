@@ -103,7 +103,6 @@ TABLE = (
         "how attention is computed: with a fused kernel of the GPU, without one, or "
         "with one where it can be used",
         "Pretrained.attention",
-        choices=("auto", "reference", "flash"),
     ),
     *DATA_OPTIONS,
     FlatOption(

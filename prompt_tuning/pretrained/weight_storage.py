@@ -27,7 +27,6 @@ from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 
 DEVICE, PINNED_HOST, STREAMED = "device", "pinned_host", "streamed"
 HOST = "host"
-LOCATIONS = (DEVICE, PINNED_HOST, STREAMED)
 
 
 def check_location(
@@ -36,7 +35,7 @@ def check_location(
     on_mesh: bool,
     policies: Iterable[Rematerialization | None],
 ) -> None:
-    """Checks that a location exists and that the other settings permit it.
+    """Checks that the other settings permit a location.
 
     Args:
       weights: `Pretrained.weights`.
@@ -47,16 +46,6 @@ def check_location(
     Raises:
       InputError: with the setting to change.
     """
-    if weights not in LOCATIONS:
-        listed = ", ".join(map(repr, LOCATIONS))
-        raise InputError(
-            f"Pretrained.weights is {shown(weights)}, expected one of {listed}"
-        )
-    if trained_weights not in (DEVICE, HOST):
-        raise InputError(
-            f"Pretrained.trained_weights is {shown(trained_weights)}, expected "
-            f"{DEVICE!r} or {HOST!r}"
-        )
     if trained_weights == HOST and weights != STREAMED:
         raise InputError(
             f"Pretrained.trained_weights is {HOST!r} and Pretrained.weights "
@@ -131,7 +120,7 @@ class WeightStorage:
         """Returns the storage of the weights of blocks that a checkpoint has.
 
         Args:
-          weights: one of `LOCATIONS`.
+          weights: `Pretrained.weights`.
           graph: the model's structure.
           plan: restore plan of the model.
         """

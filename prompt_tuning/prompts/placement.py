@@ -6,14 +6,15 @@ packed row has a prompt for each of its examples.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.masks import Count
 
-TEMPLATE = "template"
+Position = Literal["prefix", "after_bos", "suffix", "suffix_after_eos", "template"]
+TEMPLATE: Final = "template"
 """The data sets the positions of the prompt's vectors."""
 
 Placement = Callable[[Int[Array, "*lead"], bool], Int[Array, "*lead"]]

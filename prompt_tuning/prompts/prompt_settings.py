@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxtyping import Array, Int
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.masks import Visibility
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.prompts.placement import PLACEMENTS, TEMPLATE
+from prompt_tuning.prompts.placement import PLACEMENTS, Position
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +50,14 @@ class Prompting:
       'after_bos'
     """
 
-    placement: str = "prefix"
+    placement: Position = "prefix"
     prefix_attention: bool = False
     visibility: Sequence[str] | None = None
-    execution: str = "auto"
+    execution: Literal["auto", "shared", "joined"] = "auto"
     beyond_window: bool = False
 
     def __post_init__(self):
-        if self.placement not in (*PLACEMENTS, TEMPLATE):
-            raise InputError(
-                f"placement is {shown(self.placement)}, expected one of "
-                f"{', '.join((*PLACEMENTS, TEMPLATE))}"
-            )
-        if self.execution not in ("auto", "shared", "joined"):
-            raise InputError(
-                f"execution is {shown(self.execution)}, expected auto, shared or joined"
-            )
-        if isinstance(self.visibility, str):
-            raise InputError(
-                f"visibility is {shown(self.visibility)}, expected a list of strings"
-            )
+        check_fields(self)
         if self.visibility is not None:
             # A hashable tuple, so that equal settings give equal model structures.
             object.__setattr__(self, "visibility", tuple(self.visibility))

@@ -150,7 +150,7 @@ class DataSource:
     prompt_id_key: str | None = None
     prompt_id_names: Sequence[str] | None = None
     prompt_id_aliases: Mapping[str, str] | None = None
-    task_token: str | None = None
+    task_token: Literal["index", "sentinel"] | None = None
     sentinel_vocabulary_size: VocabularySize | None = None
     add_eos: bool = True
     on_too_long: TooLong = "error"

@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
+from prompt_tuning.core.model_choices import AttentionMethod
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.number_ranges import (
     BlockCount,
@@ -17,6 +19,7 @@ from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.core.setting_hints import how_to_set
 
 AssignmentMap = Sequence[tuple[str, str | None]]
+WeightLocation = Literal["device", "pinned_host", "streamed"]
 PROMPT_IS_FRESH = (r".*/prompt/.*", None)
 TUNED_ARE_FRESH = (PROMPT_IS_FRESH, (r".*/adapters/.*", None))
 
@@ -86,12 +89,12 @@ class Pretrained:
     parameter_dtype: str | None = None
     quantization_group: PositiveInteger | None = None
     quantized_tables: bool = False
-    weights: str = "device"
-    trained_weights: str = "device"
+    weights: WeightLocation = "device"
+    trained_weights: Literal["device", "host"] = "device"
     slices: BlockCount | None = None
     checkpoint_activation: bool = True
     dropout_rate: ShareBelowOne = 0.0
-    attention: str = "auto"
+    attention: AttentionMethod = "auto"
     rematerialization: Rematerialization | None = None
     encoder_rematerialization: Rematerialization | None = None
     eos_id: NonnegativeInteger | None = None

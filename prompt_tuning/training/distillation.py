@@ -31,7 +31,7 @@ from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.prompts.placement import TEMPLATE, Position
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.sharding import collectives
@@ -257,7 +257,7 @@ def make_reference(config: ModelConfig) -> Teacher:
 
 def tokens_before_rows(
     text: str, model: PromptedModel, examples: Examples | ExampleGroups
-) -> tuple[list[int], str]:
+) -> tuple[list[int], Position]:
     """Encodes a text that a model reads before rows.
 
     Returns:
@@ -277,7 +277,7 @@ def tokens_before_rows(
 
 
 def make_teacher(
-    config: ModelConfig, tokens: list[int], placement: str = "prefix"
+    config: ModelConfig, tokens: list[int], placement: Position = "prefix"
 ) -> Teacher:
     """Builds the frozen model of a config with some tokens as its prompt.
 

@@ -34,7 +34,7 @@ from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.placement import TEMPLATE
+from prompt_tuning.prompts.placement import TEMPLATE, Position
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.settings.data_source import DataSource
@@ -198,7 +198,7 @@ def measure_each(
         yield name, evaluator, result
 
 
-def open_frozen(run: Run, placement: str | None = None) -> PromptedModel:
+def open_frozen(run: Run, placement: Position | None = None) -> PromptedModel:
     """Opens the frozen model alone; a template placement reads its rows."""
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)

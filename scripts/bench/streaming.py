@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -43,9 +43,9 @@ from prompt_tuning.families.llama import llama_settings
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.pretrained.weight_storage import DEVICE, LOCATIONS, STREAMED
+from prompt_tuning.pretrained.weight_storage import DEVICE, STREAMED
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained, WeightLocation
 from prompt_tuning.streaming.compiled_segments import CompiledOnce
 from prompt_tuning.streaming.layered_weights import LayerReader
 from prompt_tuning.training.run_plan import plan_run
@@ -68,7 +68,7 @@ def main() -> None:
         "--weights",
         nargs="+",
         default=[STREAMED, DEVICE],
-        choices=LOCATIONS,
+        choices=get_args(WeightLocation),
         help="location of the weights in each process",
     )
     parser.add_argument("--full", action="store_true", help="train all weights")
@@ -184,7 +184,7 @@ def anonymous() -> int:
     return int(match[1]) * 1024
 
 
-def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
+def measure(options: argparse.Namespace, weights: WeightLocation) -> dict[str, Any]:
     """Trains a prompt in this process; returns times, memory and losses."""
     source = Pretrained(checkpoint=options.checkpoint, weights=weights)
     prompt = functools.partial(SoftPrompt, length=PROMPT_LENGTH)
@@ -224,7 +224,9 @@ def measure(options: argparse.Namespace, weights: str) -> dict[str, Any]:
     }
 
 
-def measure_full(options: argparse.Namespace, weights: str) -> dict[str, Any]:
+def measure_full(
+    options: argparse.Namespace, weights: WeightLocation
+) -> dict[str, Any]:
     """Trains all weights of the model; returns times, memory and losses."""
     run = Run(
         directory="not written",

@@ -37,7 +37,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
-from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained, WeightLocation
 from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.gradients import gradients
 from scripts.random_model import write_random_model
@@ -95,7 +95,7 @@ def opened(
     dtype: str | None = None,
     tuning: Tuning | None = None,
     mesh: MeshShape | None = None,
-    weights: str = "device",
+    weights: WeightLocation = "device",
 ) -> PromptedModel:
     source = Pretrained(checkpoint=str(folder), parameter_dtype=dtype, weights=weights)
     return open_pretrained(source, tuning, key=jax.random.key(0), mesh=mesh)

@@ -275,7 +275,7 @@ def test_a_constant_prompt_is_not_trained(refused, tmp_path):
         ("Run.keep_best='label_accuracy'", "'label_accuracy'", "ask for it"),
         ("Run.keep_best='f1'", "'f1'", "one of the metrics loss, cross_entropy"),
         ("Run.early_stopping_metric='f1'", "'f1'", "one of the metrics loss"),
-        ("Prompting.placement='middle'", "'middle'", "expected one of prefix"),
+        ("Prompting.placement='middle'", "'middle'", "expected one of 'prefix'"),
     ],
 )
 def test_an_invalid_binding(refused, binding, problem, expected):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -15,7 +16,11 @@ from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.recomputation import rematerialized
-from prompt_tuning.core.rematerialization import BlockRange, Rematerialization
+from prompt_tuning.core.rematerialization import (
+    BlockRange,
+    Rematerialization,
+    SavedActivations,
+)
 from prompt_tuning.core.save_policies import named
 from prompt_tuning.losses.objective import LossSums
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
@@ -174,9 +179,14 @@ def test_kept_values_are_not_recomputed():
     again, least = cost(NOTHING)
     # A step runs the same products forward and backward; this runs them forward twice.
     assert 1.3 * none < again < 1.6 * none
+    saving: dict[SavedActivations, Sequence[str]] = {
+        "dots": (),
+        "names": NAMES,
+        "attention": (),
+    }
     costs = {
         policy: cost(Rematerialization(policy=policy, names=names))
-        for policy, names in (("dots", ()), ("names", NAMES), ("attention", ()))
+        for policy, names in saving.items()
     }
     flops, sizes = zip(*costs.values(), strict=True)
     assert none < flops[0] < flops[1] < flops[2] <= again

@@ -204,7 +204,7 @@ def test_data_and_prompt_agree_on_tasks(files, decoder):
     both = source(files, prompt_id_key="task", task_token="index")
     with pytest.raises(InputError, match="set one of them"):
         load_examples(both, several.interface)
-    with pytest.raises(InputError, match="task_token is 'first', expected 'index'"):
+    with pytest.raises(InputError, match="is 'first', expected one of 'index'"):
         load_examples(source(files, task_token="first"), several.interface)
 
 

@@ -1,6 +1,6 @@
 import dataclasses
 import functools
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -276,10 +276,10 @@ def test_prefix_attention_is_refused_for_an_encoder():
 
 
 def test_unknown_choices_are_refused():
-    with pytest.raises(InputError, match="placement is 'middle', expected one of pre"):
-        Prompting("middle")
-    with pytest.raises(InputError, match="execution is 'both', expected auto"):
-        Prompting(execution="both")
+    with pytest.raises(InputError, match="placement is 'middle', expected one of 'pre"):
+        Prompting(cast(Any, "middle"))
+    with pytest.raises(InputError, match="execution is 'both', expected one of 'auto'"):
+        Prompting(execution=cast(Any, "both"))
 
 
 @pytest.mark.parametrize("family", dummies.FAMILIES)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import json
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ P = 6
 TASKS = np.array([0, 1, 2])
 
 
-def restored(folder, prompt=None, execution="auto"):
+def restored(folder, prompt=None, execution: Any = "auto"):
     """Config, structure and parameters of a folder, from the library's own reader."""
     config = read_config(folder)
 

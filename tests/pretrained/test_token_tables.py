@@ -9,7 +9,7 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
-from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.pretrained import Pretrained, WeightLocation
 from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.sharding.mesh import MeshShape
 from scripts import skills
@@ -29,7 +29,7 @@ def folders(tmp_path_factory):
     }
 
 
-def opened(folder, *, mesh=None, weights="device", **settings):
+def opened(folder, *, mesh=None, weights: WeightLocation = "device", **settings):
     source = Pretrained(checkpoint=str(folder), weights=weights)
     tuning = Tuning(adapters=[TrainedTokens(**settings)])
     return open_pretrained(source, tuning, key=KEY, mesh=mesh)

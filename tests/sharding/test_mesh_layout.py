@@ -44,7 +44,7 @@ def test_custom_rules_precede_the_presets():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"preset": "t5"}, "preset is 't5', expected one of megatron, t5x_1_1"),
+        ({"preset": "t5"}, "preset is 't5', expected one of 'megatron', 't5x_1_1'"),
         ({"rules": [("width", "fsdp")]}, "the dimension 'width', expected one of"),
         ({"rules": [("embed", "model")]}, "the mesh axis 'model', expected some of da"),
         ({"rules": [("embed", "data")]}, "along which parameters are replicated: use"),
