@@ -33,7 +33,7 @@ Method = (
     | functools.partial[Any]
     | type[PromptModule]
 )
-Methods = Method | Sequence[Method]
+Methods = Method | Sequence[Method] | Literal["auto"]
 Objectives = Configured[ObjectiveConfig] | LossFunctions | LossFunction
 Optimizer = Configured[optax.GradientTransformation] | optax.GradientTransformation
 LearningRates = float | Configured[optax.Schedule]

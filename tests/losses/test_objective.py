@@ -193,7 +193,10 @@ def test_a_token_objective_refuses(settings, message):
         ({"labels": "yes"}, "labels is 'yes', a str; expected a list"),
         ({"labels": ["yes"]}, "labels are .'yes'., expected two or more"),
         ({"labels": ["yes", "no", "yes"]}, "all different"),
-        ({"loss": "perceptron"}, "loss is 'perceptron', expected one of 'cross_entropy'"),
+        (
+            {"loss": "perceptron"},
+            "loss is 'perceptron', expected one of 'cross_entropy'",
+        ),
         ({"hinge": -0.2}, "hinge is -0.2, expected at least 0"),
         ({"hinge": float("nan")}, "hinge is nan"),
     ],
