@@ -10,8 +10,14 @@ Norm = Literal["rms", "rms_plus_one", "layer", "layer_scale", "layer_fixed"]
 NormPlacement = Literal["before", "after", "around", "after_sum"]
 QueryKeyNorm = Literal["none", "head", "each_head", "width", "head_after", "rotated"]
 Positions = Literal[
-    *("rotary", "learned", "sinusoidal", "sinusoidal_from_2", "relative"),
-    *("disentangled", "alibi", "none"),
+    "rotary",
+    "learned",
+    "sinusoidal",
+    "sinusoidal_from_2",
+    "relative",
+    "disentangled",
+    "alibi",
+    "none",
 ]
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 TransformActivation = Literal[Activation, "tanh"]
