@@ -163,12 +163,40 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
     assert 100 < fitted.rows < 180 and fitted.steps == fitted.rows
     assert fit_budget(tmp_path, 2.0, study, plan, 8) == fitted
     assert len(calls) == 1
-    with pytest.raises(InputError, match=r"has a memory of a budget of 2\.0 seconds"):
+    with pytest.raises(InputError, match="of a budget of 2 seconds for each memory"):
         fit_budget(tmp_path, 3.0, study, plan, 8)
+    (tmp_path / "budget.json").write_text('{"seconds": 2, "rows": 9}')
+    with pytest.raises(InputError, match="has no 'steps'"):
+        fit_budget(tmp_path, 2.0, study, plan, 8)
+    (tmp_path / "budget.json").rename(tmp_path / "study.json")
+    with pytest.raises(InputError, match="has rows that no budget chose"):
+        fit_budget(tmp_path, 2.0, study, plan, 8)
     with pytest.raises(InputError, match="a memory takes at least"):
         fit_budget(tmp_path / "other", 0.3, study, plan, 8)
     with pytest.raises(InputError, match="leave out rows and steps, or the budget"):
         pt.remember(MODEL, TEXT, slots=8, steps=5, budget=60)
+
+
+@pytest.mark.slow
+def test_memories_of_several_sizes_share_the_rows_that_a_budget_chose(tmp_path, capsys):
+    document, output = tmp_path / "text.txt", tmp_path / "memories"
+    document.write_text(TEXT)
+    (output / "study").mkdir(parents=True)
+    # As if the first of them was killed once the budget was fitted.
+    (output / "study" / "budget.json").write_text(
+        '{"seconds": 30, "rows": 16, "steps": 2}'
+    )
+    command = ["remember", str(document), "--model", MODEL, "--out", str(output)]
+    command += ["--held_out", "8", "--batch_size", "8", "--budget"]
+    assert main([*command, "1m", "--slots", "8", "999"]) == 2
+    assert "memory of 999 slots" in capsys.readouterr().err
+    assert [x.name for x in output.iterdir()] == ["study"]
+    assert main([*command, "1m", "--slots", "8", "12"]) == 0
+    for slots in (8, 12):
+        run = output / f"slots_{slots}"
+        assert (run / "numpy_checkpoints" / "checkpoint_2").exists()
+        assert pt.load_tuned(run).trained[PREFIX].shape[2] == slots
+    assert (output / "memories.png").stat().st_size
 
 
 @pytest.mark.slow

@@ -103,8 +103,8 @@ def remember(
       rows: number of rows to learn from; 1,024 unless there is a budget.
       held_out: number of rows to measure on.
       budget: seconds that everything may take. A short probe then chooses as many rows
-        and steps as fit; they depend on the machine, and are stored for a call that
-        goes on.
+        and steps as fit; they depend on the machine, and are stored with the rows for
+        a call that goes on.
       chunk: maximum number of tokens of the text that the model reads before it writes
         a row. None for the whole text or, if that does not fit the model, half of its
         positions.
@@ -158,7 +158,7 @@ def remember(
         )
     study, steps = plan.study, STEPS if steps is None else steps
     if budget is not None:
-        fitted = fit_budget(folder, budget, study, plan, batch_size)
+        fitted = fit_budget(rows_folder, budget, study, plan, batch_size)
         steps, study = fitted.steps, dataclasses.replace(study, rows=fitted.rows)
         if progress:
             print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
@@ -205,7 +205,7 @@ class _MemoryPlan:
         progress: bool,
     ) -> "_MemoryPlan":
         """Checks that the model can have the memory, before it writes any rows."""
-        fits, limit = _check_length(text, model, slots), model.config.maximum_positions
+        fits, limit = check_length(text, model, slots), model.config.maximum_positions
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
         read = read_texts({"the text": text}, model.prompted, study)
@@ -318,7 +318,7 @@ def _kinds(model: Model) -> tuple[str, ...] | None:
     return None if has_chat_template(model.prompted.needed_tokenizer()) else KINDS
 
 
-def _check_length(text: str, model: Model, slots: int) -> bool:
+def check_length(text: str, model: Model, slots: int) -> bool:
     """Checks that slots are fewer than the tokens of a text.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import read_object
-from prompt_tuning.texts.study_files import StudyFiles
+from prompt_tuning.texts.study_files import STUDY_FILE, StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
 
 BUDGET_FILE = "budget.json"
@@ -57,27 +57,34 @@ def fit_budget(
 ) -> Fitted:
     """Measures a few rows and steps, and returns how many fit into a time.
 
-    The numbers are stored, so that a call that goes on in the folder has the same ones.
+    The numbers are stored beside the rows, so that a call that goes on, and memories of
+    other sizes from the same rows, have the same ones.
 
     Args:
-      folder: run directory of the memory.
+      folder: folder of the rows.
       seconds: time for everything, this probe included.
       study: settings of the rows.
       plan: writes rows and trains on them.
       batch_size: number of rows of a step.
 
     Raises:
-      InputError: if the time is too short, or the folder's numbers are of another time.
+      InputError: if the time is too short, or the folder's rows are of another time.
     """
     file = folder / BUDGET_FILE
     if file.exists():
-        known = read_object(file).values
-        if known.get("seconds") != seconds:
+        known = read_object(file)
+        before = known.number("seconds")
+        if before != seconds:
             raise InputError(
-                f"{folder} has a memory of a budget of {known.get('seconds')} seconds: "
-                "give the same, or another directory"
+                f"{folder} has rows of a budget of {before:g} seconds for each memory, "
+                f"and this is {seconds:g}: give the same, or another directory"
             )
-        return Fitted(int(known["rows"]), int(known["steps"]))
+        return Fitted(known.integer("rows"), known.integer("steps"))
+    if (folder / STUDY_FILE).exists():
+        raise InputError(
+            f"{folder} has rows that no budget chose: give the numbers of rows and "
+            "steps that they were made with, or another directory"
+        )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="prompt-tuning-") as probe:
         row, files = _time_rows(Path(probe), study, plan)

@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trains the memory and prints what it is worth."""
     refuse_bindings(options)
-    from prompt_tuning.api.memories import STUDY, remember
+    from prompt_tuning.api.memories import STUDY, check_length, remember
     from prompt_tuning.api.tune import load
     from prompt_tuning.core.utf8_text import decode_text
 
@@ -98,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
     text, several = decode_text(document.read_bytes(), str(document)), len(sizes) > 1
     folders = [options.out / f"slots_{n}" if several else options.out for n in sizes]
     model = load(options.model)
+    check_length(text, model, max(sizes))
     for slots, folder in zip(sizes, folders, strict=True):
         memory = remember(
             model,
