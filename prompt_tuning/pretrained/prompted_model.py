@@ -46,6 +46,7 @@ from prompt_tuning.pretrained.source import (
     open_checkpoint,
     open_embeddings,
     with_tokenizer,
+    with_whole_scales,
 )
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
 from prompt_tuning.pretrained.trained_rows import open_rows
@@ -328,6 +329,7 @@ def open_pretrained(
     policies = (source.rematerialization, source.encoder_rematerialization)
     check_location(source.weights, source.trained_weights, mesh is not None, policies)
     config, recipes, stored = open_checkpoint(source)
+    config = with_whole_scales(config, mesh)
     check_attention(config)
     config, tokenizer = with_tokenizer(source, config)
     tuning, started = tuning or Tuning(), PromptPair()

@@ -25,6 +25,7 @@ from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkp
 from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.sharding.mesh import MeshShape
 
 
 def open_checkpoint(
@@ -91,6 +92,17 @@ def _as_published(
     return dataclasses.replace(
         config, parameter_dtype=UNQUANTIZED, stores=tuple(stores.items())
     )
+
+
+def with_whole_scales(config: ModelConfig, mesh: MeshShape | None) -> ModelConfig:
+    """Returns the config without scales in codes, if a mesh divides the weights.
+
+    It would divide the blocks of scales that share a scale.
+    """
+    if mesh is None or mesh.keeps_weights_whole:
+        return config
+    stores = [(p, dataclasses.replace(x, nested=None)) for p, x in config.stores]
+    return dataclasses.replace(config, stores=tuple(stores))
 
 
 def read_frozen(source: Pretrained, path: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.number_ranges import DeviceCount, PositiveInteger
-from prompt_tuning.sharding.axis_rules import MESH_AXES, STAGE, AxisRules
+from prompt_tuning.sharding.axis_rules import DATA, MESH_AXES, STAGE, AxisRules
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
@@ -67,6 +67,12 @@ class MeshShape:
         """
         names = MESH_AXES if self.stage == 1 else (STAGE, *MESH_AXES)
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def keeps_weights_whole(self) -> bool:
+        """Whether the mesh only splits rows, so that each device has all weights."""
+        whole = all(n == 1 for axis, n in self.sizes.items() if axis != DATA)
+        return whole and self.rules is None
 
     @property
     def without_stages(self) -> "MeshShape":

@@ -217,6 +217,14 @@ def test_layers_and_shards_equal_the_whole(kind, folders):
             np.testing.assert_array_equal(shard.data, expected[shard.index])
 
 
+def test_only_a_mesh_that_divides_weights_widens_nested_scales(folders):
+    stores = [
+        opened(folders["nf4 nested"], mesh=mesh).plan.stores[DOWN]
+        for mesh in (MeshShape(), MeshShape(fsdp=2))
+    ]
+    assert [store.nested for store in stores] == [1, None]
+
+
 def test_a_mesh_that_would_divide_a_group_is_refused(folders):
     """The outputs of a block have 128 inputs, and those of its MLP 192."""
     with pytest.raises(
