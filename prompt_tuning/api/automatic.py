@@ -18,7 +18,8 @@ from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.python_runs import TuneRequest, remove
 from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import PositiveNumber
 from prompt_tuning.data.rows.python_rows import naming_rows
 from prompt_tuning.sweep.candidates import (
     BUDGET,
@@ -28,6 +29,7 @@ from prompt_tuning.sweep.candidates import (
     METHODS,
     candidate_rates,
     candidate_steps,
+    chosen_before,
     winner,
 )
 from prompt_tuning.sweep.sweep_run import Sweep, SweepMember, train_sweep
@@ -66,11 +68,12 @@ def choose(
       progress: whether to show a progress bar, and the choice.
 
     Raises:
-      InputError: for settings that this chooses, without held-out data, or if the model
-        or the data cannot be used.
+      InputError: for settings that this chooses, without held-out data, if the model or
+        the data cannot be used, or if the directory has the choice of other settings.
       NotFiniteError: if all candidates diverge.
       KeyboardInterrupt: if a signal stops a sweep, which has saved its state.
     """
+    check_value("budget", budget, PositiveNumber | None)
     for name in ("learning_rate", "optimizer"):
         if make_request.keywords[name] is not None:
             raise InputError(
@@ -78,6 +81,9 @@ def choose(
                 "method too, or leave both out"
             )
     request = make_request([SETTINGS[METHODS[0]]])
+    fields = request.settings.parameters
+    given = {k: repr(x) for k, x in sorted(fields.items()) if k != "directory"}
+    given["epochs"] = repr(epochs)
     try:
         with naming_rows(request.arguments):
             run = request.read()
@@ -86,14 +92,19 @@ def choose(
                     "the method 'auto' compares methods by held-out data: give "
                     "evaluation=..."
                 )
-            steps = run.steps if epochs is None else steps_of_epochs(run, epochs)
-            # Data in memory is written once, and the candidates read its files.
-            given = request.settings.parameters
-            files = {name: given[name] for name in ("data", "evaluation")}
-            candidates = functools.partial(make_request, **files)
-            seconds = BUDGET if budget is None else budget
-            method, rate = _choice(base, candidates, steps, seconds, progress)
-    except BaseException:
+            file = Path(run.directory, FOLDER, CHOICE_FILE)
+            if file.exists():
+                method, rate = chosen_before(file, given)
+            else:
+                steps = run.steps if epochs is None else steps_of_epochs(run, epochs)
+                # Data in memory is written once, and the candidates read its files.
+                files = {name: fields[name] for name in ("data", "evaluation")}
+                candidates = functools.partial(make_request, **files)
+                seconds = BUDGET if budget is None else budget
+                method, rate = _compare(base, candidates, steps, seconds, progress)
+                choice = {"method": method, "learning_rate": rate, "given": given}
+                replace_file(file, json.dumps(choice, indent=1) + "\n")
+    except InputError:
         remove(request.written)
         raise
     if progress:
@@ -101,38 +112,28 @@ def choose(
     return make_request([SETTINGS[method]], learning_rate=_schedule(rate))
 
 
-def _choice(
+def _compare(
     base: Model,
     make_request: "functools.partial[TuneRequest]",
     steps: int,
     budget: float,
     progress: bool,
 ) -> tuple[str, float]:
-    """Returns the best method and learning rate, which a file keeps."""
-    directory = make_request.keywords["directory"]
-    file = directory / FOLDER / CHOICE_FILE
-    if not file.exists():
-        deadline = time.monotonic() + budget
-        summaries: dict[str, SweepSummary] = {}
-        for number, method in enumerate(METHODS):
-            left = (deadline - time.monotonic()) / (len(METHODS) - number)
-            if number and left <= 0:
-                break
-            try:
-                requests = _requests(method, make_request, candidate_steps(steps))
-                summaries[method] = _sweep(base, requests, left, progress)
-            except InputError as problem:
-                if not number:  # every model can have the first method
-                    raise
-                warnings.warn(f"{method} is left out: {problem}", stacklevel=5)
-        method, rate = winner(summaries)
-        choice = {"method": method, "learning_rate": rate}
-        replace_file(file, json.dumps(choice, indent=1) + "\n")
-    record = read_object(file)
-    method, rate = record.text("method"), record.number("learning_rate")
-    if method not in SETTINGS:
-        record.refuse("method", f"one of {', '.join(METHODS)}")
-    return method, rate
+    """Sweeps the candidates, and returns the best method and learning rate."""
+    deadline = time.monotonic() + budget
+    summaries: dict[str, SweepSummary] = {}
+    for number, method in enumerate(METHODS):
+        left = (deadline - time.monotonic()) / (len(METHODS) - number)
+        if number and left <= 0:
+            break
+        try:
+            requests = _requests(method, make_request, candidate_steps(steps))
+            summaries[method] = _sweep(base, requests, left, progress)
+        except InputError as problem:
+            if not number:  # every model can have the first method
+                raise
+            warnings.warn(f"{method} is left out: {problem}", stacklevel=5)
+    return winner(summaries)
 
 
 def _schedule(rate: float) -> Configured:

@@ -16,7 +16,6 @@ from prompt_tuning.config.option_checks import default_directory
 from prompt_tuning.config.options import OPTIONS
 from prompt_tuning.core.atomic_files import replace_file, reporting_disk_errors
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.typed_json import read_object
 from prompt_tuning.sweep.candidates import (
     BUDGET,
     CHOICE_FILE,
@@ -26,6 +25,7 @@ from prompt_tuning.sweep.candidates import (
     SHARE,
     candidate_rates,
     candidate_steps,
+    chosen_before,
     winner,
 )
 
@@ -93,7 +93,7 @@ def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespac
     given = {k: repr(x) for k, x in sorted(given_choices(options).items())}
     given["bindings"] = repr(options.bindings)
     if file.exists():
-        return _chosen_before(options, file, given)
+        return _with_choice(options, *chosen_before(file, given))
     deadline = time.monotonic() + (options.budget or BUDGET)
     summaries: dict[str, SweepSummary] = {}
     for number, candidate in enumerate(_candidates(options)):
@@ -198,28 +198,6 @@ def _with_choice(
         "out": _directory(options),
     }
     return argparse.Namespace(**{**vars(options), **chosen})
-
-
-def _chosen_before(
-    options: argparse.Namespace, file: Path, given: dict[str, str]
-) -> argparse.Namespace:
-    """Returns the options of a choice that is made.
-
-    Raises:
-      InputError: if it was made for other options.
-    """
-    record = read_object(file)
-    before = record.nested("given").values
-    differing = [k for k in {**before, **given} if before.get(k) != given.get(k)]
-    if differing:
-        raise InputError(
-            f"{file} has a choice that --method auto made with other options: "
-            f"{', '.join(sorted(differing))} differs; choose another --out DIRECTORY"
-        )
-    method, rate = record.text("method"), record.number("learning_rate")
-    if method not in METHODS:
-        record.refuse("method", f"one of {', '.join(METHODS)}")
-    return _with_choice(options, method, rate)
 
 
 def _print_candidates(

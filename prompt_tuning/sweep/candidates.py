@@ -1,10 +1,12 @@
 """The methods that an automatic choice compares, and how it finds the winner."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prompt_tuning.config.config_table import DEFAULT_METHOD, choices_of
-from prompt_tuning.core.errors import NotFiniteError
+from prompt_tuning.core.errors import InputError, NotFiniteError
+from prompt_tuning.core.typed_json import read_object
 
 if TYPE_CHECKING:
     from prompt_tuning.sweep.sweep_summary import SweepSummary
@@ -57,3 +59,27 @@ def winner(summaries: Mapping[str, "SweepSummary"]) -> tuple[str, float]:
     choice = min if directions == {"min"} else max
     _, method, rate = choice(best, key=lambda candidate: candidate[0])
     return method, float(rate)
+
+
+def chosen_before(file: Path, given: Mapping[str, str]) -> tuple[str, float]:
+    """Returns the method and the learning rate of a choice that is made.
+
+    Args:
+      file: the choice.
+      given: settings of the run, as text.
+
+    Raises:
+      InputError: if it was made for other settings, or the file is damaged.
+    """
+    record = read_object(file)
+    before = record.nested("given").values
+    differing = [k for k in {**before, **given} if before.get(k) != given.get(k)]
+    if differing:
+        raise InputError(
+            f"{file} has a choice that the method 'auto' made for other settings: "
+            f"{', '.join(sorted(differing))} differs; choose another directory"
+        )
+    method, rate = record.text("method"), record.number("learning_rate")
+    if method not in METHODS:
+        record.refuse("method", f"one of {', '.join(METHODS)}")
+    return method, rate

@@ -25,7 +25,8 @@ def words(files, tmp_path) -> list[str]:
 def test_the_best_candidate_is_trained_and_chosen_once(
     words, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(automatic_method, "METHODS", ("soft", "ia3"))
+    for module in (automatic_method, candidates):
+        monkeypatch.setattr(module, "METHODS", ("soft", "ia3"))
     # Of these rates, only the last moves what is trained.
     monkeypatch.setattr(candidates, "FACTORS", (1e-9, 3))
     assert main(words) == 0
@@ -44,7 +45,7 @@ def test_the_best_candidate_is_trained_and_chosen_once(
     assert ("@IA3()" in config) == (method == "ia3")
     # A second command goes on with the choice.
     assert main([*words[:-1], "2"]) == 2
-    assert "made with other options: log_every differs" in capsys.readouterr().err
+    assert "for other settings: log_every differs" in capsys.readouterr().err
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert (

@@ -31,6 +31,25 @@ def test_the_best_candidate_is_trained_and_chosen_once(files, tmp_path, monkeypa
     assert tuned.result is not None and tuned.result.step == 30
     again = pt.tune(str(files.decoder), "auto", PAIRS, **given)
     assert again.trained.keys() == tuned.trained.keys()
+    (folder / "choice.json").write_text(json.dumps(choice | {"method": "x"}))
+    with pytest.raises(pt.InputError, match="expected one of soft"):
+        pt.tune(str(files.decoder), "auto", PAIRS, **given)
+
+
+def test_a_choice_for_other_arguments_is_refused(files, tmp_path):
+    folder = tmp_path / "run" / "candidates"
+    folder.mkdir(parents=True)
+    given = {"data": "", "evaluation": "", "model": "", "epochs": "None"}
+    choice = {"method": "soft", "learning_rate": 0.3, "given": given | {"seed": "1"}}
+    (folder / "choice.json").write_text(json.dumps(choice))
+    with pytest.raises(pt.InputError, match=r"for other settings: .*seed.* differs"):
+        pt.tune(
+            str(files.decoder),
+            "auto",
+            PAIRS,
+            evaluation=PAIRS,
+            directory=tmp_path / "run",
+        )
 
 
 REFUSED = {
@@ -51,3 +70,5 @@ def test_what_leaves_nothing_to_compare_is_refused(name, files, tmp_path):
 def test_a_budget_is_for_the_automatic_method(files):
     with pytest.raises(pt.InputError, match="budget is for the method 'auto'"):
         pt.tune(str(files.decoder), pt.LoRA(), PAIRS, budget=3)
+    with pytest.raises(pt.InputError, match="budget is -1, expected"):
+        pt.tune(str(files.decoder), "auto", PAIRS, budget=-1)

@@ -124,7 +124,7 @@ UNTRAINABLE = {
         "whole model on its devices",
     ),
     "a pipeline": (
-        ("--gin.MeshShape.data=1", "--gin.MeshShape.stage=2"),
+        ("--gin.MeshShape.data=-1", "--gin.MeshShape.stage=2"),
         "all layers on each device",
     ),
     "no labels": (("--gin.ClassHead.labels=None",), "give the names of the classes"),
