@@ -341,7 +341,7 @@ TABLE = (
         "keep_best",
         EVALUATION,
         "metric of the held-out data that chooses the best checkpoint; auto is "
-        "label_accuracy with --labels, and loss without",
+        "label_accuracy with --labels, entity_f1 with tags of entities, and else loss",
         "Run.keep_best",
         choices=(AUTO, *DIRECTIONS),
         metavar="METRIC",

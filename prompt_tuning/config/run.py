@@ -111,7 +111,10 @@ class Run(RunSettings):
     @property
     def best_by(self) -> tuple[str, str] | None:
         """The metric that selects the best checkpoint, with "min" or "max"."""
-        return metric_and_direction(self.keep_best, self._labels)
+        head, tags = self.tuning.class_head, None
+        if self.evaluation is not None and head is not None:
+            tags = head.labels if head.problem == "tokens" else None
+        return metric_and_direction(self.keep_best, self._labels, tags=tags or ())
 
     @property
     def stops_by(self) -> tuple[str, str] | None:

@@ -1,10 +1,13 @@
 """The metrics that can choose a run's best checkpoint, and whether higher is better."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prompt_tuning.core.errors import InputError, shown
 
-LOSS, LABEL_ACCURACY = "loss", "label_accuracy"
+LOSS, LABEL_ACCURACY, ENTITY_F1 = "loss", "label_accuracy", "entity_f1"
+OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
+"""The tag of words that belong to no entity, and starts of other tags, in IOB2."""
 DIRECTIONS = {
     LOSS: "min",
     "cross_entropy": "min",
@@ -16,7 +19,7 @@ DIRECTIONS = {
     "label_micro_f1": "max",
     "entity_precision": "max",
     "entity_recall": "max",
-    "entity_f1": "max",
+    ENTITY_F1: "max",
     "mse": "min",
     "pearson": "max",
     "spearman": "max",
@@ -36,11 +39,22 @@ DIRECTIONS = {
 }
 """Whether a metric of an evaluation is better when it is smaller or larger."""
 AUTO = "auto"
-"""Chooses by `label_accuracy` if there are labels, and by `loss` otherwise."""
+"""Chooses by `label_accuracy` if there are labels, by `entity_f1` if there are tags of
+entities, and by `loss` otherwise."""
+
+
+def mark_entities(tags: Sequence[str]) -> bool:
+    """Returns whether tags mark entities in the form IOB2."""
+    starts = [tag[:2] for tag in tags if tag != OUTSIDE]
+    return BEGINS in starts and {*starts} <= {BEGINS, CONTINUES}
 
 
 def metric_and_direction(
-    keep_best: Any, labels: Any = None, setting: str = "Run.keep_best"
+    keep_best: Any,
+    labels: Any = None,
+    setting: str = "Run.keep_best",
+    *,
+    tags: Sequence[str] = (),
 ) -> tuple[str, str] | None:
     """Returns the metric that selects the best checkpoint, and "min" or "max".
 
@@ -49,6 +63,7 @@ def metric_and_direction(
         for no selection.
       labels: labels of the evaluation, if it has any.
       setting: name of the setting, for messages.
+      tags: tags of words, if the evaluation measures some.
 
     Raises:
       InputError: for any other value, with the metrics.
@@ -56,7 +71,8 @@ def metric_and_direction(
     if keep_best is None:
         return None
     if keep_best == AUTO:
-        keep_best = LABEL_ACCURACY if labels else LOSS
+        by_tags = ENTITY_F1 if mark_entities(tags) else LOSS
+        keep_best = LABEL_ACCURACY if labels else by_tags
     if isinstance(keep_best, str):
         if keep_best not in DIRECTIONS:
             raise InputError(

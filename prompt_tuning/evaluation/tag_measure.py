@@ -12,6 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.core.metric_directions import (
+    BEGINS,
+    ENTITY_F1,
+    OUTSIDE,
+    mark_entities,
+)
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batch_plan import BatchPlan
 from prompt_tuning.data.examples.example_table import Examples
@@ -20,8 +26,7 @@ from prompt_tuning.evaluation.token_outcomes import learned_values
 from prompt_tuning.models.scoring import tag_nll
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
-ENTITY_METRICS = ("entity_precision", "entity_recall", "entity_f1")
-OUTSIDE, BEGINS, CONTINUES = "O", "B-", "I-"
+ENTITY_METRICS = ("entity_precision", "entity_recall", ENTITY_F1)
 
 Tags = Sequence[Sequence[str]]
 """The tags of the words of each example."""
@@ -89,12 +94,6 @@ def tag_words(
     labels = model.config.labels
     tags = [[labels[number] for number in part] for part in np.split(best, ends)]
     return TagAnswers(tags, np.split(lowest, ends))
-
-
-def mark_entities(labels: Sequence[str]) -> bool:
-    """Returns whether tags mark entities in the form IOB2."""
-    starts = [label[:2] for label in labels if label != OUTSIDE]
-    return BEGINS in starts and {*starts} <= {BEGINS, CONTINUES}
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:

@@ -8,6 +8,7 @@ from typing import Literal
 from prompt_tuning.core.metric_directions import (
     AUTO,
     DIRECTIONS,
+    ENTITY_F1,
     LABEL_ACCURACY,
     LOSS,
     metric_and_direction,
@@ -23,6 +24,7 @@ from prompt_tuning.settings.evaluation_settings import Evaluation
 
 PREFERRED = (
     LABEL_ACCURACY,
+    ENTITY_F1,
     "exact_match",
     "squad_f1",
     "rougeL",

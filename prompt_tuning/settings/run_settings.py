@@ -41,8 +41,9 @@ class RunSettings:
         in the folder `kept_prompts/frozen`.
       keep_best: metric of the evaluation, alone or with "min" or "max". The checkpoint
         with its best value is also kept, and is the one that evaluation and generation
-        use. "auto" is `label_accuracy` if the evaluation has labels, and `loss`
-        otherwise; None selects no checkpoint.
+        use. "auto" is `label_accuracy` if the evaluation has labels, `entity_f1` if a
+        head's labels are tags of entities, and `loss` otherwise; None selects no
+        checkpoint.
       checkpoint_form: "numpy" gathers each trained leaf to a file that process 0
         writes; "orbax" lets each process write its own shards while training continues;
         "auto" chooses orbax if trained parameters and optimizer state take 256 MiB

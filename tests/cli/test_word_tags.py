@@ -163,6 +163,11 @@ def test_commands_train_predict_evaluate_and_convert(run, files, tmp_path, capsy
 
 
 @pytest.mark.slow
+def test_the_best_checkpoint_is_that_of_the_best_f1(run):
+    assert pt.load_tuned(str(run)).run.best_by == ("entity_f1", "max")
+
+
+@pytest.mark.slow
 def test_a_report_and_a_resumed_run_have_tags(run, files, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(run), "--output", str(page)]) == 0

@@ -50,6 +50,14 @@ def test_the_metric_and_its_direction(keep_best, labels, expected):
     assert metric_and_direction(keep_best, labels) == expected
 
 
+def test_tags_of_entities_are_chosen_by_their_f1():
+    for tags, expected in ((["O", "B-PER"], "entity_f1"), (["NOUN", "VERB"], "loss")):
+        assert metric_and_direction("auto", tags=tags) == (
+            expected,
+            DIRECTIONS[expected],
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
