@@ -2096,8 +2096,9 @@ def from_class_labels(
 def from_file(path: str | Path | Sequence[str]) -> Configured[TextInitializer]:
     """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
 
-    A `KeyValuePrefix` starts at the slots of several files, one behind the other, as
-    they are. Only `compose` also rotates their keys to where they are then.
+    A `KeyValuePrefix` starts at the slots of several files, one behind the other. As in
+    `compose`, keys with a rotary embedding are rotated on, so that they keep their
+    distance to the text.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,

@@ -7,10 +7,12 @@ layer, `trainable_keys`, `trainable_values`, and perhaps `frozen_keys` and
 `frozen_values` of the slots before them. Nothing is unpickled.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
@@ -21,9 +23,44 @@ from prompt_tuning.adapters.prompt_files import (
 )
 from prompt_tuning.checkpoints.formats.torch_archive import read_torch_lists
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.setting_hints import how_to_set
 
 TORCH = (".pt", ".pth", ".bin")
+KEYS_VALUES = ("keys", "values")
 KINDS = ("PREFIX_TUNING", "CARTRIDGE")
+
+MovePrefix = Callable[[Float[Array, "L 2 P G K"], int], Float[Array, "L 2 P G K"]]
+
+
+def read_prefixes(
+    path: str | Path | Sequence[str], shape: tuple[int, ...], move: MovePrefix | None
+) -> Float[Array, "L 2 P G K"]:
+    """Reads one or more prefixes, one behind the other.
+
+    Args:
+      path: file or folder, or a list of them.
+      shape: shape `[L, 2, P, G, K]` of all of them together.
+      move: moves the keys of a prefix, so that the text behind it may begin some
+        positions later; None if no model is known.
+
+    Raises:
+      InputError: as `read_prefix_file`, and for another number of slots.
+    """
+    paths = [path] if isinstance(path, str | Path) else path
+    if not paths:
+        raise InputError("from_file() has an empty list of files: name at least one")
+    stack = (shape[0], shape[3], shape[4])
+    parts = [jnp.asarray(read_prefix_file(each, stack)) for each in paths]
+    slots = sum(part.shape[2] for part in parts)
+    if slots != shape[2]:
+        raise InputError(
+            f"the prefix in {', '.join(map(str, paths))} has {slots} slots, expected "
+            f"{shape[2]}: set {how_to_set('KeyValuePrefix.length', slots)}"
+        )
+    if len(parts) > 1:
+        assert move is not None  # the sizes are those of a model
+        parts = [move(part, slots - part.shape[2]) for part in parts]
+    return jnp.concatenate(parts, axis=2)
 
 
 def read_prefix_file(
@@ -41,7 +78,7 @@ def read_prefix_file(
     path = Path(path)
     if path.is_file():
         torch = path.suffix in TORCH
-        prefix = _read_cartridge(path) if torch else read_array(path)
+        prefix = _read_cartridge(path, stack) if torch else read_array(path)
     elif not path.is_dir():
         raise InputError(f"{path} does not exist; expected a prefix's file or folder")
     elif (checkpoint := find_checkpoint(path)) is not None:
@@ -62,23 +99,49 @@ def read_prefix_file(
     return prefix
 
 
-def _read_cartridge(file: Path) -> np.ndarray:
-    lists = read_torch_lists(file)
-    parts = []
+def _read_cartridge(
+    file: Path, stack: tuple[int, int, int]
+) -> Float[np.ndarray, "L 2 P G K"]:
+    lists, parts = read_torch_lists(file), []
     for kind in ("frozen", "trainable"):
-        keys, values = (lists.get(f"{kind}_{x}", []) for x in ("keys", "values"))
-        shapes = {array.shape for array in (*keys, *values)}
-        if len(shapes) > 1 or len(keys) != len(values):
-            raise InputError(f"{file}: its {kind} tensors differ in shape or number")
-        if keys:
-            both = np.stack([np.concatenate(keys), np.concatenate(values)], axis=1)
-            parts.append(both.astype(np.float32))  # [L, 2, G, P, K]
-    if not parts or parts[-1].ndim != 5:
+        pair = [_read_layers(lists, f"{kind}_{x}", file, stack) for x in KEYS_VALUES]
+        if pair[0].shape != pair[1].shape:
+            raise InputError(f"{file}: its {kind} keys and values differ in length")
+        parts.append(np.stack(pair, axis=1))  # [L, 2, G, P, K]
+    if not parts[1].shape[3]:
         raise InputError(
             f"{file} has {shown(sorted(lists))}, expected trainable_keys and "
             "trainable_values of a cartridge"
         )
     return np.concatenate(parts, axis=3).swapaxes(2, 3)
+
+
+def _read_layers(
+    lists: dict[str, list[np.ndarray]],
+    name: str,
+    file: Path,
+    stack: tuple[int, int, int],
+) -> Float[np.ndarray, "L G P K"]:
+    """Reads the keys or the values of all layers; without slots if there are none."""
+    layers, groups, width = stack
+    tensors = lists.get(name, [])
+    if not tensors:
+        return np.zeros((layers, groups, 0, width), np.float32)
+    if len(tensors) != layers:
+        raise InputError(
+            f"{file}: {name} has {len(tensors)} layers, expected {layers}; was it "
+            "trained on another model?"
+        )
+    shape = tensors[0].shape
+    for tensor in tensors:
+        expected = len(shape) == 4 and (1, groups, shape[2], width)
+        if tensor.shape != expected:
+            raise InputError(
+                f"{file}: {name} has a tensor of shape {tensor.shape}, expected (1, "
+                f"{groups}, P, {width}) in each layer: key/value heads, slots and the "
+                "width of heads; was it trained on another model?"
+            )
+    return np.concatenate([tensor.astype(np.float32) for tensor in tensors])
 
 
 def _read_adapter(folder: Path, stack: tuple[int, int, int]) -> np.ndarray:

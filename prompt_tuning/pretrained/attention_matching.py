@@ -251,10 +251,19 @@ def move_prefix(
       prefix: keys and values.
       distance: number of positions that the text behind it moves by.
       config: config of the frozen model; keys are as they are without rotation.
+
+    Raises:
+      InputError: if the model's rotation is not the same in all layers of the prefix.
     """
-    angles = _angles(jnp.full(prefix.shape[2], distance), config)
-    if angles is None:
+    if config.positions != "rotary":
         return prefix
+    if config.windowed_head_width or len(prefix) != config.layers:
+        raise InputError(
+            "a prefix cannot be moved behind another in this model, whose layers have "
+            "keys of different kinds: give one prefix"
+        )
+    angles = _angles(jnp.full(prefix.shape[2], distance), config)
+    assert angles is not None
     # A magnitude of the angles is in the keys already.
     size = jnp.sqrt(angles.cosine**2 + angles.sine**2)
     turned = RotaryAngles(angles.cosine / size, angles.sine / size)

@@ -1,6 +1,7 @@
 """Prompts and adapters that tune a frozen model, as a run configures them."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from jaxtyping import Array, Key
@@ -18,6 +19,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.prompts.adapter_kinds import (
     adapter_specs,
     find_prompt_class,
@@ -121,7 +123,8 @@ class Tuning:
           InputError: if a prompt cannot be built, or the prompts of encoder and decoder
             do not go together.
         """
-        vocabulary = dataclasses.replace(vocabulary, prefix_starts=[])
+        move = functools.partial(move_prefix, config=config)
+        vocabulary = dataclasses.replace(vocabulary, prefix_starts=[], move_prefix=move)
         decoder = stack_shape(config, config.layers)
         first = decoder
         if config.architecture == "encoder_decoder":

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from prompt_tuning.adapters.prefix_files import read_prefix_file
+from prompt_tuning.adapters.prefix_files import MovePrefix, read_prefixes
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.stored_table import StoredTable
 from prompt_tuning.core.errors import InputError, shown
@@ -42,12 +42,15 @@ class Vocabulary:
         every block; None if only the input matters.
       prefix_starts: collects what prefixes start from, because their keys and values
         can be computed only after the model is read.
+      move_prefix: moves the keys of a prefix, so that the text behind it may begin some
+        positions later; None if the model is unknown.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
     tokenizer: Tokenizer | None = None
     stack: StackShape | None = None
     prefix_starts: list[PrefixStart] = dataclasses.field(default_factory=list)
+    move_prefix: MovePrefix | None = None
 
     @property
     def width(self) -> int:
@@ -163,8 +166,9 @@ def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initial
 def from_file(path: str | Path | Sequence[str]) -> TextInitializer:
     """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
 
-    A `KeyValuePrefix` starts at the slots of several files, one behind the other, as
-    they are. Only `compose` also rotates their keys to where they are then.
+    A `KeyValuePrefix` starts at the slots of several files, one behind the other. As in
+    `compose`, keys with a rotary embedding are rotated on, so that they keep their
+    distance to the text.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
@@ -183,13 +187,9 @@ def from_file(path: str | Path | Sequence[str]) -> TextInitializer:
     """
 
     def initialize(key, shape, vocabulary):
-        del key, vocabulary
+        del key
         if len(shape) == PREFIX_DIMENSIONS:
-            paths = [path] if isinstance(path, str | Path) else path
-            stack = (shape[0], shape[3], shape[4])
-            parts = [read_prefix_file(each, stack) for each in paths]
-            prefix = np.concatenate(parts, axis=2)
-            return _check_shape(prefix, shape, ", ".join(map(str, paths)))
+            return read_prefixes(path, shape, vocabulary.move_prefix)
         if not isinstance(path, str | Path):
             raise InputError("from_file() reads several files for a prefix alone")
         return _check_shape(read_prompt(Path(path)), shape, str(path))

@@ -185,7 +185,7 @@ class _TensorPickle:
             if not (isinstance(stack[-1], dict) and isinstance(state, dict)):
                 raise InputError("an object has a state, expected tensors alone")
             if isinstance(stack[-1], _ParameterList):
-                stack[-1].update(state.get("_parameters", {}))
+                stack[-1].update(_parameters(state))
         else:
             raise InputError(
                 f"its pickle has the instruction {name}, which no tensor needs: it "
@@ -254,6 +254,18 @@ class _TensorPickle:
             storage[offset:], sizes, [step * size for step in steps]
         )
         return view.copy()
+
+
+def _parameters(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of a module's state.
+
+    Raises:
+      InputError: if they are not a dictionary; see `_named`.
+    """
+    parameters = state.get("_parameters", {})
+    if not isinstance(parameters, dict):
+        raise InputError(EXPECTED)
+    return parameters
 
 
 def _named(names: list[Any], values: list[Any]) -> dict[str, Any]:

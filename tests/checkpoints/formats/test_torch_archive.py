@@ -126,11 +126,13 @@ def test_a_tuple_that_doubles_sixty_times_is_refused_at_once(tmp_path):
 DEEP = b")" + b"\x85" * 400_000
 """A tuple in a tuple in a tuple ...: hashing it overflows the stack of Python 3.11."""
 IN_STORAGE = b"(X\x07\0\0\0storagectorch\nFloatStorage\n" + DEEP + b"X\0\0\0\0K\x01tQ."
+PARAMETERS = b"ctorch.nn.modules.container\nParameterList\n)\x81}X\x0b\0\0\0_parameters"
 DEEP_KEYS = {
     "of a dictionary": b"}" + DEEP + b"K\x01s.",
     "of items": b"}(" + DEEP + b"K\x01u.",
     "of a call": b"ccollections\nOrderedDict\n(" + DEEP + b"K\x01\x86\x85tR.",
     "of a storage": IN_STORAGE,
+    "of parameters": PARAMETERS + b"]" + DEEP + b"K\x01\x86asb.",
 }
 
 
