@@ -2,16 +2,23 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float32
 
+from prompt_tuning.core.quantization.stores import (
+    nested_codebook_path,
+    nested_path,
+    scale_path,
+)
 from prompt_tuning.models.host_memory import is_on_host
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.streaming.layered_weights import LayeredWeight
+
+Index = tuple[Any, ...]
 
 
 def fingerprint(
@@ -23,7 +30,7 @@ def fingerprint(
 
     It covers every parameter's path, shape and dtype, and `samples` evenly spaced
     numbers of each, so that it is fast for large models. It does not depend on the
-    mesh.
+    mesh; scales in codes are taken as the scales in float32 that some meshes need.
 
     Args:
       frozen: frozen parameters.
@@ -31,19 +38,45 @@ def fingerprint(
       samples: number of values read from each parameter.
     """
     digest = hashlib.sha256()
+    shapes = frozen if placement is None else placement.abstract
     on_cpu = placement is None and jax.default_backend() == "cpu"
-    for path in sorted(frozen):
+
+    def read(path: str, index: Index) -> np.ndarray:
         leaf: Any = frozen[path]
-        shape = leaf.shape if placement is None else placement.abstract[path].shape
-        size = math.prod(shape)
-        digest.update(f"{path} {shape} {leaf.dtype}".encode())
-        positions = np.linspace(0, size - 1, min(samples, size)).astype(int)
         if isinstance(leaf, jax.Array) and (on_cpu or is_on_host(leaf)):
             # NumPy reads host memory directly; indexing a JAX array would compile a
             # program for each shape.
             leaf = np.asarray(leaf)
-        values = leaf[np.unravel_index(positions, shape)] if size else leaf
+        values = leaf[index] if math.prod(shapes[path].shape) else leaf
         if placement is not None and isinstance(values, jax.Array):
             values = placement.to_host(values)
-        digest.update(np.asarray(values).tobytes())
+        return np.asarray(values)
+
+    kernels = [path for path in frozen if nested_path(path) in frozen]
+    nested = {scale_path(path): path for path in kernels}
+    left_out = {of(p) for p in kernels for of in (nested_path, nested_codebook_path)}
+    for path in sorted(frozen.keys() - left_out):
+        shape = tuple(shapes[path].shape)
+        size = math.prod(shape)
+        positions = np.linspace(0, size - 1, min(samples, size)).astype(int)
+        index = np.unravel_index(positions, shape) if size else ()
+        if path in nested:
+            blocks = shapes[nested_path(nested[path])].shape[-2]
+            values = _scales(nested[path], index, shape[-2] // blocks, read)
+        else:
+            values = read(path, index)
+        digest.update(f"{path} {shape} {values.dtype}".encode())
+        digest.update(values.tobytes())
     return digest.hexdigest()
+
+
+def _scales(
+    kernel: str, index: Index, n: int, read: Callable[[str, Index], np.ndarray]
+) -> Float32[np.ndarray, "_"]:
+    """Returns scales of a kernel that are in codes, in blocks of `n`."""
+    *lead, group, column = index
+    table = nested_codebook_path(kernel)
+    codes = read(scale_path(kernel), index).astype(int)
+    largest = read(nested_path(kernel), (*lead, group // n, column))
+    offset = read(table, (*lead, np.full_like(group, 256)))  # behind the values
+    return read(table, (*lead, codes)) * largest + offset

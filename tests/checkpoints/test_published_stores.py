@@ -33,6 +33,7 @@ from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Request
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.models.scoring import token_losses
+from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
@@ -217,12 +218,16 @@ def test_layers_and_shards_equal_the_whole(kind, folders):
             np.testing.assert_array_equal(shard.data, expected[shard.index])
 
 
+@pytest.mark.slow
 def test_only_a_mesh_that_divides_weights_widens_nested_scales(folders):
-    stores = [
-        opened(folders["nf4 nested"], mesh=mesh).plan.stores[DOWN]
-        for mesh in (MeshShape(), MeshShape(fsdp=2))
-    ]
-    assert [store.nested for store in stores] == [1, None]
+    meshes = (None, MeshShape(), MeshShape(fsdp=2))
+    models = [opened(folders["nf4 nested"], mesh=mesh) for mesh in meshes]
+    assert [model.plan.stores[DOWN].nested for model in models] == [1, 1, None]
+    # A run continues on either.
+    found = {fingerprint(x.read_parameters(), x.placement) for x in models}
+    streamed = opened(folders["nf4 nested"], weights="streamed")
+    parts = streamed.weight_storage.with_streamed(streamed.read_parameters())
+    assert found == {fingerprint(parts)}
 
 
 def test_a_mesh_that_would_divide_a_group_is_refused(folders):
