@@ -1,6 +1,7 @@
 """Predictions for inputs without targets: the labels of a run, or generated text."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from prompt_tuning.data.rows.jsonl import JsonLine
 from prompt_tuning.data.rows.python_rows import data_files
 from prompt_tuning.data.rows.word_rows import TAGS, WORDS, encode_words, read_words
 from prompt_tuning.decoding.continue_rows import continue_rows
+from prompt_tuning.decoding.row_checks import check_rows
 from prompt_tuning.decoding.row_encoding import decode_continuations
 from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.label_ranker import LabelRanker
@@ -217,14 +219,19 @@ def predict_tags(
             f"{shown(list(model.config.labels))} for each word: leave them out"
         )
     key = source.prompt_id_key if prompt_id is None else "prompt_id"
-    words, records = [], []
+    interface, tokenizer = model.interface, model.needed_tokenizer()
+    words, pieces, records = [], [], []
     for line in lines:
         with line.locating_errors():
             words.append(read_words(line.content, source.prompt_key))
+            pieces.append(encode_words(tokenizer, words[-1]))
+            ids = [*interface.begin_ids, *itertools.chain(*pieces[-1])]
+            if any(pieces[-1]):
+                check_rows(model, [interface.scored_row(ids)], 0)
         task = {} if key is None else {key: prompt_id}
         if key is not None and prompt_id is None:
             task = {key: line.value(key, "DataSource.prompt_id_key")}
-        if words[-1]:
+        if any(pieces[-1]):
             # Any tag makes a word one that is answered.
             records.append({**task, WORDS[0]: words[-1], TAGS[0]: [0] * len(words[-1])})
     answers = iter(())
@@ -237,24 +244,27 @@ def predict_tags(
         )
         with data_files(records, unread) as files:
             data = dataclasses.replace(unread, files=files)
-            examples = load_examples(data, model.interface)
-            plan = plan_batches(data, model.interface, examples, shuffle=False)
+            examples = load_examples(data, interface)
+            plan = plan_batches(data, interface, examples, shuffle=False)
             tagged = tag_words(model, parameters, examples, plan)
         answers = zip(tagged.tags, tagged.probabilities, strict=True)
-    return [_word_tags(model, x, *(next(answers) if x else ((), ()))) for x in words]
+    return [
+        _word_tags(x, y, *(next(answers) if any(y) else ((), ())))
+        for x, y in zip(words, pieces, strict=True)
+    ]
 
 
 def _word_tags(
-    model: PromptedModel,
     words: list[str],
+    pieces: Sequence[Sequence[int]],
     tags: Sequence[str],
     probabilities: Sequence[float] | np.ndarray,
 ) -> WordTags:
     """Returns the answers for words; those without tokens have none."""
     found = zip(tags, probabilities, strict=True)
     result = WordTags(words, [], [])
-    for pieces in encode_words(model.needed_tokenizer(), words):
-        tag, probability = next(found) if pieces else (None, 0)
+    for tokens in pieces:
+        tag, probability = next(found) if tokens else (None, 0)
         result.tags.append(tag)
         result.probabilities.append(float(probability))
     return result

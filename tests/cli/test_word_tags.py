@@ -96,6 +96,27 @@ def test_words_that_do_not_fit_are_refused(name, head, tmp_path):
         examples_of(head, path)
 
 
+UNREAD = {"chat": True, "joiner": " ", "format": "messages", "task_token": "index"}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_settings_that_words_do_not_have_are_refused(name, head, tmp_path):
+    data = write(tmp_path / "data.jsonl")
+    with pytest.raises(pt.InputError, match=f"DataSource.{name} is .*leave it out"):
+        examples_of(head, data, **{name: UNREAD[name]})
+
+
+def test_inputs_that_cannot_be_tagged_are_named(head):
+    for words, message in (("a " * 70, "row of 71 tokens"), ("\u2603", "encoded")):
+        with pytest.raises(pt.InputError, match=f"line 2: .*{message}"):
+            head.predict(["", words])
+
+
+def test_words_without_tokens_have_no_tag(head):
+    (answer,) = head.predict([{"tokens": ["", ""]}])
+    assert answer.tags == [None, None] and answer.probabilities == [0, 0]
+
+
 @pytest.mark.parametrize("cut_off", ["truncate_left", "truncate_right"])
 def test_words_that_are_cut_keep_their_tags(cut_off, head, tmp_path):
     data = write(tmp_path / "data.jsonl", RECORDS[:1])

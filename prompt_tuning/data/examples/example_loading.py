@@ -255,8 +255,9 @@ def _word_encoder(
     Raises:
       InputError: if the data has a setting for texts that are not split into words.
     """
-    for name in ("template", "task_token"):
-        if getattr(source, name) is not None:
+    unread = {"template": None, "task_token": None, "format": "auto"}
+    for name, default in {**unread, "chat": False, "joiner": ""}.items():
+        if getattr(source, name) != default:
             raise InputError(
                 f"DataSource.{name} is set, but each word of a row has a tag "
                 "(ClassHead.problem is 'tokens'): leave it out"
