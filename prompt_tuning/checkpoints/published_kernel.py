@@ -98,35 +98,30 @@ class PublishedKernel:
             if self._store.nested is not None:
                 assert codes.nested is not None
                 return self._of_groups(codes.nested.values, block)
-            numbers = self._of_groups(codes.scales, block)
-            if not np.isfinite(numbers).all():
-                raise InputError(
-                    f"{self._path}: the scales of {name} in {codes.scales.source} "
-                    "contain numbers that are not finite; is the checkpoint damaged?"
-                )
-            return numbers
+            return self._finite(name, codes, self._of_groups(codes.scales, block))
 
         return self._read_each(parts, self._store.scale_dtype, scales)
 
     def read_nested(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead out"]]:
-        """Reads blocks of the scales of the scales."""
+        """Reads blocks of the scales of the scales; raises as `read_scales` does."""
 
-        def largest(_: str, codes: Codes, block: Block) -> np.ndarray:
+        def largest(name: str, codes: Codes, block: Block) -> np.ndarray:
             assert codes.nested is not None
-            return self._recipe.transform.read(codes.nested.largest, block)
+            numbers = self._recipe.transform.read(codes.nested.largest, block)
+            return self._finite(name, codes, numbers)
 
         return self._read_each(parts, np.float32, largest)
 
     def read_nested_codebooks(
         self, parts: Sequence[Block]
     ) -> list[Float32[np.ndarray, "*lead n"]]:
-        """Returns the table of the scales of each layer."""
+        """Returns the table of the scales of each layer; raises as `read_scales`."""
 
-        def table(_: str, codes: Codes, block: Block) -> np.ndarray:
+        def table(name: str, codes: Codes, block: Block) -> np.ndarray:
             assert codes.nested is not None
-            return codes.nested.table[block]
+            return self._finite(name, codes, codes.nested.table[block])
 
         return self._read_each(parts, np.float32, table)
 
@@ -175,6 +170,14 @@ class PublishedKernel:
             for layer, block in layers:
                 layer[...] = read(name, self._codes(name), block)
         return results
+
+    def _finite(self, name: str, codes: Codes, numbers: np.ndarray) -> np.ndarray:
+        if not np.isfinite(numbers).all():
+            raise InputError(
+                f"{self._path}: the scales of {name} in {codes.scales.source} contain "
+                "numbers that are not finite; is the checkpoint damaged?"
+            )
+        return numbers
 
     def _of_groups(self, tensor: StoredTensor, block: Block) -> np.ndarray:
         """Reads numbers of the store's groups; without groups, of columns."""

@@ -359,6 +359,16 @@ def test_a_stack_with_a_layer_in_another_type_is_widened(folder):
             {"scales": np.full((6, 128), np.inf, np.float16)},
             rf"{DOWN}: the scales of {NAME}weight in .*model.safetensors contain",
         ),
+        (
+            "nf4 nested",
+            {"weight.nested_absmax": np.array([1, np.nan], np.float32)},
+            rf"{DOWN}: the scales of {NAME}weight in .* are not finite",
+        ),
+        (
+            "nf4 nested",
+            {"weight.nested_quant_map": np.full(256, np.inf, np.float32)},
+            rf"{DOWN}: the scales of {NAME}weight in .* are not finite",
+        ),
         ("gptq", {"scales": None}, rf"has {NAME}qweight, but no {NAME}scales"),
         (
             "gptq",
