@@ -25,7 +25,12 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.decoding.request import Completion, EndReason
-from prompt_tuning.decoding.row_checks import GENERATES, check_prompt_ids, check_rows
+from prompt_tuning.decoding.row_checks import (
+    GENERATES,
+    check_generates,
+    check_prompt_ids,
+    check_rows,
+)
 from prompt_tuning.decoding.row_encoding import (
     LENGTH_MULTIPLE,
     decode_continuations,
@@ -172,6 +177,7 @@ def search_beams(
     Raises:
       InputError: as `continue_rows`, and if the model is on a mesh.
     """
+    check_generates(model)
     if model.layout is not None:
         raise InputError("beam search runs on one device: leave out the mesh")
     model.weight_storage.reject_streamed(GENERATES)

@@ -59,8 +59,9 @@ def test_a_server_answers_with_the_vectors_of_the_model(pooling, server, folder)
     assert np.abs(theirs - vectors).max() > 0.01
 
 
-def test_an_encoder_that_is_served_generates_no_text(server):
-    status, answer = server.ask({"prompt": "abc", "max_tokens": 1})
+@pytest.mark.parametrize("more", [{}, {"use_beam_search": True, "best_of": 2}])
+def test_an_encoder_that_is_served_generates_no_text(more, server):
+    status, answer = server.ask({"prompt": "abc", "max_tokens": 1, **more})
     assert status == 400
     assert "bert is an encoder" in answer["error"]["message"]
     with pytest.raises(InputError, match="bert is an encoder"):
