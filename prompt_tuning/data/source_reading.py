@@ -29,6 +29,12 @@ def check_source(source: DataSource, model: ModelInterface) -> None:
             "use_token_type_ids is False, so every token is learned with weight 1: "
             "leave one of them out"
         )
+    if model.labels and source.prompt_loss_weight:
+        raise InputError(
+            f"prompt_loss_weight is {source.prompt_loss_weight}, but the class head of "
+            "the model predicts no prompt tokens: give "
+            f"{how_to_set('DataSource.prompt_loss_weight', 0.0)}"
+        )
     if model.architecture == "encoder_decoder":
         _check_encoder_decoder(source)
     if model.placement == "after_bos":

@@ -127,6 +127,7 @@ UNTRAINABLE = {
         ("--gin.MeshShape.data=-1", "--gin.MeshShape.stage=2"),
         "all layers on each device",
     ),
+    "prompt tokens": (("--prompt_loss_weight", "0.5"), "predicts no prompt tokens"),
     "no labels": (("--gin.ClassHead.labels=None",), "give the names of the classes"),
     "other labels": (("--labels", "low", "middle"), "is none of the labels"),
     "a mean of several examples": (
