@@ -2,6 +2,7 @@
 
 import json
 import time
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.losses.context_distillation import ContextDistillation
 from prompt_tuning.settings.evaluation_settings import Evaluation
-from prompt_tuning.texts.memory_comparison import measure_memory, memory_drift
+from prompt_tuning.texts.memory_comparison import (
+    document,
+    measure_memory,
+    memory_drift,
+)
 from prompt_tuning.texts.study_files import StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
 from scripts import recall
@@ -86,6 +91,18 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     assert "so it has no memory to measure" in capsys.readouterr().err
     assert main([*evaluate, "--baseline"]) == 2
     assert "leave out --prompt, --baseline" in capsys.readouterr().err
+    rows = pt.tune(
+        MODEL,
+        pt.KeyValuePrefix(length=2),
+        [{"prompt": "a=", "completion": "b", "text": TEXT}] * 4,
+        steps=1,
+        objective=pt.ContextDistillation(context_key="text"),
+        directory=tmp_path / "rows",
+        evaluation=[{"prompt": "a=", "completion": "b", "text": TEXT}],
+        progress=False,
+    )
+    assert main(["evaluate", "--run", rows.run.directory, "--memory"]) == 2
+    assert "so there is no document to compare" in capsys.readouterr().err
     # A soft prompt is stored under the path of a prefix.
     with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
         pt.compose([run, run])
@@ -134,6 +151,20 @@ def test_the_chunk_of_each_row_takes_the_place_of_a_text_that_is_too_long(tmp_pa
     assert measured["memory"]["speed"] > 0
 
 
+def test_the_document_of_contexts_has_no_chat_template(tmp_path):
+    contexts = tmp_path / "contexts.jsonl"
+    tokenizer = pt.load(RECALL).prompted.needed_tokenizer()
+    template = tokenizer.encode("bagu?")
+    lines = [
+        {"text": "moga=sade\n", "ids": [*template, *tokenizer.encode("moga=sade\n")]},
+        {"ids": tokenizer.encode("gipi=lini\n")},
+    ]
+    contexts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for given in (str(contexts), ["moga=sade\n", "gipi=lini\n"]):
+        objective = ContextDistillation(context_key="chunk", contexts=given)
+        assert document(objective, tokenizer) == "moga=sade\ngipi=lini\n"
+
+
 def test_a_model_without_a_memory_does_not_drift():
     model = pt.load(RECALL)
     assert abs(memory_drift(model.prompted, model.parameters) or 0.0) < 1e-6
@@ -156,6 +187,7 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
             for step in range(steps):
                 time.sleep(0.008)
                 callbacks[0](step, {})
+            return types.SimpleNamespace(result=types.SimpleNamespace(finished=True))
 
     plan = Plan()
     fitted = fit_budget(tmp_path, 2.0, study, plan, 8)
@@ -173,6 +205,14 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
         fit_budget(tmp_path, 2.0, study, plan, 8)
     with pytest.raises(InputError, match="a memory takes at least"):
         fit_budget(tmp_path / "other", 0.3, study, plan, 8)
+
+    class StoppedPlan(Plan):
+        def train(self, files, steps, *, callbacks, **settings):
+            return types.SimpleNamespace(result=types.SimpleNamespace(finished=False))
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_budget(tmp_path / "stopped", 2.0, study, StoppedPlan(), 8)
+    assert not (tmp_path / "stopped").exists()
     with pytest.raises(InputError, match="leave out rows and steps, or the budget"):
         pt.remember(MODEL, TEXT, slots=8, steps=5, budget=60)
 

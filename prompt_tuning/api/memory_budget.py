@@ -125,7 +125,7 @@ def _time_steps(
     """Returns the seconds of a step, and those before the first one."""
     ends: list[float] = []
     started = time.monotonic()
-    plan.train(
+    probe = plan.train(
         files,
         PROBE_STEPS,
         directory=folder / "run",
@@ -133,5 +133,7 @@ def _time_steps(
         log_every=1,
         progress=False,
     )
+    if not probe.result.finished:  # a signal stopped it
+        raise KeyboardInterrupt
     step = statistics.median(b - a for a, b in itertools.pairwise(ends))
     return step, max(ends[0] - started - step, 0.0)

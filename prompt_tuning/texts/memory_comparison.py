@@ -23,10 +23,13 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.data.examples.context_column import IDS, TEXT
 from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.rows.text_records import read_records
 from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.data.source_reading import has_pairs
 from prompt_tuning.data.text.chat_templates import has_chat_template
+from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.evaluation.results import EvaluationResult
 from prompt_tuning.evaluation.token_outcomes import CROSS_ENTROPY, LOSS
@@ -97,7 +100,7 @@ def measure_memory(
       tokens a second. The memory has its `drift`, too; see `memory_drift`.
 
     Raises:
-      InputError: if the run has no such prefix.
+      InputError: if the run has no such prefix, or no such text.
     """
     objective = run.objective
     model, parameters = load_tuned(run) if loaded is None else loaded
@@ -135,10 +138,9 @@ def measure_memory(
             **_divergence_of_parts(result, parts),
         }
         if evaluation.generates:
-            # Programs are compiled now, so the same answers only take their time.
-            started = time.perf_counter()
-            tokens = sum(map(len, evaluator.generate(own)))
-            measured[name]["speed"] = tokens / (time.perf_counter() - started)
+            if not evaluation.text_metrics:  # not all answers were generated
+                evaluator.generate(own)
+            measured[name]["speed"] = _answering_speed(evaluator, own)
         del system, evaluator, own
     drift = memory_drift(model, parameters)
     if drift is not None:
@@ -150,6 +152,13 @@ def measure_memory(
         if "divergence" in values:
             values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
     return {name: measured[name] for name in ORDER if name in measured}
+
+
+def _answering_speed(evaluator: Evaluator, parameters: Parameters) -> float:
+    """Returns the tokens a second of answers whose programs are compiled."""
+    started = time.perf_counter()
+    tokens = sum(map(len, evaluator.generate(parameters)))
+    return tokens / (time.perf_counter() - started)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +187,7 @@ def _what_precedes(
 ) -> _Preceding:
     tokenizer, column = model.needed_tokenizer(), context_column(objective)
     chunks = [] if column is None else column.encode(tokenizer)
-    text = objective.context or "".join(map(tokenizer.decode, chunks))
+    text = document(objective, tokenizer)
     whole, count = tokenizer.encode(text), slots - len(model.interface.begin_ids)
     count, sizes = max(count, 1), {MEMORY: slots, NOTHING: 0}
     texts: dict[str, str] = {}
@@ -197,6 +206,26 @@ def _what_precedes(
         own_texts[OWN_CHUNK] = functools.partial(_own_chunks, chunks)
         sizes[OWN_CHUNK] = round(sum(map(len, chunks)) / len(chunks))
     return _Preceding(list(whole), sizes, texts, own_texts)
+
+
+def document(objective: ContextDistillation, tokenizer: Tokenizer) -> str:
+    """Returns the text that a teacher reads, whole or in chunks.
+
+    The ids of a chunk may also have a chat template, so its text is preferred.
+
+    Raises:
+      InputError: if each row has its own text.
+    """
+    contexts = objective.contexts
+    if not objective.context and not contexts:
+        raise InputError(
+            "the run distilled texts that are in its rows (context_key), so there is "
+            "no document to compare the memory with: evaluate it without --memory"
+        )
+    if not isinstance(contexts, str):
+        return objective.context or "".join(contexts or ())
+    records = [record.content for record in read_records(Path(contexts))]
+    return "".join(x.get(TEXT) or tokenizer.decode(x[IDS]) for x in records)
 
 
 def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str | None:
@@ -354,13 +383,9 @@ def _part_table(measured: Measured) -> Table:
     return table
 
 
-def _kilobytes(size: float) -> str:
-    return f"{size / 1000:,.1f} kB" if size else "0"
-
-
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "positions": ("positions", "{:.0f}".format),
-    "bytes": ("size", _kilobytes),
+    "bytes": ("size", lambda size: f"{size / 1000:,.1f} kB" if size else "0"),
     "compression": ("ratio", lambda value: f"{value:.1f}x" if value else "-"),
     "exact_match": ("exact", "{:.1%}".format),
     "f1": ("F1", "{:.1%}".format),
