@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.metric_directions import metric_and_direction
+from prompt_tuning.core.model_choices import UNRANKED
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
@@ -127,7 +128,7 @@ class Run(RunSettings):
         if self.evaluation is None:
             return None
         head = self.tuning.class_head
-        if head is not None and head.problem in ("regression", "tokens"):
+        if head is not None and head.problem in UNRANKED:
             return None
         return self.evaluation.labels or (None if head is None else head.labels)
 

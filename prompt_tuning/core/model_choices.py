@@ -27,6 +27,8 @@ ClassProblem = Literal["single_label", "multi_label", "regression", "tokens"]
 or the class of each token."""
 WITH_VALUES: tuple[ClassProblem, ...] = ("multi_label", "regression")
 """Problems where each class has a value."""
+UNRANKED: tuple[ClassProblem, ...] = ("regression", "tokens")
+"""Problems without one right class of each text, so without `label_accuracy`."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
 Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]

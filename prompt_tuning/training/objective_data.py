@@ -3,6 +3,11 @@
 import functools
 from collections.abc import Sequence
 
+from prompt_tuning.config.run import Run
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.metric_directions import AUTO
+from prompt_tuning.core.model_choices import UNRANKED
+from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.examples.context_column import ContextColumn
 from prompt_tuning.data.examples.example_loading import load_examples
 from prompt_tuning.data.examples.example_table import Examples
@@ -25,6 +30,26 @@ from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.stored_reference import with_stored_reference
+
+
+def open_evaluator_of(
+    run: Run, model: PromptedModel, evaluation: Evaluation
+) -> Evaluator:
+    """Opens the evaluation of a run; see `open_evaluator`.
+
+    Raises:
+      InputError: also if only the checkpoint tells the problem of the run's head, on
+        which the metric of the best step depends.
+    """
+    head, problem = run.tuning.class_head, model.config.problem
+    known = head is None or head.problem or not head.labels
+    if run.keep_best == AUTO and not known and problem in UNRANKED:
+        raise InputError(
+            f"the checkpoint has a head for the problem {problem!r}, and "
+            "ClassHead.problem is None, so the metric of the best step is not known: "
+            f"give {how_to_set('ClassHead.problem', problem)}"
+        )
+    return open_evaluator(run.objective, model, evaluation)
 
 
 def load_learned(

@@ -46,11 +46,7 @@ from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
-from prompt_tuning.training.objective_data import (
-    context_column,
-    load_learned,
-    open_evaluator,
-)
+from prompt_tuning.training.objective_data import load_learned, open_evaluator_of
 from prompt_tuning.training.pipeline_setup import (
     check_division,
     microbatch_shape,
@@ -314,7 +310,7 @@ class RunPlan:
         """
         if self.run.evaluation is None:
             return None
-        evaluator = open_evaluator(self.run.objective, self.model, self.run.evaluation)
+        evaluator = open_evaluator_of(self.run, self.model, self.run.evaluation)
         if self.run.best_by is not None:
             evaluator.check_metric(self.run.best_by[0], "Run.keep_best")
         if self.run.early_stopping and self.run.stops_by is not None:

@@ -3,10 +3,11 @@
 import dataclasses
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import prompt_tuning as pt
 from prompt_tuning.cli.main import main
@@ -186,6 +187,22 @@ def test_commands_train_predict_evaluate_and_convert(run, files, tmp_path, capsy
 @pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_the_best_f1(run):
     assert pt.load_tuned(str(run)).run.best_by == ("entity_f1", "max")
+
+
+def test_the_problem_of_a_published_head_is_asked_for(files, tmp_path, capsys):
+    folder = shutil.copytree(files.decoder, tmp_path / "published")
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["LlamaForTokenClassification"]
+    config["id2label"] = {str(i): label for i, label in enumerate(LABELS)}
+    (folder / "config.json").write_text(json.dumps(config))
+    (weights,) = folder.glob("*.safetensors")
+    head = {"score.weight": np.ones((3, 16), "f4"), "score.bias": np.zeros(3, "f4")}
+    save_file(load_file(weights) | head, weights)
+    data = write(tmp_path / "words.jsonl")
+    given = ("train", "--model", str(folder), "--train", data, "--eval", data)
+    more = ("--method", "lora", "--head", "last", "--labels", *LABELS, "--dry_run")
+    assert main([*given, *more]) == 2
+    assert "give --problem tokens" in capsys.readouterr().err
 
 
 @pytest.mark.slow
