@@ -46,7 +46,11 @@ from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
-from prompt_tuning.training.objective_data import load_learned, open_evaluator_of
+from prompt_tuning.training.objective_data import (
+    context_column,
+    load_learned,
+    open_evaluator_of,
+)
 from prompt_tuning.training.pipeline_setup import (
     check_division,
     microbatch_shape,
