@@ -29,6 +29,7 @@ from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import AxisLength, PositiveNumber
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
+from prompt_tuning.decoding.row_checks import check_generates
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.memory_comparison import (
     key_value_prefix,
@@ -319,14 +320,15 @@ def _kinds(model: Model) -> tuple[str, ...] | None:
 
 
 def check_length(text: str, model: Model, slots: int) -> bool:
-    """Checks that slots are fewer than the tokens of a text.
+    """Checks that slots are fewer than the tokens of a text, and the model a decoder.
 
     Returns:
       whether the model can read the text before a row.
 
     Raises:
-      InputError: if the text is shorter than the prefix.
+      InputError: if the text is shorter than the prefix, or the model writes no text.
     """
+    check_generates(model.prompted)
     begin = len(model.prompted.interface.begin_ids)
     length = len(model.prompted.needed_tokenizer().encode(text))
     if length + begin < slots:

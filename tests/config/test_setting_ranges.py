@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import TypeCheckError
 
 import prompt_tuning as pt
 from prompt_tuning.config.deferred_factories import Configurable, parameter_names
@@ -30,6 +29,7 @@ from prompt_tuning.processes.process_launch import Launch
 from prompt_tuning.texts.text_settings import TextSettings
 from prompt_tuning.texts.text_study import TextStudy
 from tests.support.outside_values import has_unranged, outside
+from tests.support.refusals import REFUSALS
 
 PACKAGE = Path(pt.__file__).parent
 NEEDED: dict[type, dict[str, Any]] = {
@@ -43,8 +43,6 @@ SETTINGS = (
     *(Preparation, RecordFormat, TextFormat, Splits, Share),
 )
 PAIRS = [("a", "b")]
-REFUSALS = InputError, TypeCheckError
-"""The second is raised first, for a wrong type, where the tests check every call."""
 READ_FROM_FILES = {"ModelConfig", "RotaryScaling", "RotaryDivisors", "QueryScaling"}
 """Classes whose fields come from `config.json`, which `core.model_sizes` checks."""
 
