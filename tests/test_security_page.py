@@ -16,6 +16,8 @@ LIMITS = {
         "MAXIMUM_BYTES": (2**20, "1 MiB in all; 100 includes, 10 levels deep"),
         "MAXIMUM_INCLUDES": (100, "100 includes"),
         "MAXIMUM_INCLUDE_DEPTH": (10, "10 levels deep"),
+    },
+    "config.data_parser": {
         "MAXIMUM_VALUE_DEPTH": (50, "values 50 levels deep"),
     },
     "config.gin_values": {
