@@ -1,7 +1,6 @@
 """Texts that become prefixes, by the command and from Python."""
 
 import json
-import time
 import types
 
 import numpy as np
@@ -173,26 +172,32 @@ def test_a_model_without_a_memory_does_not_drift():
     assert memory_drift(skills.prompted, skills.parameters) is None
 
 
-def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
+def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path, monkeypatch):
     study = TextStudy(rows=1, held_out=10)
     calls = []
+    now = 0.0
+    clock = types.SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("prompt_tuning.api.memory_budget.time", clock)
 
     class Plan:
         def write_rows(self, folder, study):
-            time.sleep(0.064)  # 1 ms for each of the rows
+            nonlocal now
+            now += 0.064  # 1 ms for each of the rows
             return StudyFiles(folder, None, folder)
 
         def train(self, files, steps, *, callbacks, **settings):
+            nonlocal now
             calls.append(steps)
             for step in range(steps):
-                time.sleep(0.008)
+                now += 0.008
                 callbacks[0](step, {})
             return types.SimpleNamespace(result=types.SimpleNamespace(finished=True))
 
     plan = Plan()
     fitted = fit_budget(tmp_path, 2.0, study, plan, 8)
-    # About 2 * 0.9 - 0.2 seconds are left, and a row takes 1 + 8 * 8 / 8 ms.
-    assert 100 < fitted.rows < 180 and fitted.steps == fitted.rows
+    # 2 * 0.9 s less two probes of 64 ms, 6 steps of 8 ms and 10 rows to measure on
+    # are left, and a row takes 1 + 8 * 8 / 8 ms.
+    assert fitted == (179, 179)
     assert fit_budget(tmp_path, 2.0, study, plan, 8) == fitted
     assert len(calls) == 1
     with pytest.raises(InputError, match="of a budget of 2 seconds for each memory"):
@@ -204,7 +209,7 @@ def test_a_budget_fits_rows_and_steps_into_what_is_left(tmp_path):
     with pytest.raises(InputError, match="has rows that no budget chose"):
         fit_budget(tmp_path, 2.0, study, plan, 8)
     with pytest.raises(InputError, match="a memory takes at least"):
-        fit_budget(tmp_path / "other", 0.3, study, plan, 8)
+        fit_budget(tmp_path / "other", 0.25, study, plan, 8)
 
     class StoppedPlan(Plan):
         def train(self, files, steps, *, callbacks, **settings):
