@@ -30,7 +30,6 @@ from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_files import read_run_directory
 from prompt_tuning.config.operative_config import operative_config
 from prompt_tuning.config.python_runs import (
-    DEFAULT_STEPS,
     TuneRequest,
     remove,
     tune_request,
@@ -294,7 +293,7 @@ def tune(
         learning_rate=learning_rate,
         optimizer=optimizer,
         objective=objective,
-        settings={"steps": DEFAULT_STEPS if steps is None else steps, **settings},
+        settings=settings if steps is None else {"steps": steps, **settings},
     )
     listed = list(method) if isinstance(method, list | tuple) else [method]
     try:

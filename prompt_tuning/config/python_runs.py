@@ -31,9 +31,9 @@ from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import FunctionObjective, LossFunction
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.run_settings import RunSettings
 from prompt_tuning.settings.trained_tokens import TrainedTokens
 
-DEFAULT_STEPS = 1000
 SCHEDULES = "prompt_tuning.core.learning_rates"
 """The module of the schedules of learning rates."""
 ATTACHED = ("prompt", "decoder_prompt", "adapters", "groups")
@@ -63,7 +63,7 @@ class TuneRequest:
     @property
     def steps(self) -> int:
         """Number of steps of the run."""
-        return self.settings.parameters.get("steps", DEFAULT_STEPS)
+        return self.settings.parameters.get("steps", RunSettings.steps)
 
     def with_steps(self, steps: int) -> "TuneRequest":
         """Returns the same request with another number of steps."""
