@@ -199,10 +199,10 @@ class Run(RunSettings):
                 "(--loss on_policy_distillation), or Run.rollouts to None"
             )
         self.rollouts.check_rewards(name, learned=objective.learns_rewards)
-        if self.mesh is not None or self.model.weights != "device":
+        if self.stages > 1 or self.model.weights != "device":
             raise InputError(
-                "Run.rollouts samples on one device that holds all weights: leave out "
-                "Run.mesh, and set Pretrained.weights to 'device'"
+                "Run.rollouts samples on devices that hold the weights of all layers: "
+                "set MeshShape.stage to 1 and Pretrained.weights to 'device'"
             )
         updates = self.rollouts.updates
         for name in ("steps", "save_every", "evaluate_every"):

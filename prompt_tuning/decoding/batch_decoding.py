@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.parameters import Parameters, merge
 from prompt_tuning.core.status_line import update_status
@@ -23,6 +23,8 @@ from prompt_tuning.sharding.shard_map import map_rows
 
 GREEDY = Needs()
 """Needs of rows that take the most probable token."""
+DRAWN = Needs(sampled=True, logprobs=True)
+"""Needs of rows that are drawn, with their log-probabilities."""
 
 
 @functools.partial(
@@ -69,7 +71,38 @@ def continue_batch(
         pad_id=pad_id,
     )
     rows = (tokens, lengths, choices, prompt_ids)
-    return map_rows(layout, graph, run)(parameters, rows)
+    return map_rows(layout, graph, run)(parameters, rows)[0]
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "new_tokens", "pad_id", "layout"))
+def draw_batch(
+    parameters: Parameters,
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    choices: RowChoices,
+    *,
+    graph: nnx.GraphDef,
+    new_tokens: int,
+    pad_id: int,
+    layout: MeshLayout | None = None,
+) -> tuple[Int[Array, "B new"], Float[Array, "B new"]]:
+    """Draws up to `new_tokens` tokens for each row; see `continue_batch`.
+
+    Returns:
+      The new tokens, including the one that ends the row, and the log-probability with
+      which each was drawn, in nats.
+    """
+    run = functools.partial(
+        _continue_local_rows,
+        graph=graph,
+        new_tokens=new_tokens,
+        needs=DRAWN,
+        pad_id=pad_id,
+    )
+    rows = (tokens, lengths, choices, None)
+    written, logprobs = map_rows(layout, graph, run)(parameters, rows)
+    assert logprobs is not None  # since `DRAWN` needs them
+    return written, logprobs
 
 
 def _continue_local_rows(
@@ -80,8 +113,11 @@ def _continue_local_rows(
     new_tokens: int,
     needs: Needs,
     pad_id: int,
-) -> Int[Array, "B new"]:
-    """Generates the tokens of one device's rows; arguments as in `continue_batch`."""
+) -> tuple[Int[Array, "B new"], Float[Array, "B new"] | None]:
+    """Generates the tokens of one device's rows; arguments as in `continue_batch`.
+
+    The second result are their log-probabilities, if `needs` has them.
+    """
     tokens, lengths, choices, prompt_ids = inputs
     model = cast(LanguageModel, merge(graph, parameters))
     decoder = TokenDecoder(model, choices, needs, pad_id)
@@ -91,7 +127,8 @@ def _continue_local_rows(
         every = collectives.true_everywhere(jnp.all(state.ended))
         return (state.step < new_tokens) & ~every
 
-    return jax.lax.while_loop(unfinished, decoder.generate_token, state).written
+    state = jax.lax.while_loop(unfinished, decoder.generate_token, state)
+    return state.written, state.logprobs
 
 
 class Decoding(NamedTuple):
@@ -100,6 +137,7 @@ class Decoding(NamedTuple):
     Attributes:
       step: number of generated tokens of each row.
       written: generated tokens, `[B, new]`.
+      logprobs: log-probabilities that they were drawn with; None if not needed.
       ended: whether each row has ended.
       last: token that was generated last, of each row.
       cache: keys and values of everything before the last token.
@@ -107,6 +145,7 @@ class Decoding(NamedTuple):
 
     step: Int[Array, ""]
     written: Int[Array, "B new"]
+    logprobs: Float[Array, "B new"] | None
     ended: Bool[Array, "B"]
     last: Int[Array, "B"]
     cache: Cache
@@ -132,22 +171,31 @@ class TokenDecoder(NamedTuple):
         update_status(f"compiling the generation ({sizes} + {new_tokens})")
         rows = tokens.shape[0]
         hidden, cache = self.model.prefill(tokens, lengths, new_tokens, prompt_ids)
-        first, ended = self._choose(hidden, jnp.array(0), jnp.zeros(rows, bool))
+        chosen, ended = self._choose(hidden, jnp.array(0), jnp.zeros(rows, bool))
+        first = jnp.asarray(chosen.tokens)
         written = jnp.full((rows, new_tokens), self.pad_id, jnp.int32)
         written = written.at[:, 0].set(first)
-        return Decoding(jnp.array(1), written, ended, first, cache)
+        logprobs = None
+        if chosen.logprobs is not None:
+            zeros = jnp.zeros((rows, new_tokens))
+            logprobs = zeros.at[:, 0].set(chosen.logprobs)
+        return Decoding(jnp.array(1), written, logprobs, ended, first, cache)
 
     def generate_token(self, state: Decoding) -> Decoding:
         """Generates one token of each row."""
         hidden, cache = self.model.decode(state.last, state.cache)
         chosen, ended = self._choose(hidden, state.step, state.ended)
-        written = state.written.at[:, state.step].set(chosen)
-        return Decoding(state.step + 1, written, ended, chosen, cache)
+        tokens = jnp.asarray(chosen.tokens)
+        written = state.written.at[:, state.step].set(tokens)
+        logprobs = state.logprobs
+        if logprobs is not None:
+            logprobs = logprobs.at[:, state.step].set(jnp.asarray(chosen.logprobs))
+        return Decoding(state.step + 1, written, logprobs, ended, tokens, cache)
 
     def _choose(self, hidden, step, ended):  # hidden: [B, D], ended: [B]
         logits = self.model.token_logits(hidden)
         choices = self.choices._replace(step=self.choices.step + step)
-        chosen = jnp.asarray(choose_tokens(logits, choices, None, self.needs).tokens)
-        chosen = jnp.where(ended, self.pad_id, chosen)
-        ended |= (chosen[:, None] == choices.ends).any(axis=1)
-        return chosen, ended
+        chosen = choose_tokens(logits, choices, None, self.needs, tempered=True)
+        tokens = jnp.where(ended, self.pad_id, jnp.asarray(chosen.tokens))
+        ended |= (tokens[:, None] == choices.ends).any(axis=1)
+        return chosen._replace(tokens=tokens), ended

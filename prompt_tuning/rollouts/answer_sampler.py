@@ -1,22 +1,30 @@
-"""Samples answers with the decoding engine and the parameters of a step."""
+"""Samples answers with the parameters of a step."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
+import jax
 import numpy as np
 
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.core.status_line import status
+from prompt_tuning.decoding.batch_decoding import draw_batch
 from prompt_tuning.decoding.decoding_engine import DecodingEngine
+from prompt_tuning.decoding.detokenizer import Detokenizer
 from prompt_tuning.decoding.request import Completion, Request, separate_equal
-from prompt_tuning.decoding.request_checks import slots_for
+from prompt_tuning.decoding.request_checks import row_ends, slots_for, text_before
+from prompt_tuning.decoding.row_checks import check_generates
+from prompt_tuning.decoding.row_draws import content_number
+from prompt_tuning.decoding.row_encoding import LENGTH_MULTIPLE, pad_rows
+from prompt_tuning.decoding.row_progress import first_choices
 from prompt_tuning.decoding.sampling_settings import Sampling
+from prompt_tuning.decoding.token_choice import NO_TOKEN
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
 
 POLICY = "policy"
 """The adapter of the engine that is trained."""
-LENGTH_MULTIPLE = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +44,133 @@ class SampledAnswer:
     truncated: bool
 
 
+class Draws(Protocol):
+    """Draws answers to requests of equal settings, except for their ends."""
+
+    def __call__(
+        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+    ) -> list[list[SampledAnswer]]:
+        """Returns the answers to each request.
+
+        Args:
+          requests: the requests.
+          parameters: all parameters of the model.
+          renewed: whether they are others than at the last call.
+        """
+        ...
+
+
+class EngineDraws:
+    """Draws with the decoding engine, which stays open; see `DecodingEngine`."""
+
+    def __init__(
+        self, model: PromptedModel, parameters: Parameters, slots: int, length: int
+    ):
+        self._model = model
+        self._engine = DecodingEngine(
+            model, parameters, slots=slots, length=length, tempered=True
+        )
+
+    def __call__(
+        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+    ) -> list[list[SampledAnswer]]:
+        """Returns the answers to each request; see `Draws`."""
+        if renewed:
+            self._engine.add_adapter(POLICY, self._model, parameters)
+        return [
+            [
+                _sampled(completion)
+                for completion in sorted(handle.completions, key=lambda x: x.sample)
+            ]
+            for handle in self._engine.run(requests)
+        ]
+
+
+class MeshDraws:
+    """Draws on a mesh, each device for its rows of a batch.
+
+    A row has the key that it has in the engine, so it draws the same tokens there, up
+    to rounding.
+
+    Args:
+      model: the model with what is trained.
+      rows: number of rows that are drawn together, rounded up to what the mesh divides.
+      longest: number of tokens of the longest prompt.
+    """
+
+    def __init__(self, model: PromptedModel, rows: int, longest: int):
+        check_generates(model)
+        parts = model.interface.rows.parts
+        self._model, self._count = model, -(-rows // parts) * parts
+        self._length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+
+    def __call__(
+        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+    ) -> list[list[SampledAnswer]]:
+        """Returns the answers to each request; see `Draws`."""
+        del renewed
+        group = requests[0].sampling.n
+        rows = [(x, x.first_sample + n) for x in requests for n in range(group)]
+        answers = []
+        for start in range(0, len(rows), self._count):
+            answers += self._draw(rows[start : start + self._count], parameters)
+        starts = range(0, len(answers), group)
+        return [answers[start : start + group] for start in starts]
+
+    def _draw(
+        self, rows: Sequence[tuple[Request, int]], parameters: Parameters
+    ) -> list[SampledAnswer]:
+        """Draws the answers of rows, which are a request and the number of a sample."""
+        model = self._model
+        filled = [*rows, *[rows[0]] * (self._count - len(rows))]
+        requests, samples = zip(*filled, strict=True)
+        given = [list(request.ids) for request in requests]
+        ends = [row_ends(request.sampling, model) for request in requests]
+        tokens, lengths = pad_rows(given, model.config.pad_id, self._length)
+        sampling, widest = requests[0].sampling, max(ends, key=len)
+        contents = list(map(content_number, given))
+        choices = first_choices(sampling, widest, samples, contents)
+        for row, own in zip(choices.ends, ends, strict=True):
+            row[:] = [*own, *[NO_TOKEN] * (len(row) - len(own))]
+        drawn = draw_batch(
+            parameters,
+            tokens,
+            lengths,
+            choices,
+            graph=model.graph,
+            new_tokens=sampling.new_tokens,
+            pad_id=model.config.pad_id,
+            layout=model.layout,
+        )
+        ids, logprobs = (array.tolist() for array in jax.device_get(drawn))
+        # Without the rows that fill the batch.
+        parts = zip(rows, ends, ids, logprobs, strict=False)
+        return [self._answer(request, *part) for (request, _), *part in parts]
+
+    def _answer(
+        self,
+        request: Request,
+        ends: Sequence[int],
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+    ) -> SampledAnswer:
+        """Cuts drawn tokens at the first end."""
+        assert request.ids is not None
+        before = text_before(request, request.ids, self._model)
+        tokenizer = self._model.needed_tokenizer()
+        text = Detokenizer(tokenizer, before, request.sampling.stop)
+        count, ended = 0, False
+        while count < len(ids) and not ended:
+            ended = ids[count] in ends or text.add(ids[count]).stopped
+            count += 1
+        text.finish()
+        return SampledAnswer(
+            tuple(ids[:count]), tuple(logprobs[:count]), text.text, not ended
+        )
+
+
 class AnswerSampler:
-    """Answers prompts with the model that is trained; its engine stays open.
+    """Answers prompts with the model that is trained.
 
     Args:
       model: the model with what is trained.
@@ -47,7 +180,7 @@ class AnswerSampler:
       rows: number of answers of a batch.
 
     Raises:
-      InputError: if the model is on a mesh or its weights are streamed.
+      InputError: if the model's weights are streamed.
     """
 
     def __init__(
@@ -58,17 +191,15 @@ class AnswerSampler:
         seed: int,
         rows: int,
     ):
-        self._model, self._seed = model, seed
-        self._settings = prompts.rollouts
+        self._seed, self._settings = seed, prompts.rollouts
         longest = max(len(prompt.ids) for prompt in prompts.prompts)
-        room = longest + self._settings.new_tokens + model.prompt_length
-        self._engine = DecodingEngine(
-            model,
-            parameters,
-            slots=slots_for(rows, self._settings.slots),
-            length=-(-room // LENGTH_MULTIPLE) * LENGTH_MULTIPLE,
-            tempered=True,
-        )
+        slots = slots_for(rows, self._settings.slots)
+        if model.layout is not None:
+            self._draw: Draws = MeshDraws(model, slots, longest)
+        else:
+            room = longest + self._settings.new_tokens + model.prompt_length
+            length = -(-room // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+            self._draw = EngineDraws(model, parameters, slots, length)
         self._compiled = False
 
     def __call__(
@@ -87,11 +218,7 @@ class AnswerSampler:
           sampling: number of the sampling in the rollout; parameters are those of the
             one before.
         """
-        draws = [self._seed, number]
-        if sampling:
-            draws.append(sampling)
-        else:
-            self._engine.add_adapter(POLICY, self._model, parameters)
+        draws = [self._seed, number, *([sampling] if sampling else [])]
         (seed,) = np.random.SeedSequence(draws).generate_state(1)
         settings = self._settings
         requests = [
@@ -111,15 +238,11 @@ class AnswerSampler:
             for prompt in prompts
         ]
         with status(None if self._compiled else "compiling the sampler"):
-            handles = self._engine.run(separate_equal(requests))
+            answers = self._draw(
+                separate_equal(requests), parameters, renewed=not sampling
+            )
         self._compiled = True
-        return [
-            [
-                _sampled(completion)
-                for completion in sorted(handle.completions, key=lambda x: x.sample)
-            ]
-            for handle in handles
-        ]
+        return answers
 
 
 def _sampled(completion: Completion) -> SampledAnswer:
