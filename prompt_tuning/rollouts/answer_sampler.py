@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.token_choice import NO_TOKEN
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
+from prompt_tuning.settings.rollout_settings import Rollouts
 
 POLICY = "policy"
 """The adapter of the engine that is trained."""
@@ -44,17 +45,24 @@ class SampledAnswer:
     truncated: bool
 
 
+@runtime_checkable
 class Draws(Protocol):
     """Draws answers to requests of equal settings, except for their ends."""
 
     def __call__(
-        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+        self,
+        requests: Sequence[Request],
+        model: PromptedModel,
+        parameters: Parameters,
+        *,
+        renewed: bool,
     ) -> list[list[SampledAnswer]]:
         """Returns the answers to each request.
 
         Args:
           requests: the requests.
-          parameters: all parameters of the model.
+          model: the model with what is trained.
+          parameters: all its parameters.
           renewed: whether they are others than at the last call.
         """
         ...
@@ -66,17 +74,21 @@ class EngineDraws:
     def __init__(
         self, model: PromptedModel, parameters: Parameters, slots: int, length: int
     ):
-        self._model = model
         self._engine = DecodingEngine(
             model, parameters, slots=slots, length=length, tempered=True
         )
 
     def __call__(
-        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+        self,
+        requests: Sequence[Request],
+        model: PromptedModel,
+        parameters: Parameters,
+        *,
+        renewed: bool,
     ) -> list[list[SampledAnswer]]:
         """Returns the answers to each request; see `Draws`."""
         if renewed:
-            self._engine.add_adapter(POLICY, self._model, parameters)
+            self._engine.add_adapter(POLICY, model, parameters)
         return [
             [
                 _sampled(completion)
@@ -93,7 +105,7 @@ class MeshDraws:
     to rounding.
 
     Args:
-      model: the model with what is trained.
+      model: a model that draws.
       rows: number of rows that are drawn together, rounded up to what the mesh divides.
       longest: number of tokens of the longest prompt.
     """
@@ -101,11 +113,16 @@ class MeshDraws:
     def __init__(self, model: PromptedModel, rows: int, longest: int):
         check_generates(model)
         parts = model.interface.rows.parts
-        self._model, self._count = model, -(-rows // parts) * parts
+        self._count = -(-rows // parts) * parts
         self._length = -(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
     def __call__(
-        self, requests: Sequence[Request], parameters: Parameters, *, renewed: bool
+        self,
+        requests: Sequence[Request],
+        model: PromptedModel,
+        parameters: Parameters,
+        *,
+        renewed: bool,
     ) -> list[list[SampledAnswer]]:
         """Returns the answers to each request; see `Draws`."""
         del renewed
@@ -113,30 +130,34 @@ class MeshDraws:
         rows = [(x, x.first_sample + n) for x in requests for n in range(group)]
         answers = []
         for start in range(0, len(rows), self._count):
-            answers += self._draw(rows[start : start + self._count], parameters)
+            part = rows[start : start + self._count]
+            answers += self._draw(part, model, parameters)
         starts = range(0, len(answers), group)
         return [answers[start : start + group] for start in starts]
 
     def _draw(
-        self, rows: Sequence[tuple[Request, int]], parameters: Parameters
+        self,
+        rows: Sequence[tuple[Request, int]],
+        model: PromptedModel,
+        parameters: Parameters,
     ) -> list[SampledAnswer]:
         """Draws the answers of rows, which are a request and the number of a sample."""
-        model = self._model
         filled = [*rows, *[rows[0]] * (self._count - len(rows))]
         requests, samples = zip(*filled, strict=True)
-        given = [list(request.ids) for request in requests]
-        ends = [row_ends(request.sampling, model) for request in requests]
+        given = [list(request.ids or ()) for request in requests]
         tokens, lengths = pad_rows(given, model.config.pad_id, self._length)
-        sampling, widest = requests[0].sampling, max(ends, key=len)
+        ends = [row_ends(request.sampling, model) for request in requests]
+        sampling, most = requests[0].sampling, max(ends, key=len)
         contents = list(map(content_number, given))
-        choices = first_choices(sampling, widest, samples, contents)
-        for row, own in zip(choices.ends, ends, strict=True):
-            row[:] = [*own, *[NO_TOKEN] * (len(row) - len(own))]
+        choices = first_choices(sampling, most, samples, contents)
+        own_ends = np.full(np.shape(choices.ends), NO_TOKEN, np.int32)
+        for row, own in zip(own_ends, ends, strict=True):
+            row[: len(own)] = own
         drawn = draw_batch(
             parameters,
             tokens,
             lengths,
-            choices,
+            choices._replace(ends=own_ends),
             graph=model.graph,
             new_tokens=sampling.new_tokens,
             pad_id=model.config.pad_id,
@@ -145,28 +166,52 @@ class MeshDraws:
         ids, logprobs = (array.tolist() for array in jax.device_get(drawn))
         # Without the rows that fill the batch.
         parts = zip(rows, ends, ids, logprobs, strict=False)
-        return [self._answer(request, *part) for (request, _), *part in parts]
+        return [_cut(model, request, *part) for (request, _), *part in parts]
 
-    def _answer(
-        self,
-        request: Request,
-        ends: Sequence[int],
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-    ) -> SampledAnswer:
-        """Cuts drawn tokens at the first end."""
-        assert request.ids is not None
-        before = text_before(request, request.ids, self._model)
-        tokenizer = self._model.needed_tokenizer()
-        text = Detokenizer(tokenizer, before, request.sampling.stop)
-        count, ended = 0, False
-        while count < len(ids) and not ended:
-            ended = ids[count] in ends or text.add(ids[count]).stopped
-            count += 1
-        text.finish()
-        return SampledAnswer(
-            tuple(ids[:count]), tuple(logprobs[:count]), text.text, not ended
-        )
+
+def _cut(
+    model: PromptedModel,
+    request: Request,
+    ends: Sequence[int],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+) -> SampledAnswer:
+    """Cuts drawn tokens at the first end."""
+    assert request.ids is not None
+    before = text_before(request, request.ids, model)
+    text = Detokenizer(model.needed_tokenizer(), before, request.sampling.stop)
+    count, ended = 0, False
+    while count < len(ids) and not ended:
+        ended = ids[count] in ends or text.add(ids[count]).stopped
+        count += 1
+    text.finish()
+    return SampledAnswer(
+        tuple(ids[:count]), tuple(logprobs[:count]), text.text, not ended
+    )
+
+
+def open_draws(
+    model: PromptedModel, parameters: Parameters, prompts: RolloutPrompts, batch: int
+) -> Draws:
+    """Opens what draws the answers of runs over one frozen model.
+
+    Args:
+      model: the model with the longest of their prompts.
+      parameters: all its parameters.
+      prompts: all prompts.
+      batch: number of prompts of a batch.
+
+    Raises:
+      InputError: if the model's weights are streamed.
+    """
+    settings = prompts.rollouts
+    longest = max(len(prompt.ids) for prompt in prompts.prompts)
+    slots = slots_for(batch * settings.group, settings.slots)
+    if model.layout is not None:
+        return MeshDraws(model, slots, longest)
+    room = longest + settings.new_tokens + model.prompt_length
+    length = -(-room // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return EngineDraws(model, parameters, slots, length)
 
 
 class AnswerSampler:
@@ -174,32 +219,16 @@ class AnswerSampler:
 
     Args:
       model: the model with what is trained.
-      parameters: all its parameters.
-      prompts: all prompts.
+      draws: what draws its answers.
+      settings: how they are drawn.
       seed: seed of the run.
-      rows: number of answers of a batch.
-
-    Raises:
-      InputError: if the model's weights are streamed.
     """
 
     def __init__(
-        self,
-        model: PromptedModel,
-        parameters: Parameters,
-        prompts: RolloutPrompts,
-        seed: int,
-        rows: int,
+        self, model: PromptedModel, draws: Draws, settings: Rollouts, seed: int
     ):
-        self._seed, self._settings = seed, prompts.rollouts
-        longest = max(len(prompt.ids) for prompt in prompts.prompts)
-        slots = slots_for(rows, self._settings.slots)
-        if model.layout is not None:
-            self._draw: Draws = MeshDraws(model, slots, longest)
-        else:
-            room = longest + self._settings.new_tokens + model.prompt_length
-            length = -(-room // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-            self._draw = EngineDraws(model, parameters, slots, length)
+        self._model, self._draw = model, draws
+        self._settings, self._seed = settings, seed
         self._compiled = False
 
     def __call__(
@@ -239,7 +268,7 @@ class AnswerSampler:
         ]
         with status(None if self._compiled else "compiling the sampler"):
             answers = self._draw(
-                separate_equal(requests), parameters, renewed=not sampling
+                separate_equal(requests), self._model, parameters, renewed=not sampling
             )
         self._compiled = True
         return answers

@@ -24,7 +24,7 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.rollouts.advantages import equal_groups, group_advantages
 from prompt_tuning.rollouts.answer_groups import Group, Rollout
-from prompt_tuning.rollouts.answer_sampler import AnswerSampler, SampledAnswer
+from prompt_tuning.rollouts.answer_sampler import AnswerSampler, Draws, SampledAnswer
 from prompt_tuning.rollouts.best_answers import BestAnswer, BestAnswers
 from prompt_tuning.rollouts.frozen_scores import FrozenScores
 from prompt_tuning.rollouts.prompt_order import Place, PromptOrder
@@ -48,7 +48,7 @@ class RolloutStream:
 
     Args:
       model: the model with what is trained.
-      parameters: all its parameters.
+      draws: what draws answers, by the model or by others of the same sweep.
       prompts: the prompts.
       plan: order of the prompts.
       directory: run directory.
@@ -62,7 +62,7 @@ class RolloutStream:
     def __init__(
         self,
         model: PromptedModel,
-        parameters: Parameters,
+        draws: Draws,
         prompts: RolloutPrompts,
         plan: BatchPlan,
         directory: Path,
@@ -71,8 +71,7 @@ class RolloutStream:
     ):
         self._model, self._prompts, self._plan = model, prompts, plan
         self._settings = settings = prompts.rollouts
-        rows = len(plan.batch(0).rows) * settings.group
-        self._sampler = AnswerSampler(model, parameters, prompts, seed, rows)
+        self._sampler = AnswerSampler(model, draws, settings, seed)
         self._judge = RewardCalls(prompts.rewards, settings.reward_seconds)
         self._frozen_scores = None
         if any(reward.is_logprob for reward in prompts.rewards):

@@ -78,14 +78,16 @@ class Sweep:
 
     def report(self) -> str:
         """The first member's report, and a line about what the members share."""
-        own_batches = len({m.trainer.run.order_seed for m in self.members}) > 1
-        rows = f"{len(self.members)} members, one copy of the frozen parameters; " + (
-            "each reads its own batches, padded to the same shape (with Run.data_seed "
-            "they would share batches)"
-            if own_batches
-            else "all read the same batches"
-        )
-        return f"{self.members[0].trainer.report()}\n{rows}"
+        rows = "all read the same batches"
+        if self.run.rollouts is not None:
+            rows = "each learns from its own answers"
+        elif len({m.trainer.run.order_seed for m in self.members}) > 1:
+            rows = (
+                "each reads its own batches, padded to the same shape (with "
+                "Run.data_seed they would share batches)"
+            )
+        count = f"{len(self.members)} members, one copy of the frozen parameters"
+        return f"{self.members[0].trainer.report()}\n{count}; {rows}"
 
 
 def train_sweep(

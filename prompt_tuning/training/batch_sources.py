@@ -1,16 +1,23 @@
 """Where the batches of a loop come from: data, or the model's own answers."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 
 from prompt_tuning import processes
+from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
+from prompt_tuning.rollouts.answer_sampler import open_draws
 from prompt_tuning.rollouts.prompt_table import RolloutPrompts
-from prompt_tuning.rollouts.rollout_stream import RolloutStream
-from prompt_tuning.training.member_batches import MemberBatches, stream_members
+from prompt_tuning.rollouts.rollout_stream import Metrics, RolloutStream
+from prompt_tuning.training.member_batches import (
+    MemberBatches,
+    join_members,
+    stream_members,
+)
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.throughput import Meter
 from prompt_tuning.training.trainer import Trainer
@@ -27,8 +34,8 @@ class BatchSource(Protocol):
 
     def next(
         self, states: Sequence[TrainState], done: int
-    ) -> tuple[MemberBatches, dict[str, float]]:
-        """Returns the batch of the next step, and metrics of how it was made.
+    ) -> tuple[MemberBatches, Sequence[Metrics]]:
+        """Returns the batches of the next step, and each member's metrics of them.
 
         Args:
           states: state of each member.
@@ -39,6 +46,9 @@ class BatchSource(Protocol):
     def between(self, done: int) -> bool:
         """Returns whether a run may stop and resume after some steps."""
         ...
+
+    def drop(self, member: int) -> None:
+        """Makes nothing for a member from now on."""
 
     def sync(self) -> None:
         """Flushes what was recorded to the disk, before a checkpoint."""
@@ -51,17 +61,17 @@ class DataBatches:
     """Batches of data, which threads read ahead."""
 
     def __init__(self, trainers: Sequence[Trainer], meters: Sequence[Meter], done: int):
-        self._stream = stream_members(trainers, done)
+        self._stream, self._count = stream_members(trainers, done), len(trainers)
         self._batches: Iterator[MemberBatches] = self._stream
         for meter in meters:
             self._batches = meter.waiting(self._batches)
 
     def next(
         self, states: Sequence[TrainState], done: int
-    ) -> tuple[MemberBatches, dict[str, float]]:
+    ) -> tuple[MemberBatches, Sequence[Metrics]]:
         """Returns the next batch; see `BatchSource`."""
         del states, done
-        return next(self._batches), {}
+        return next(self._batches), [{}] * self._count
 
     @property
     def reason(self) -> str | None:
@@ -73,6 +83,9 @@ class DataBatches:
         del done
         return True
 
+    def drop(self, member: int) -> None:
+        """Does nothing, as members share the batches."""
+
     def sync(self) -> None:
         """Does nothing."""
 
@@ -82,63 +95,103 @@ class DataBatches:
 
 
 class RolloutBatches:
-    """Batches of answers that the model samples before a step.
+    """Batches of answers that each member samples before a step.
+
+    Args:
+      trainers: the members.
+      meters: meter of each.
+      done: number of completed steps.
+      live: numbers of the members that are not dropped; None for all.
 
     Raises:
       InputError: if there are several processes.
     """
 
-    def __init__(self, trainer: Trainer, meter: Meter, done: int):
+    def __init__(
+        self,
+        trainers: Sequence[Trainer],
+        meters: Sequence[Meter],
+        done: int,
+        live: Sequence[int] | None = None,
+    ):
         if processes.count() > 1:
             raise InputError(
                 "Run.rollouts samples in one process: start the command once"
             )
-        assert isinstance(trainer.examples, RolloutPrompts)
-        self._trainer, self._meter = trainer, meter
-        self._stream = RolloutStream(
-            trainer.model,
-            trainer.frozen | trainer.start.trained,
-            trainer.examples,
-            trainer.batch_plan,
-            Path(trainer.run.directory),
-            done,
-            trainer.run.seed,
+        self._trainers, self._meters = trainers, meters
+        longest = max(trainers, key=lambda trainer: trainer.model.prompt_length)
+        assert isinstance(longest.examples, RolloutPrompts)
+        # All members draw with one engine, one after the other.
+        draws = open_draws(
+            longest.model,
+            longest.frozen | longest.start.trained,
+            longest.examples,
+            len(longest.batch_plan.batch(0).rows),
         )
+        self._streams = {
+            k: RolloutStream(
+                trainers[k].model,
+                draws,
+                longest.examples,
+                trainers[k].batch_plan,
+                Path(trainers[k].run.directory),
+                done,
+                trainers[k].run.seed,
+            )
+            for k in (range(len(trainers)) if live is None else live)
+        }
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops before its last step; see `RolloutStream`."""
-        return self._stream.reason
+        """Why the run stops before its last step, if all members have a reason."""
+        reasons = [stream.reason for stream in self._streams.values()]
+        return reasons[0] if reasons and all(reasons) else None
 
     def next(
         self, states: Sequence[TrainState], done: int
-    ) -> tuple[MemberBatches, dict[str, float]]:
-        """Samples the batch of a step; see `BatchSource`."""
-        (state,) = states
+    ) -> tuple[MemberBatches, Sequence[Metrics]]:
+        """Samples the batches of a step; see `BatchSource`."""
         # The step before ends first, so that its time counts as that of training.
-        trained: Any = jax.block_until_ready(state.trained)
-        with self._meter.stopped():
-            # The step donates its state.
-            copied = jax.tree.map(lambda leaf: leaf.copy(), trained)
-            parameters = self._trainer.frozen | copied
-            batch, metrics = self._stream.batch(parameters, done)
-        return MemberBatches(batch, (batch,)), metrics
+        jax.block_until_ready([state.trained for state in states])
+        batches: dict[int, Batch] = {}
+        metrics: list[Metrics] = [{} for _ in states]
+        with contextlib.ExitStack() as pauses:
+            for meter in self._meters:
+                pauses.enter_context(meter.stopped())
+            for k, stream in self._streams.items():
+                # The step donates its state.
+                copied = jax.tree.map(lambda leaf: leaf.copy(), states[k].trained)
+                parameters = self._trainers[k].frozen | copied
+                batches[k], metrics[k] = stream.batch(parameters, done)
+        # What a dropped member reads does not matter.
+        some = next(iter(batches.values()))
+        given = [batches.get(k, some) for k in range(len(states))]
+        return join_members(given, self._trainers[0].model.config.pad_id), metrics
 
     def between(self, done: int) -> bool:
         """Returns whether the next step begins with new answers."""
-        return self._stream.between(done)
+        return all(stream.between(done) for stream in self._streams.values())
+
+    def drop(self, member: int) -> None:
+        """Samples nothing for a member from now on."""
+        self._streams.pop(member).log.close()
 
     def sync(self) -> None:
         """Flushes the answers to the disk."""
-        self._stream.log.sync()
+        for stream in self._streams.values():
+            stream.log.sync()
 
     def close(self) -> None:
-        """Closes the file of answers."""
-        self._stream.log.close()
+        """Closes the files of answers."""
+        for stream in self._streams.values():
+            stream.log.close()
 
 
 def open_batches(
-    trainers: Sequence[Trainer], meters: Sequence[Meter], done: int
+    trainers: Sequence[Trainer],
+    meters: Sequence[Meter],
+    done: int,
+    live: Sequence[int] | None = None,
 ) -> BatchSource:
     """Opens the batches of members that step together.
 
@@ -146,7 +199,8 @@ def open_batches(
       trainers: the members.
       meters: meter of each, which measures the time of training.
       done: number of completed steps.
+      live: numbers of the members that are not dropped; None for all.
     """
     if trainers[0].run.rollouts is None:
         return DataBatches(trainers, meters, done)
-    return RolloutBatches(trainers[0], meters[0], done)
+    return RolloutBatches(trainers, meters, done, live)

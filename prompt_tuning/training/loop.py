@@ -209,6 +209,7 @@ def loop(
             [member.trainer for member in members],
             [recorder.meter for recorder in recorders],
             done,
+            [k for k, member in enumerate(members) if not member.dropped],
         )
         running = _Loop(
             members, recorders, watching, stopping, step_profile, drop, batches
@@ -252,7 +253,7 @@ class _Loop:
                 batch, sampled = self._batches.next(states, done)
                 with self._profile.step(done):
                     states, metrics = self._advance(states, batch.whole)
-                metrics = [values | sampled for values in metrics]
+                metrics = [a | b for a, b in zip(metrics, sampled, strict=True)]
                 done += 1
                 self._profile.finish_step(done, metrics)
                 # The device runs this step while the host handles the metrics before.
@@ -306,7 +307,8 @@ class _Loop:
         reason = self._reason if done < last else None
         if reason is not None:
             if processes.is_first():
-                record_stop(self._members[0].directory, done, reason)
+                for member in self._members:
+                    record_stop(member.directory, done, reason)
             self._reporter.say(f"stopped after step {done} of {last}: {reason}")
         elif done < last and self._live:
             self._reporter.say(
@@ -378,5 +380,6 @@ class _Loop:
             if self._drop is None:
                 raise
             self._live.remove(k)
+            self._batches.drop(k)
             self._drop(self._members[k], step, problem)
             self._reporter.say(f"{self._members[k].name} is dropped: {problem}")

@@ -49,10 +49,17 @@ def stream_members(
             if len(readers) == 1:
                 yield MemberBatches(batches[0], batches * len(members))
                 continue
-            padded = dict(zip(readers, pad_to_widest(batches, pad_id), strict=True))
-            separate = tuple(padded[seed] for seed in seeds)
-            stacked = jax.tree.map(lambda *rows: np.stack(rows), *separate)  # [K, ...]
-            yield MemberBatches(stacked, separate)
+            own = dict(zip(readers, batches, strict=True))
+            yield join_members([own[seed] for seed in seeds], pad_id)
+
+
+def join_members(batches: Sequence[Batch], pad_id: int) -> MemberBatches:
+    """Joins the batch of each member, padded to the same shape."""
+    if len(batches) == 1:
+        return MemberBatches(batches[0], tuple(batches))
+    padded = tuple(pad_to_widest(batches, pad_id))
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *padded)  # [K, ...]
+    return MemberBatches(stacked, padded)
 
 
 def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:

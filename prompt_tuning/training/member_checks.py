@@ -25,11 +25,6 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
       InputError: with the first setting that differs.
     """
     (first_name, first), *others = runs.items()
-    if first.rollouts is not None:
-        raise InputError(
-            "Run.rollouts is set, but members of a sweep step together on given "
-            "answers: train each run alone"
-        )
     if first.early_stopping:
         raise InputError(
             f"Run.early_stopping is {first.early_stopping}, but members of a sweep "
@@ -86,8 +81,9 @@ def check_members(plans: Mapping[str, RunPlan]) -> None:
 
 
 def reads_own_batches(members: Sequence[RunPlan]) -> bool:
-    """Returns whether the members read the rows in different orders."""
-    return len({member.run.order_seed for member in members}) > 1
+    """Returns whether the members learn from different rows, or in different orders."""
+    orders = {member.run.order_seed for member in members}
+    return len(orders) > 1 or members[0].run.rollouts is not None
 
 
 def _check_own_batches(member: RunPlan) -> None:

@@ -49,7 +49,7 @@ def test_the_loss_is_the_divergence_at_the_models_own_tokens(files, tmp_path, fa
     run = settings_of(files, tmp_path / "run", getattr(files, family))
     trainer = pt.open_run(run)
     (tmp_path / "run").mkdir()
-    source = RolloutBatches(trainer, Meter(), 0)
+    source = RolloutBatches([trainer], [Meter()], 0)
     batch = jax.device_put(source.next([trainer.start], 0)[0].whole)
     source.close()
     trained = trainer.start.trained

@@ -95,7 +95,7 @@ def open_trainer(files, directory, model, method, temperature=1.0, **run):
 
 def first_batch(trainer):
     """Samples the batch of the first step."""
-    source = RolloutBatches(trainer, Meter(), 0)
+    source = RolloutBatches([trainer], [Meter()], 0)
     batch, _ = source.next([trainer.start], 0)
     source.close()
     return jax.device_put(batch.whole)
@@ -377,7 +377,7 @@ def test_a_replayed_answer_keeps_the_probabilities_it_was_drawn_with(files, tmp_
     reward = dataclasses.replace(reward, function=lambda *_: next(rewards))
     prompts.rewards = [reward]
     trainer = dataclasses.replace(trainer, batch_plan=OnePrompt(trainer.batch_plan))
-    source = RolloutBatches(trainer, Meter(), 0)
+    source = RolloutBatches([trainer], [Meter()], 0)
     first, second = (source.next([trainer.start], done)[0].whole for done in range(2))
     source.close()
     np.testing.assert_array_equal(second.targets[3], first.targets[0])
