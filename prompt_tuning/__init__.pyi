@@ -1043,7 +1043,10 @@ def LoRA(
     layers: Sequence[int] | None = None,
     rank_pattern: Mapping[str, int] | None = None,
     alpha_pattern: Mapping[str, float] | None = None,
-    initial: Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"] = "kaiming",
+    initial: Literal[
+        "kaiming", "gaussian", "orthogonal", "pissa", "olora", "eva"
+    ] = "kaiming",
+    eva_rho: float = 2.0,
     dora: bool = False,
     bias: Literal["none", "lora_only", "all"] = "none",
     invocation: Sequence[int] | None = None,
@@ -1079,7 +1082,12 @@ def LoRA(
         `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
         product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
         2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
-        subtracted, and the run is exported as a plain LoRA of twice the rank.
+        subtracted, and the run is exported as a plain LoRA of twice the rank. With
+        "eva", `a` starts from the principal components of the projections' inputs in
+        the first batches (Paischer et al. 2024), and `b` is 0.
+      eva_rho: maximum rank of a layer with "eva", in units of its rank: ranks go to the
+        layers and projections whose components explain most of the variance, and their
+        sum stays. With 1 all keep theirs. The arrays have the maximum rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       invocation: ids of tokens from whose last occurrence in a row on the product is

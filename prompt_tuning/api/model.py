@@ -38,6 +38,7 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.models.scoring import merge_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.text_encoding import TextEncoding
+from prompt_tuning.prompts.activation_probes import check_without_data
 from prompt_tuning.prompts.tools.inspection import input_vectors
 from prompt_tuning.settings.evaluation_settings import Evaluation
 from prompt_tuning.texts.text_embeddings import Pooling, embed_ids
@@ -107,12 +108,16 @@ class Model(TextModel):
           methods: prompts and adapters.
           seed: seed of their initial values.
 
+        Raises:
+          InputError: if a method starts from the data of a run.
+
         Examples:
           >>> both = model.attach(pt.SoftPrompt(length=5), pt.LoRA(rank=4), seed=1)
           >>> len(both.partition()[0])
           5
         """
         attached = Model.open(self.settings, methods, seed)
+        check_without_data(attached.prompted.loras)
         if self.loaded is not None:
             attached.loaded = attached.prompted.read_parameters(self.loaded)
         return attached

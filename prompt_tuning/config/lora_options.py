@@ -63,6 +63,12 @@ LORA_OPTIONS = (
         "LoRA.initial",
     ),
     FlatOption(
+        "lora_eva_rho",
+        METHOD,
+        "maximum rank of a layer with --lora_initial eva, in units of --rank",
+        "LoRA.eva_rho",
+    ),
+    FlatOption(
         "dora",
         METHOD,
         "train a magnitude of each output of LoRA's projections too (DoRA)",

@@ -105,6 +105,7 @@ MAXIMUM_PORT = 65_535
 
 Temperature = Annotated[float | int, NumberRange(SMALLEST, LARGEST, also=(0,))]
 PositiveShare = Annotated[float | int, NumberRange(SMALLEST, 1)]
+RankFactor = Annotated[float | int, NumberRange(1, 1000)]
 PositiveFactor = Annotated[float | int, NumberRange(SMALLEST, LARGEST)]
 Penalty = Annotated[float | int, NumberRange(-LARGEST, LARGEST)]
 LengthPenalty = Annotated[float | int, NumberRange(-50, 50)]

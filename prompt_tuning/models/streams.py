@@ -6,7 +6,6 @@ layer) run on all streams together as one `[positions, D]`; `flatten_streams` an
 `split_streams` convert between the two forms.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.dropout import DropoutIndex
-from prompt_tuning.core.invocations import active_positions
 from prompt_tuning.core.layer_kinds import KEYS, MIXERS
 from prompt_tuning.core.masks import CausalMask, Count
 from prompt_tuning.models.attention import AttentionSource, KeyValues
@@ -219,20 +217,6 @@ class AttentionView(NamedTuple):
             selected = (_select_rows(part, self.rows) for part in key_values)
             key_values = KeyValues(*selected)
         return AttentionSource(key_values, self.mask, self.bias)
-
-
-def active_positions_of(
-    streams: Sequence[Stream],
-) -> contextlib.AbstractContextManager[None]:
-    """Sets `Stream.active` of all positions while their blocks are traced."""
-    if all(stream.active is None for stream in streams):
-        return active_positions(None)
-    marks = []
-    for stream in streams:
-        assert stream.active is not None  # of all streams, or of none
-        shape = stream.hidden.shape[:2]
-        marks.append(jnp.broadcast_to(stream.active, shape).reshape(-1))
-    return active_positions(jnp.concatenate(marks))
 
 
 def bias_of_buckets(

@@ -44,6 +44,7 @@ from prompt_tuning.models.host_memory import any_on_host, move_to_device
 from prompt_tuning.models.layer_inputs import LayerInputs, first_inputs
 from prompt_tuning.models.linear_bias import linear_bias
 from prompt_tuning.models.norms import Norm
+from prompt_tuning.models.position_marks import positions_of
 from prompt_tuning.models.recurrent_state import last_state
 from prompt_tuning.models.relative_positions import RelativePositionBias
 from prompt_tuning.models.rotary import (
@@ -66,7 +67,6 @@ from prompt_tuning.models.streams import (
     Kept,
     Stream,
     StreamView,
-    active_positions_of,
     apply_block_inputs,
     bias_of_buckets,
     flatten_streams,
@@ -195,7 +195,7 @@ class Stack(nnx.Module):
         policy = self.rematerialization
         if keep:  # parts of the scan would concatenate keys and values
             policy = policy.for_each_block()
-        with jax.named_scope("blocks"), active_positions_of(streams):
+        with jax.named_scope("blocks"), positions_of(streams, cross):
             others = (
                 input_values,
                 stacked_key_values(cross),

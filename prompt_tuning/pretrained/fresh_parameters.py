@@ -13,7 +13,7 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.dora import LORA_A, LORA_B, MAGNITUDE, initial_magnitudes
-from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.low_rank import EVA, LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.state_prefix import STATE
 from prompt_tuning.prompts.trained_bias import frozen_biases
@@ -188,6 +188,8 @@ def initialized_by(path: str, tuning: Tuning) -> str:
     initial = next((x.initial for x in tuning.adapters if isinstance(x, LoRA)), None)
     if "/adapters/lora/" in path and initial in FROM_WEIGHTS:
         return f"the frozen weights ({initial})"
+    if path.endswith(LORA_A) and initial == EVA:
+        return f"the activations of the first batches ({initial})"
     if path.startswith("head/adapters/"):
         return "the checkpoint's head of as many classes, or normal with deviation 0.02"
     if "/adapters/" in path:

@@ -26,6 +26,9 @@ from prompt_tuning.prompts.weight_starts import FROM_WEIGHTS
 from prompt_tuning.settings.lora_settings import Initial, TrainedBiases
 from prompt_tuning.sharding import collectives
 
+EVA = "eva"
+"""The value of `LoRA.initial` that starts from activations of training data."""
+
 
 class LowRank(ProjectionAdapter):
     """`y + scaling * dropout(x) @ a @ b` (Hu et al. 2022, equation 3).
@@ -45,6 +48,7 @@ class LowRank(ProjectionAdapter):
         None unless it starts from the weights.
       start_b: `b` at the start of the run, or None.
       ranks: rank in each layer, 0 where there is none.
+      most_ranks: the highest rank that each layer may get from the data.
       invocation: tokens from whose last occurrence on it acts; empty if it always does.
       bias: trained bias, `[L, out]`, or None; see `train_bias`.
       biases: which biases the run trains, PEFT's `bias`.
@@ -65,6 +69,7 @@ class LowRank(ProjectionAdapter):
         rank_stabilized: bool = False,
         initial: Initial = "kaiming",
         ranks: Sequence[int] = (),
+        most_ranks: Sequence[int] = (),
         invocation: Sequence[int] = (),
         stack: tuple[str, ...] = ("layers",),
     ):
@@ -84,6 +89,7 @@ class LowRank(ProjectionAdapter):
         self.rank_stabilized, self.initial = rank_stabilized, initial
         self.bias, self.biases = None, "none"
         self.ranks, self.invocation = tuple(ranks), tuple(invocation)
+        self.most_ranks = tuple(most_ranks)
         # `initial_starts` replaces them when the frozen weights are there.
         starts = initial in FROM_WEIGHTS
         self.start_a = nnx.Param(a, axes=self.a.axes) if starts else None
@@ -118,8 +124,8 @@ class LowRank(ProjectionAdapter):
     @property
     def settings(self) -> dict[str, Any]:
         """PEFT's settings that the factors do not show, where not the defaults."""
-        # What starts from the weights is exported as a plain LoRA.
-        plain = self.initial in ("kaiming", *FROM_WEIGHTS)
+        # What starts from weights or data is exported as a plain LoRA.
+        plain = self.initial in ("kaiming", EVA, *FROM_WEIGHTS)
         given = {
             "lora_dropout": self.dropout,
             "use_rslora": self.rank_stabilized,
@@ -259,7 +265,8 @@ def initial_factors(
 ) -> tuple[Float[Array, "L in r"], Float[Array, "L r out"]]:
     """Initializes the factors as PEFT does; their product is 0.
 
-    Those that start from the weights are zeros here; see `initial_starts`.
+    Those that start from the weights are zeros here; see `initial_starts`. Those that
+    start from data are "kaiming" until the data are read; see `activation_probes`.
 
     - "kaiming": `a` uniform within `1 / sqrt(in)`, `b` 0.
     - "gaussian": `a` normal with standard deviation `1 / r`, `b` 0.

@@ -21,7 +21,7 @@ from prompt_tuning.core.number_ranges import (
 )
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.prompts.dora import LORA_A, MAGNITUDE
-from prompt_tuning.prompts.low_rank import ExpertLowRank, LowRank, initial_factors
+from prompt_tuning.prompts.low_rank import EVA, ExpertLowRank, LowRank, initial_factors
 from prompt_tuning.prompts.projection_adapters import (
     AdaptedProjection,
     AdapterSpec,
@@ -69,7 +69,12 @@ class LoRA(LoRASettings, AdapterSpec):
         `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
         product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
         2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
-        subtracted, and the run is exported as a plain LoRA of twice the rank.
+        subtracted, and the run is exported as a plain LoRA of twice the rank. With
+        "eva", `a` starts from the principal components of the projections' inputs in
+        the first batches (Paischer et al. 2024), and `b` is 0.
+      eva_rho: maximum rank of a layer with "eva", in units of its rank: ranks go to the
+        layers and projections whose components explain most of the variance, and their
+        sum stays. With 1 all keep theirs. The arrays have the maximum rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       invocation: ids of tokens from whose last occurrence in a row on the product is
@@ -258,8 +263,11 @@ class LoRA(LoRASettings, AdapterSpec):
                 f"{min(sizes)} of the weights of {projection.path}, and the rank is "
                 f"{max(ranks)}"
             )
+        most = ranks
+        if self.initial == EVA:
+            most = [min(round(rank * self.eva_rho), sizes[0]) for rank in ranks]
         return LowRank(
-            initial_factors(key, (sizes[0], sizes[1]), ranks, self.initial),
+            initial_factors(key, (sizes[0], sizes[1]), most, self.initial),
             next(iter(scalings)),
             projection.axes,
             # `initial_magnitudes` replaces them when the frozen weights are there.
@@ -269,6 +277,7 @@ class LoRA(LoRASettings, AdapterSpec):
             rank_stabilized=self.rank_stabilized,
             initial=self.initial,
             ranks=ranks,
+            most_ranks=most,
             invocation=self.invocation or (),
         )
 

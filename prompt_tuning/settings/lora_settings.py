@@ -8,10 +8,11 @@ from prompt_tuning.core.number_ranges import (
     AnyNumber,
     AxisLength,
     NonnegativeInteger,
+    RankFactor,
     ShareBelowOne,
 )
 
-Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora"]
+Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora", "eva"]
 """The first values of LoRA's factors; see `LoRA`."""
 TrainedBiases = Literal["none", "lora_only", "all"]
 """The biases of the model that are trained too; see `LoRA`."""
@@ -30,6 +31,7 @@ class LoRASettings:
     rank_pattern: Mapping[str, AxisLength] | None = None
     alpha_pattern: Mapping[str, AnyNumber] | None = None
     initial: Initial = "kaiming"
+    eva_rho: RankFactor = 2.0
     dora: bool = False
     bias: TrainedBiases = "none"
     invocation: Sequence[NonnegativeInteger] | None = None

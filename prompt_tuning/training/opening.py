@@ -1,6 +1,7 @@
 """Opens a run, or runs that step together, stage by stage up to the first step."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters, describe, split
 from prompt_tuning.core.status_line import status
 from prompt_tuning.data.batching.batch_plan import BatchPlan
+from prompt_tuning.data.batching.batches import read_batch
 from prompt_tuning.data.examples.example_groups import ExampleGroups
+from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.preference import StoredReference
@@ -26,6 +29,7 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
 from prompt_tuning.pretrained.tuning import PromptPair
 from prompt_tuning.prompts.soft import PaddedPrompt
+from prompt_tuning.training.activation_starts import start_from_activations
 from prompt_tuning.training.member_checks import (
     check_members,
     check_same_held_out,
@@ -119,12 +123,13 @@ def open_members(
     _, frozen = parameter_groups.partition(parameters, members[0].labels)
     context = _context(longest.model, objective, parameters)
     trainers = []
-    for member, batch_plan, transfer in zip(
-        members, batch_plans, transfers, strict=True
-    ):
+    given = zip(members, batch_plans, transfers, strict=True)
+    for member, batch_plan, transfer in given:
         own = parameters
         if member is not members[0]:
             own = member.model.complete(parameters | member.model.initialize())
+        if not resumes:
+            own = own | _activation_starts(member, own, examples, batch_plan)
         trainers.append(
             Trainer(
                 run=member.run,
@@ -141,6 +146,18 @@ def open_members(
             )
         )
     return tuple(_with_reference(trainers, objective, parameters))
+
+
+def _activation_starts(
+    member: RunPlan,
+    parameters: Parameters,
+    examples: Examples | ExampleGroups,
+    batch_plan: BatchPlan,
+) -> Parameters:
+    """Computes the parameters that start from the first batches, if there are any."""
+    pad_id = member.model.config.pad_id
+    read = functools.partial(read_batch, examples, batch_plan, pad_id=pad_id)
+    return start_from_activations(member.run.tuning, member.model, parameters, read)
 
 
 def _with_reference(

@@ -46,6 +46,7 @@ from prompt_tuning.settings.trained_tokens import TrainedTokens
 from prompt_tuning.training.distillation import open_teacher
 from prompt_tuning.training.host_optimizer import HostOptimizer
 from prompt_tuning.training.loggers import check_loggers
+from prompt_tuning.training.method_checks import check_methods
 from prompt_tuning.training.objective_data import (
     context_column,
     load_learned,
@@ -83,7 +84,7 @@ def plan_run(run: Run) -> "RunPlan":
         run.model, run.tuning, key=jax.random.key(run.seed), mesh=whole_mesh(run)
     )
     check_division(run, model.config)
-    _check_constant(model.plan.abstract, run)
+    check_methods(run, model)
     labels = parameter_groups.label(model.plan.abstract, run.groups)
     _check_fresh(model.plan.fresh, labels, run)
     parameter_groups.check_matches(
@@ -103,26 +104,6 @@ def _group_optimizer(
     """Returns the optimizer of trained parameters, which leaves frozen slots alone."""
     frozen = model.prompts.frozen_slots(model.config.architecture)
     return parameter_groups.group_optimizer(run.groups, labels, frozen)
-
-
-def _check_constant(paths: Collection[str], run: Run) -> None:
-    """Refuses a group for the parameters of a prompt that has none.
-
-    Raises:
-      InputError: with the config to use instead.
-    """
-    if run.prompt is None or any("/prompt/" in path for path in paths):
-        return
-    for regex in [regex for group in run.groups for regex in group.regexes]:
-        if "prompt" in regex and not any(
-            map(parameter_groups.match_any([regex]), paths)
-        ):
-            raise InputError(
-                f"the parameter groups train {regex}, but the run's prompt is a "
-                "constant without parameters (InferenceOnlyPrompt), which can only be "
-                "evaluated and used: to train the vectors of a file, give --gin_file "
-                "prompts/file.gin instead of prompts/inference_only.gin"
-            )
 
 
 def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:

@@ -1,0 +1,131 @@
+"""LoRA that starts from the activations of the first batches (EVA)."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Key
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import Parameters, describe, split
+from prompt_tuning.core.status_line import status
+from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
+from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.prompts.activation_probes import (
+    ActivationProbes,
+    Components,
+    components_by_path,
+    distribute_ranks,
+    first_factors,
+)
+from prompt_tuning.prompts.low_rank import EVA
+from prompt_tuning.prompts.low_rank_adapters import LoRA
+from prompt_tuning.training.gradients import objective_gradient
+
+BATCHES = 64
+"""Maximum number of batches that are read."""
+ALIKE = 0.99
+"""Cosine to the component before a batch from which on a component has converged, as in
+PEFT (`EvaConfig.tau`)."""
+
+
+@status("reading activations")
+def start_from_activations(
+    tuning: Tuning,
+    model: PromptedModel,
+    parameters: Parameters,
+    read_batch: Callable[[int], Batch],
+) -> Parameters:
+    """Returns the first factors of the LoRAs that start from activations.
+
+    Args:
+      tuning: the LoRAs, and what else tunes the model.
+      model: the model with all of it.
+      parameters: all parameters, as restored and initialized.
+      read_batch: reads the batch of a step.
+    """
+    if not any(lora.initial == EVA for lora in model.loras.values()):
+        return {}
+    components, ranks = read_components(tuning, model, parameters, read_batch)
+    return first_factors(components, ranks, parameters)
+
+
+def read_components(
+    tuning: Tuning,
+    model: PromptedModel,
+    parameters: Parameters,
+    read_batch: Callable[[int], Batch],
+) -> tuple[dict[str, Components], dict[str, list[int]]]:
+    """Computes the principal components of what enters each projection.
+
+    Batches are read in the order of training, until the components that get a rank have
+    converged, or `BATCHES` were read. The arguments are as in `start_from_activations`.
+
+    Returns:
+      the components, and the rank in each layer, by the path of the projection.
+    """
+    loras = {path: x for path, x in model.loras.items() if x.initial == EVA}
+    graph, abstract = _with_probes(tuning, model)
+    frozen = {path: parameters[path] for path in abstract if path in parameters}
+    probes = {
+        path: jnp.zeros(x.shape) for path, x in abstract.items() if path not in frozen
+    }
+
+    @jax.jit
+    def read(probes: Parameters, frozen: Parameters, batch: Batch):
+        after, _ = objective_gradient(graph, probes, frozen, batch, None)
+        before, now = components_by_path(probes), components_by_path(after)
+        likeness = {path: now[path].likeness(before[path]) for path in now}
+        return after, likeness, {path: x.shares for path, x in now.items()}
+
+    ranks: dict[str, list[int]] = {}
+    for index in range(BATCHES):
+        for part in _micro_batches(read_batch(index), model.config):
+            probes, likeness, shares = read(probes, frozen, part)
+        ranks = distribute_ranks(jax.device_get(shares), loras)
+        if _converged(jax.device_get(likeness), ranks):
+            break
+    return components_by_path(probes), ranks
+
+
+def _with_probes(
+    tuning: Tuning, model: PromptedModel
+) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
+    """Returns the structure of the model with probes, and its parameters' shapes."""
+    adapters = [
+        ActivationProbes.of(x) if isinstance(x, LoRA) and x.initial == EVA else x
+        for x in tuning.adapters
+    ]
+    tuning = dataclasses.replace(tuning, adapters=adapters)
+
+    def build(key: Key[Array, ""]) -> tuple[nnx.GraphDef, Parameters]:
+        return split(build_tuned(key, model.config, model.prompts, tuning))
+
+    return describe(build, jax.random.key(0))
+
+
+def _micro_batches(batch: Batch, config: ModelConfig) -> list[Batch]:
+    """Divides a batch with an accumulation axis, since each updates the components.
+
+    Rows that only fill a batch have no real token in a causal model.
+    """
+    causal = config.architecture == "decoder_only" and not config.bidirectional
+    if causal and np.shape(batch.real_rows) == np.shape(batch.lengths):
+        batch = dataclasses.replace(batch, lengths=batch.lengths * batch.real_rows)
+    if batch.tokens.ndim == 2:
+        return [batch]
+    count = len(batch.tokens)
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+
+
+def _converged(likeness: dict[str, np.ndarray], ranks: dict[str, list[int]]) -> bool:
+    """Returns whether all components that get a rank are as before the last batch."""
+    return all(
+        (table[layer, :rank] >= ALIKE).all()
+        for path, table in likeness.items()
+        for layer, rank in enumerate(ranks[path])
+    )
