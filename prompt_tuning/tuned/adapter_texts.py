@@ -28,7 +28,7 @@ from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.data_source import DataSource
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt")
 TEXT_FIELDS = ("template", "chat", "chat_template", "chat_date", "joiner", "add_eos")
 """Fields of `DataSource` that set how texts are rendered."""
 

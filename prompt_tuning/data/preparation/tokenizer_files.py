@@ -31,6 +31,7 @@ FILES = (
     "spiece.model",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
 )
 MODEL_CONFIG = "config.json"
 """File that names the model type, which an output's metadata repeats."""
@@ -143,6 +144,8 @@ def _files_to_save(choice: TokenizerChoice) -> dict[str, Path]:
         files[path.name] = path
     elif path.name == "vocab.json":
         files |= {path.name: path, "merges.txt": folder / "merges.txt"}
+    elif path.name == "vocab.txt":
+        files[path.name] = path
     else:
         files["tokenizer.json"] = path
     return {name: file for name, file in files.items() if file.is_file()}

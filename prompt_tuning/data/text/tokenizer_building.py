@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.typed_json import parse_json, read_limited, read_object
+from prompt_tuning.data.text import word_pieces
 from prompt_tuning.data.text.added_tokens import (
     DECODER,
     add_tokens,
@@ -26,7 +27,11 @@ from prompt_tuning.data.text.sentencepiece_files import (
     SentencePieceFile,
     read_sentencepiece,
 )
-from prompt_tuning.data.text.special_tokens import read_json_object, read_settings
+from prompt_tuning.data.text.special_tokens import (
+    read_json_object,
+    read_settings,
+    role_texts,
+)
 from prompt_tuning.data.text.tokenizer_classes import (
     CLASSES,
     GENERIC,
@@ -88,7 +93,7 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     """Builds the tokenizer of a file and of the settings next to it.
 
     Args:
-      file: a `tokenizer.json`, a sentencepiece file, or `vocab.json`.
+      file: a `tokenizer.json`, a sentencepiece file, `vocab.json` or `vocab.txt`.
 
     Raises:
       InputError: if a file is not as expected, or its class is not supported.
@@ -105,6 +110,9 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
         name = _class_name(folder, settings)
         name = "GPT2Tokenizer" if name == GENERIC else name
         read = _read_byte_level(file, name, settings)
+    elif file.name == word_pieces.FILE:
+        name = _class_name(folder, settings)
+        read = _read_word_pieces(file, name, settings)
     else:
         content = read_limited(file, MAXIMUM_FILE)
         name = _class_name(folder, settings, b'"ByteLevel"' in content)
@@ -119,6 +127,9 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     _check_size(tokenizer, file)
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     kind = CLASSES.get(name)
+    if file.name == word_pieces.FILE:
+        around = [tokens.text(role) or "" for role in ("cls_token", "sep_token")]
+        word_pieces.put_around(tokenizer, *around)
     has_post_processor = file.suffix != ".model" and file.name != "vocab.json"
     adds_bos = kind is not None and kind.add_bos
     if not has_post_processor:
@@ -247,6 +258,20 @@ def _read_byte_level(file: Path, name: str, settings: Mapping[str, Any]) -> Main
         parts = kind.build(settings, b"")
         tokenizer = _assemble(kind, parts, vocabulary, merges)
     return MainFile(tokenizer, kind.roles)
+
+
+def _read_word_pieces(file: Path, name: str, settings: Mapping[str, Any]) -> MainFile:
+    """Reads `vocab.txt`.
+
+    Raises:
+      InputError: if its class is not supported.
+    """
+    if name not in (GENERIC, *word_pieces.CLASSES):
+        raise InputError(refusal(str(file), name))
+    unknown = (word_pieces.ROLES | role_texts(settings))["unk_token"]
+    tokenizer = word_pieces.read_word_pieces(file, settings, unknown)
+    costs = read_costs(json.loads(tokenizer.to_str()), str(file))
+    return MainFile(tokenizer, word_pieces.ROLES, costs)
 
 
 def _read_library_file(

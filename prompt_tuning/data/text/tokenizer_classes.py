@@ -237,6 +237,7 @@ MODEL_CLASSES: Mapping[str, str] = {
     **dict.fromkeys(("gpt_neox", "mpt", "olmo", "olmoe"), "GPTNeoXTokenizer"),
     **dict.fromkeys(("cohere", "cohere2"), "CohereTokenizer"),
     **dict.fromkeys(("t5", "mt5", "switch_transformers"), "T5Tokenizer"),
+    **dict.fromkeys(("bert", "distilbert", "electra"), "BertTokenizer"),
     "bart": "RobertaTokenizer",
     "code_llama": "CodeLlamaTokenizer",
     "mbart": "MBartTokenizer",

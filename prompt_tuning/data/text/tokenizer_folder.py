@@ -37,6 +37,8 @@ def find_tokenizer(path: Path) -> Path:
         return models[0]
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
         return path / "vocab.json"
+    if not models and (path / "vocab.txt").is_file():
+        return path / "vocab.txt"
     files = sorted(path.glob(f"*{SUFFIX}"))
     if not models and len(files) == 1:
         check_links(path, f"*{SUFFIX}")
@@ -44,5 +46,5 @@ def find_tokenizer(path: Path) -> Path:
     raise InputError(
         f"tokenizer {path}: the folder has {len(models)} .model files; expected "
         "tokenizer.json, tokenizer.model, spiece.model, one *.model, vocab.json with "
-        "merges.txt, or one *.gguf"
+        "merges.txt, vocab.txt, or one *.gguf"
     )

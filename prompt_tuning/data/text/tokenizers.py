@@ -283,10 +283,10 @@ def load_tokenizer(
     """Reads a tokenizer from a file, or from the folder of a checkpoint.
 
     In a folder, the first of these files is read: `tokenizer.json`, `tokenizer.model`,
-    `spiece.model`, a single `*.model`, or `vocab.json` with `merges.txt`. The files
-    next to it add tokens and give them roles (`tokenizer_config.json`,
-    `special_tokens_map.json`, `added_tokens.json`), as in transformers; see
-    `tokenizer_building`. A GGUF file contains a tokenizer itself.
+    `spiece.model`, a single `*.model`, `vocab.json` with `merges.txt`, or `vocab.txt`
+    (word pieces of BERT). The files next to it add tokens and give them roles
+    (`tokenizer_config.json`, `special_tokens_map.json`, `added_tokens.json`), as in
+    transformers; see `tokenizer_building`. A GGUF file contains a tokenizer itself.
 
     Args:
       path: path of the file or folder.
@@ -337,5 +337,5 @@ def _outer_ids(built: BuiltTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 def has_tokenizer(folder: Path) -> bool:
     """Returns whether a folder, or a GGUF file, contains a tokenizer."""
-    names = ("tokenizer.json", "*.model", "vocab.json")
+    names = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
     return has_gguf_tokenizer(folder) or any(any(folder.glob(name)) for name in names)

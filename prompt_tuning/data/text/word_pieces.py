@@ -1,0 +1,76 @@
+"""BERT's tokenizer from `vocab.txt`, one token in each line, as older folders have it.
+
+The class divides words, and the settings say how texts are normalized.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.typed_json import JsonObject, read_limited
+from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FILE = "vocab.txt"
+CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+"""Classes that divide words alike."""
+ROLES = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+"""Texts of the tokens with a role, unless the settings name others."""
+
+
+def read_word_pieces(
+    file: Path, settings: Mapping[str, Any], unknown: str
+) -> "tokenizers.Tokenizer":
+    """Reads a vocabulary of word pieces.
+
+    Args:
+      file: the vocabulary.
+      settings: settings of `tokenizer_config.json`.
+      unknown: token of words that are not in the vocabulary.
+
+    Raises:
+      InputError: if the file is no text, or a setting has another type.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+    try:
+        text = read_limited(file, MAXIMUM_FILE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not text in UTF-8: {error}") from error
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
+    vocabulary = {token: number for number, token in enumerate(lines.split("\n"))}
+    given = {name: x for name, x in settings.items() if x is not None}
+    flags = JsonObject(f"the settings next to {file}", given)
+    with reporting_errors(lambda: f"{file} is not a vocabulary of word pieces"):
+        pieces = models.WordPiece(vocabulary, unk_token=unknown)
+        tokenizer = tokenizers.Tokenizer(pieces)
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=flags.flag("tokenize_chinese_chars", True),
+        strip_accents=flags.flag("strip_accents", None),
+        lowercase=flags.flag("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer
+
+
+def put_around(tokenizer: "tokenizers.Tokenizer", first: str, last: str) -> None:
+    """Makes a tokenizer put a token before every text, and one after it."""
+    from tokenizers import processors
+
+    pairs = [(text, tokenizer.token_to_id(text)) for text in (first, last)]
+    single, second = f"{first}:0 $A:0 {last}:0", f"$B:1 {last}:1"
+    tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore
+        single=single, pair=f"{single} {second}", special_tokens=pairs
+    )
