@@ -52,7 +52,7 @@ class Batch:
         an example in consecutive rows. None if each row is an example.
       columns: data columns that an objective reads, by name (`DataSource.columns`),
         such as "advantages": values of the learned targets, float32 `[B, m]`, padded
-        with 0.
+        with 0. What a teacher says of them may be `[B, m, ...]`, of other types.
       example_weights: weight of each example that has classes, float32 `[B]`, 0 without
         an example; None if each weight is 1, or if each row is an example.
       real_rows: 1 for rows with an example, 0 for rows that only fill the batch, int32

@@ -48,7 +48,7 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import Metrics
 from prompt_tuning.training.step_fingerprints import Fingerprint, fingerprint
 from prompt_tuning.training.step_profile import StepProfile
-from prompt_tuning.training.stored_reference import ReferencedExamples
+from prompt_tuning.training.stored_columns import CompletedExamples, CompletedGroups
 from prompt_tuning.training.trainer import Trainer
 from prompt_tuning.training.training_result import TrainingResult
 
@@ -201,10 +201,11 @@ def loop(
         for member, recorder, state in zip(members, recorders, states, strict=True):
             adopt_changes(member, recorder, watching)
             recorder.record_start(done, state.trained, len(members))
-        if isinstance(first.examples, ReferencedExamples) and done < steps:
+        examples = first.examples
+        if isinstance(examples, CompletedExamples | CompletedGroups) and done < steps:
             # Here and not where batches are read, in a thread: several processes must
             # meet in the same order.
-            first.examples.read()
+            examples.stored.read()
         batches = open_batches(
             [member.trainer for member in members],
             [recorder.meter for recorder in recorders],

@@ -14,7 +14,7 @@ from prompt_tuning.training.continuation import read_key
 from prompt_tuning.training.early_stopping import Patience
 from prompt_tuning.training.metrics_log import MetricsLog, read_log
 from prompt_tuning.training.run_directory import recorded_model
-from prompt_tuning.training.stored_reference import read_stored, write_stored
+from prompt_tuning.training.stored_columns import read_stored, write_stored
 
 SHAPES = ("[]", "null", "7", '"a"', "{", "", "\0", "[" * 100_000)
 
@@ -129,12 +129,12 @@ def test_the_stored_key_is_checked():
 
 def test_a_damaged_reference_is_computed_again(tmp_path):
     file = tmp_path / "reference.npz"
-    write_stored(file, "model", {b"a" * 16: np.ones(3, np.float32)})
+    write_stored(file, "model", {b"a" * 16: {"values": np.ones(3, np.float32)}})
     content = file.read_bytes()
-    assert list(read_stored(file, "model")) == [b"a" * 16]
+    assert list(read_stored(file, "model", ["values"])) == [b"a" * 16]
     for length in range(0, len(content), 9):
         file.write_bytes(content[:length])
-        assert read_stored(file, "model") == {}
+        assert read_stored(file, "model", ["values"]) == {}
     with np.load(io.BytesIO(content)) as arrays:
-        np.savez(file, **{**arrays, "counts": np.array([4])})
-    assert read_stored(file, "model") == {}
+        np.savez(file, **{**arrays, "values_sizes": np.array([4])})
+    assert read_stored(file, "model", ["values"]) == {}

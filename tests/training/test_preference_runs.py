@@ -17,7 +17,8 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.training import stored_reference
-from prompt_tuning.training.stored_reference import REFERENCE_FILE, read_stored
+from prompt_tuning.training.stored_columns import read_stored
+from prompt_tuning.training.stored_reference import FORM, REFERENCE_FILE
 from tests.support.small_runs import UPPER, files, logged
 from tests.support.small_tokenizer import write_tokenizer
 
@@ -165,13 +166,13 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
         )
         return [line["loss"] for line in logged(tmp_path / name)]
 
-    threads, compute = [], stored_reference.compute_logprobs
+    threads, compute = [], stored_reference.compute_rows
 
     def recorded(*arguments):
         threads.append(threading.current_thread())
         return compute(*arguments)
 
-    monkeypatch.setattr(stored_reference, "compute_logprobs", recorded)
+    monkeypatch.setattr(stored_reference, "compute_rows", recorded)
     expected = losses("in_step", pt.DPO(beta=0.5), 6)
     objective = pt.DPO(beta=0.5, reference="precomputed")
     losses("stored", objective, 2, pt.MeshShape(data=4, tensor=2))
@@ -183,8 +184,8 @@ def test_a_precomputed_reference_is_that_of_the_step(files, tmp_path, monkeypatc
     found = losses("stored", objective, 6)
     assert (tmp_path / "stored" / REFERENCE_FILE).read_bytes() == stored
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    known = read_stored(tmp_path / "stored" / REFERENCE_FILE, "another model")
-    assert known == {}
+    file = tmp_path / "stored" / REFERENCE_FILE
+    assert read_stored(file, "another model", FORM.names) == {}
 
 
 @pytest.mark.slow

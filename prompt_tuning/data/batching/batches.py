@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -32,13 +32,16 @@ def build_batch(
       planned: examples of each row, and the shape to pad to.
       pad_id: token id that fills rows.
       prompt_ids: whether the examples select their prompts.
-      columns: names of the columns that the objective reads.
+      columns: names of the columns that the objective reads, perhaps with the type of
+        each for one token; float32 otherwise.
     """
     if isinstance(examples, ExampleGroups):
         return _build_group_batch(
             examples, planned, pad_id, prompt_ids=prompt_ids, columns=columns
         )
     count, packed = len(planned.rows), planned.rows.ndim == 2
+    if not isinstance(columns, Mapping):
+        columns = dict.fromkeys(columns, np.float32)
     tokens = np.full((count, planned.input_length), pad_id, np.int32)  # [B, T]
     targets = np.full((count, planned.target_length), pad_id, np.int32)  # [B, U]
     batch = Batch(
@@ -55,7 +58,8 @@ def build_batch(
         ),
         real_rows=(planned.rows.reshape(count, -1) != FILLING).any(1).astype(np.int32),
         columns={
-            name: np.zeros((count, planned.positions), np.float32) for name in columns
+            name: np.zeros((count, planned.positions), kind)
+            for name, kind in columns.items()
         },
     )
     for row, numbers in enumerate(planned.rows.reshape(count, -1).tolist()):

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Collection
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -28,7 +29,8 @@ class ExampleGroups(abc.ABC):
       without_completion: number of records left out because they have no completion.
       repetition: see `RowSource`.
       has_prompt_ids: whether the data selects the prompt of each example.
-      columns: names of the columns for an objective.
+      columns: names of the columns for an objective, perhaps with their types; see
+        `build_batch`.
       contexts: column of the text that a teacher reads before each, or None.
       has_groups: whether an example consists of several rows; always True.
       shares_prompt: whether the rows of an example begin with one prompt, which a batch
@@ -36,7 +38,7 @@ class ExampleGroups(abc.ABC):
         it, also if the model is decoder-only.
     """
 
-    columns: tuple[str, ...] = ()
+    columns: Collection[str] = ()
     contexts: ContextColumn | None = None
     has_groups = True
     shares_prompt = False

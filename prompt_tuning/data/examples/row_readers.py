@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, Int64, Integer
+from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
 
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock
@@ -27,7 +27,7 @@ class Example:
       prefix_length: number of inputs of a decoder-only model before its first
         completion token, BOS included; 0 in an encoder-decoder model.
       prompt_id: index of the example's prompt, below `N`.
-      columns: numbers of each target that an objective reads, `[u]`, by name.
+      columns: what an objective reads of each target, `[u, ...]`, by name.
     """
 
     inputs: Int32[np.ndarray, "n"]
@@ -35,7 +35,7 @@ class Example:
     weights: Float32[np.ndarray, "w"]
     prefix_length: int
     prompt_id: int = 0
-    columns: Mapping[str, Float32[np.ndarray, "u"]] = dataclasses.field(
+    columns: Mapping[str, Shaped[np.ndarray, "u ..."]] = dataclasses.field(
         default_factory=dict
     )
 

@@ -1,0 +1,288 @@
+"""What a frozen model says of each row, computed once and stored beside the run."""
+
+import dataclasses
+import hashlib
+import io
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from prompt_tuning import processes
+from prompt_tuning.core.atomic_files import replace_file
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.file_names import check_links
+from prompt_tuning.core.numpy_files import read_npz
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.status_line import status
+from prompt_tuning.data.batching.batch_plan import FILLING
+from prompt_tuning.data.batching.batches import build_batch
+from prompt_tuning.data.batching.plan_batches import plan_batches
+from prompt_tuning.data.examples.example_groups import ExampleGroups
+from prompt_tuning.data.examples.example_table import Examples
+from prompt_tuning.data.examples.row_readers import Example
+from prompt_tuning.data.rows.token_columns import CONTEXTS
+from prompt_tuning.evaluation.batch_scores import BatchFunction, score_batches
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.data_source import DataSource
+
+MODEL, ROWS, SIZES = "model", "rows", "_sizes"
+"""Arrays of a file besides the values: the fingerprint of what computed them as bytes,
+and the digest of each row. `NAME_sizes` is the number of a row's values of a name."""
+DIGEST = 16
+"""Bytes of the digest of a row."""
+
+Values = Mapping[str, np.ndarray]
+"""Arrays of a row by name; the first has a value for each learned token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnForm:
+    """How values of a row are stored, and become columns of its learned tokens.
+
+    Attributes:
+      names: names of the stored arrays.
+      columns: type of each column by its name, for one token.
+      pack: makes the stored arrays of what is computed for the learned tokens of a row.
+      unpack: makes the columns of the stored arrays, each `[m, ...]`.
+    """
+
+    names: tuple[str, ...]
+    columns: Mapping[str, np.dtype]
+    pack: Callable[[Any], Values] = lambda computed: computed
+    unpack: Callable[[Values], Values] = lambda values: values
+
+
+class StoredColumns:
+    """Columns of rows, which are computed when they are first read.
+
+    They are not computed if a file in the run directory has them: of the same row, by
+    the same model.
+
+    Args:
+      form: how they are stored.
+      examples: the examples.
+      compute: computes the values of each row of the examples of the given numbers.
+      file: where they are stored; None to keep them in memory alone.
+      fingerprint: digest of what computes them.
+    """
+
+    def __init__(
+        self,
+        form: ColumnForm,
+        examples: Examples | ExampleGroups,
+        compute: Callable[[Collection[int]], list[Any]],
+        file: Path | None,
+        fingerprint: str,
+    ):
+        self.form, self._examples, self._compute = form, examples, compute
+        self._file, self._fingerprint = file, fingerprint
+        # Rows are read by several threads.
+        self._lock = threading.Lock()
+        self._known: dict[bytes, Values] | None = None
+
+    def read(self) -> dict[bytes, Values]:
+        """Returns the values of all rows by their digests."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._read()
+        return self._known
+
+    def complete(self, row: Example) -> Example:
+        """Adds the columns to a row."""
+        values = self.form.unpack(self.read()[digest(row)])
+        columns = dict(row.columns)
+        for name, kind in self.form.columns.items():
+            columns[name] = np.zeros(len(row.weights), kind)
+            columns[name][row.weights != 0] = values[name]
+        return dataclasses.replace(row, columns=columns)
+
+    def _read(self) -> dict[bytes, Values]:
+        """Returns the values of all rows, and computes missing ones."""
+        model, known = self._fingerprint, {}
+        if self._file is not None:
+            known = read_stored(self._file, model, self.form.names)
+        missing = {}
+        for number in range(len(self._examples)):
+            rows = rows_of(self._examples, number)
+            if any(not self._has(known, row) for row in rows):
+                missing[number] = rows
+        if not missing:
+            return known
+        with status("computing what the frozen model says of each row"):
+            computed = self._compute(missing)
+        rows = [row for of_example in missing.values() for row in of_example]
+        pairs = zip(rows, computed, strict=True)
+        known |= {digest(row): self.form.pack(values) for row, values in pairs}
+        file = self._file
+        if file is not None:
+            processes.run_on_first(lambda: write_stored(file, model, known))
+        return known
+
+    def _has(self, known: Mapping[bytes, Values], row: Example) -> bool:
+        stored = known.get(digest(row))
+        learned = int((row.weights != 0).sum())
+        return stored is not None and len(stored[self.form.names[0]]) == learned
+
+
+class CompletedExamples(Examples):
+    """Examples with columns that are stored beside the run."""
+
+    def __init__(self, examples: Examples, stored: StoredColumns):
+        self.__dict__.update(examples.__dict__)
+        self._examples, self.stored = examples, stored
+        self.columns = _kinds(examples.columns, stored.form)
+
+    def __getitem__(self, number: int) -> Example:
+        """Returns an example with the columns."""
+        return self.stored.complete(self._examples[number])
+
+
+class CompletedGroups(ExampleGroups):
+    """Groups of rows with columns that are stored beside the run."""
+
+    def __init__(self, examples: ExampleGroups, stored: StoredColumns):
+        self._examples, self.stored = examples, stored
+        self.columns = _kinds(examples.columns, stored.form)
+        for name in (
+            *("gold", "weights", "skipped", "truncated", "unlearned"),
+            *("without_completion", "repetition", "has_prompt_ids", "shares_prompt"),
+        ):
+            setattr(self, name, getattr(examples, name))
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, number: int) -> list[Example]:
+        """Returns the rows of an example with the columns."""
+        return [self.stored.complete(row) for row in self._examples[number]]
+
+    @property
+    def rows_per_example(self) -> int:
+        """See `ExampleGroups`."""
+        return self._examples.rows_per_example
+
+    @property
+    def input_lengths(self) -> np.ndarray:
+        """See `ExampleGroups`."""
+        return self._examples.input_lengths
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """See `ExampleGroups`."""
+        return self._examples.target_lengths
+
+    @property
+    def weight_counts(self) -> np.ndarray:
+        """See `ExampleGroups`."""
+        return self._examples.weight_counts
+
+
+def _kinds(columns: Collection[str], form: ColumnForm) -> dict[str, np.dtype]:
+    """Returns the types of columns, of which those of the data are float32."""
+    return dict.fromkeys(columns, np.dtype(np.float32)) | dict(form.columns)
+
+
+def rows_of(examples: Examples | ExampleGroups, number: int) -> list[Example]:
+    """Returns the rows of an example."""
+    row = examples[number]
+    return row if isinstance(row, list) else [row]
+
+
+def digest(row: Example) -> bytes:
+    """Returns a digest of a row's tokens, of which are learned, and of its context."""
+    content = hashlib.sha256()
+    for array in (row.inputs, row.targets, row.weights != 0):
+        content.update(
+            f"{len(array)} ".encode() + np.ascontiguousarray(array).tobytes()
+        )
+    content.update(str(row.prefix_length).encode())
+    if CONTEXTS in row.columns:
+        content.update(f" {int(row.columns[CONTEXTS][0])}".encode())
+    return content.digest()[:DIGEST]
+
+
+def read_stored(file: Path, model: str, names: Sequence[str]) -> dict[bytes, Values]:
+    """Reads stored values; none of another model, or of a damaged file."""
+    check_links(file.parent, file.name)
+    if not file.is_file():
+        return {}
+    try:
+        arrays = read_npz(file)
+        if arrays[MODEL].tobytes() != model.encode():
+            return {}
+        columns = []
+        for name in names:
+            stops = np.cumsum(arrays[name + SIZES])
+            if stops[-1] != len(arrays[name]):
+                return {}
+            columns.append(np.split(arrays[name], stops[:-1]))
+        rows = zip(arrays[ROWS], *columns, strict=True)
+        return {row.tobytes(): dict(zip(names, x, strict=True)) for row, *x in rows}
+    except (InputError, ValueError, KeyError, IndexError, TypeError):
+        return {}  # they are computed again
+
+
+def write_stored(file: Path, model: str, known: Mapping[bytes, Values]) -> None:
+    """Stores the values of rows by their digests."""
+    content = io.BytesIO()
+    digests = np.frombuffer(b"".join(known), np.uint8).reshape(-1, DIGEST)
+    arrays = {MODEL: np.frombuffer(model.encode(), np.uint8), ROWS: digests}
+    for name in next(iter(known.values())):
+        parts = [values[name] for values in known.values()]
+        arrays[name] = np.concatenate(parts)
+        arrays[name + SIZES] = np.array([len(part) for part in parts], np.int64)
+    np.savez(content, allow_pickle=False, **arrays)
+    replace_file(file, content.getvalue())
+
+
+def compute_rows(
+    function: BatchFunction[Any],
+    model: PromptedModel,
+    parameters: Parameters,
+    examples: Examples | ExampleGroups,
+    data: DataSource,
+    numbers: Collection[int],
+) -> list[Any]:
+    """Computes what a function says of the learned tokens of some examples' rows.
+
+    Args:
+      function: returns arrays `[R, m, ...]` of a batch, in any structure.
+      model: the model that it runs.
+      parameters: all of its parameters.
+      examples: the examples.
+      data: settings of batches.
+      numbers: numbers of the examples to compute.
+
+    Returns:
+      the arrays of each row, `[m, ...]`, in the order of the numbers.
+    """
+    data = dataclasses.replace(data, packing=False)
+    plan = plan_batches(data, model.interface, examples, shuffle=False)
+    chosen = set(numbers)
+    planned = [
+        batch
+        for index in range(plan.batches_per_epoch)
+        if chosen & {*(batch := plan.batch(index)).rows.reshape(-1).tolist()}
+    ]
+    pad_id, columns = model.config.pad_id, examples.columns
+    batches = (build_batch(examples, x, pad_id, columns=columns) for x in planned)
+    found: dict[int, list[Any]] = {}
+    for each, (batch, scores) in zip(
+        planned, score_batches(function, model, parameters, batches), strict=True
+    ):
+        learned = (batch.loss_weights != 0).reshape(len(each.rows), -1, each.positions)
+        for place, number in enumerate(each.rows.tolist()):
+            if number == FILLING:
+                continue
+            rows = range(place * learned.shape[1], (place + 1) * learned.shape[1])
+            found[number] = [
+                jax.tree.map(
+                    lambda x, row=row, mask=mask: np.asarray(x)[row][mask], scores
+                )
+                for row, mask in zip(rows, learned[place], strict=True)
+            ]
+    return [row for number in numbers for row in found[number]]
