@@ -406,6 +406,9 @@ def ContextDistillation(
     cache_bytes: int = 1073741824,
     divergence: Literal["forward", "reverse", "jsd"] = "forward",
     beta: float | None = None,
+    targets: Literal["exact", "top", "hidden"] = "exact",
+    mass: float = 0.99,
+    top: int = 64,
 ) -> Configured[_ContextDistillation]:
     """Teaches a prompt to stand for a long text: the teacher is the same model, reading
     it.
@@ -432,6 +435,15 @@ def ContextDistillation(
         Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
       beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
         forward divergence, near 1 the reverse one. None for 0.5.
+      targets: "exact" runs the teacher in each step. The others run it once for every
+        record, before the first step, and store what it says in the run directory
+        (`teacher.npz`): "hidden" its last hidden states, in the model's type, from
+        which each step computes the same distributions as its own teacher would; "top"
+        its likeliest tokens at each position, which take less room. Evaluations run the
+        teacher in any case.
+      mass: probability of the tokens that "top" keeps at a position. All others are one
+        outcome.
+      top: maximum number of tokens that "top" keeps at a position.
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
@@ -1204,6 +1216,9 @@ def OnPolicyDistillation(
     cache_bytes: int = 1073741824,
     divergence: Literal["forward", "reverse", "jsd"] = "reverse",
     beta: float | None = None,
+    targets: Literal["exact", "top", "hidden"] = "exact",
+    mass: float = 0.99,
+    top: int = 64,
 ) -> Configured[_OnPolicyDistillation]:
     """`ContextDistillation` on answers that the trained model writes itself.
 
@@ -1221,9 +1236,12 @@ def OnPolicyDistillation(
       cache_bytes: as there.
       divergence: as there, by default "reverse".
       beta: as there.
+      targets: "exact", as answers are new in each step.
+      mass: as there.
+      top: as there.
 
     Raises:
-      InputError: as there.
+      InputError: as there, and if the teacher's targets are to be stored.
 
     Examples:
       >>> tuned = pt.tune(

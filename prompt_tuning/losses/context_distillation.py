@@ -4,8 +4,10 @@ The teacher itself is built in `training.distillation`.
 """
 
 import dataclasses
+from typing import NamedTuple, get_args
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
@@ -13,7 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.losses.cross_entropy import TokenLoss, distillation_loss
-from prompt_tuning.losses.logit_losses import FORWARD, Divergence
+from prompt_tuning.losses.logit_losses import FORWARD, Divergence, TopTargets
 from prompt_tuning.losses.objective import (
     HeldOutObjective,
     LossSums,
@@ -28,7 +30,27 @@ from prompt_tuning.losses.output_head import AnyHead
 from prompt_tuning.settings.distillation_settings import (
     DistillationSettings,
     DivergenceKind,
+    TargetKind,
 )
+
+EXACT, TOP, HIDDEN = get_args(TargetKind)
+TEACHER_HIDDEN = "teacher_hidden"
+TOP_COLUMNS = TOP_IDS, TOP_LOGPROBS = "teacher_ids", "teacher_logprobs"
+"""Columns of stored predictions of a teacher."""
+
+
+class StoredTargets(NamedTuple):
+    """What of a teacher's predictions is stored; see `ContextDistillation`.
+
+    Attributes:
+      kind: "hidden" or "top".
+      mass: as there.
+      top: as there.
+    """
+
+    kind: TargetKind
+    mass: float
+    top: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +80,15 @@ class ContextDistillation(DistillationSettings, ObjectiveConfig):
         Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
       beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
         forward divergence, near 1 the reverse one. None for 0.5.
+      targets: "exact" runs the teacher in each step. The others run it once for every
+        record, before the first step, and store what it says in the run directory
+        (`teacher.npz`): "hidden" its last hidden states, in the model's type, from
+        which each step computes the same distributions as its own teacher would; "top"
+        its likeliest tokens at each position, which take less room. Evaluations run the
+        teacher in any case.
+      mass: probability of the tokens that "top" keeps at a position. All others are one
+        outcome.
+      top: maximum number of tokens that "top" keeps at a position.
 
     Raises:
       InputError: if the context is empty, or too long for the model together with a
@@ -104,7 +135,10 @@ class ContextDistillation(DistillationSettings, ObjectiveConfig):
         context = self.context
         if self.context_key is not None:
             context = OwnContexts(self.cache_bytes)
-        return Distillation(open_teacher(context), divergence)
+        stored = None
+        if self.targets != EXACT:
+            stored = StoredTargets(self.targets, float(self.mass), self.top)
+        return Distillation(open_teacher(context), divergence, stored)
 
     def check_packing(self) -> None:
         """Refuses packed rows if each example has its own context.
@@ -137,9 +171,12 @@ class OnPolicyDistillation(ContextDistillation):
       cache_bytes: as there.
       divergence: as there, by default "reverse".
       beta: as there.
+      targets: "exact", as answers are new in each step.
+      mass: as there.
+      top: as there.
 
     Raises:
-      InputError: as there.
+      InputError: as there, and if the teacher's targets are to be stored.
 
     Examples:
       >>> tuned = pt.tune(
@@ -156,6 +193,14 @@ class OnPolicyDistillation(ContextDistillation):
 
     divergence: DivergenceKind = "reverse"
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.targets != EXACT:
+            raise InputError(
+                f"OnPolicyDistillation.targets is {self.targets!r}, but its answers "
+                "are new in each step, so nothing can be stored: set it to 'exact'"
+            )
+
     @property
     def samples_answers(self) -> bool:
         """True: rows are answers that the trained model samples."""
@@ -169,16 +214,19 @@ class Distillation(HeldOutObjective):
     Attributes:
       teacher: frozen model that shares the student's frozen parameters.
       divergence: how both are compared.
+      stored: what of the teacher's predictions is stored before the first step; None
+        if the teacher runs in each step.
     """
 
     meaning = "divergence from the frozen model that reads the context"
 
     teacher: TeacherModel
     divergence: Divergence = FORWARD
+    stored: StoredTargets | None = None
 
     def context(self, parameters: Parameters) -> Parameters:
-        """Reads the teacher's text, which is the same in each step."""
-        return self.teacher.read_context(parameters)
+        """Reads the teacher's text, if it runs in each step."""
+        return {} if self.stored else self.teacher.read_context(parameters)
 
     def sums(
         self,
@@ -204,12 +252,20 @@ class Distillation(HeldOutObjective):
     ) -> TokenLoss:
         """Computes the divergence at each learned token; see `HeldOutObjective`.
 
+        Held-out batches have no stored predictions.
+
         Raises:
-          ValueError: if the parameters are not given.
+          ValueError: if the parameters are not given, and the teacher has to run.
         """
-        if parameters is None:
+        columns = batch.columns
+        if TEACHER_HIDDEN in columns:
+            teacher = jnp.asarray(columns[TEACHER_HIDDEN])
+        elif TOP_IDS in columns:
+            teacher = TopTargets(*(jnp.asarray(columns[x]) for x in TOP_COLUMNS))
+        elif parameters is None:
             raise ValueError("a teacher runs on the model's parameters: pass them")
-        with jax.named_scope("teacher"):
-            teacher_hidden = self.teacher.hidden(parameters, batch)
+        else:
+            with jax.named_scope("teacher"):
+                teacher = self.teacher.hidden(parameters, batch)
         targets = learned_targets(batch)
-        return distillation_loss(hidden, head, targets, teacher_hidden, self.divergence)
+        return distillation_loss(hidden, head, targets, teacher, self.divergence)

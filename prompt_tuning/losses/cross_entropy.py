@@ -28,6 +28,8 @@ from prompt_tuning.losses.logit_losses import (
     Divergence,
     LogitShard,
     LossTerms,
+    TopTargets,
+    completed,
     divergence,
     divergence_gradient,
     is_highest,
@@ -120,7 +122,7 @@ def distillation_loss(
     hidden: Float[Array, "*lead D"],
     head: AnyHead,
     targets: Int[Array, "*lead"],
-    teacher: Float[Array, "*lead D"],
+    teacher: Float[Array, "*lead D"] | TopTargets,
     divergence: Divergence = FORWARD,
 ) -> TokenLoss:
     """Divergence of a model from its teacher at each position, over the vocabulary.
@@ -132,7 +134,7 @@ def distillation_loss(
       hidden: normalized hidden states of the model.
       head: output head of both models.
       targets: token ids that `correct` is about.
-      teacher: normalized hidden states of the teacher.
+      teacher: normalized hidden states of the teacher, or its likeliest tokens.
       divergence: which one; by default `KL(teacher || model)`.
 
     Raises:
@@ -143,6 +145,32 @@ def distillation_loss(
     return _sharded_loss(hidden, head, targets, teacher, terms)
 
 
+def top_targets(
+    hidden: Float[Array, "*lead D"], head: AnyHead, mass: float | int, count: int
+) -> TopTargets:
+    """Finds the fewest tokens at each position that together have some probability.
+
+    Args:
+      hidden: normalized hidden states.
+      head: output head, whose vocabulary is not sharded.
+      mass: the probability.
+      count: maximum number of tokens.
+    """
+    head = as_output_head(head)
+    terms, size = LossTerms(soft_cap=head.soft_cap), head.kernel.shape[0]
+    weights = HeadWeights(head.kernel, head.bias, head.rows)
+
+    def chunk(hidden: Array, _: Array, __: None) -> TopTargets:
+        scores = _logit_shard(hidden, weights, terms, head.columns).log_softmax
+        logprobs, ids = jax.lax.top_k(scores, min(count, size))
+        found = jnp.exp(logprobs)
+        needed = jnp.cumsum(found, axis=-1) - found < mass
+        return TopTargets(ids, jnp.where(needed, logprobs, -jnp.inf))
+
+    positions = jnp.zeros(hidden.shape[:-1], jnp.int32)
+    return TopTargets(*_map_chunks(chunk, (hidden, positions, None), size))
+
+
 def _sharded_loss(
     hidden, head: OutputHead, targets, teacher, terms: LossTerms
 ) -> TokenLoss:
@@ -151,8 +179,7 @@ def _sharded_loss(
     Per position, devices exchange maxima, sums, the target's logit, and their shares of
     the hidden state's gradient; logits are never gathered.
     """
-    if teacher is not None:
-        teacher = collectives.gather_rows(teacher)
+    teacher = jax.tree.map(collectives.gather_rows, teacher)
     weights = HeadWeights(head.kernel, head.bias, head.rows)
     losses: Any
     if terms.of_classes:
@@ -182,7 +209,7 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
     Args:
       function: takes and returns arrays with a leading axis `c` of positions.
       rows: arguments for all positions: hidden states `[*lead, D]`, targets `[*lead]`,
-        and the teacher's hidden states `[*lead, D]` or None.
+        and the teacher's hidden states `[*lead, D]`, its `TopTargets`, or None.
       width: numbers that the function needs for a position, `V`.
 
     Returns:
@@ -192,8 +219,8 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
       ValueError: if the leading shapes differ.
     """
     lead = rows[1].shape
-    for states in (rows[0], rows[2]):
-        if states is not None and states.shape[:-1] != lead:
+    for states in (rows[0], *jax.tree.leaves(rows[2])):
+        if states.shape[:-1] != lead:
             raise ValueError(
                 f"hidden states {states.shape} and targets {lead} must agree on every "
                 "axis but the last; were the loss positions gathered on both sides?"
@@ -233,7 +260,7 @@ def _logit_shard(
 def _loss_and_gradient(
     logits: LogitShard,
     targets: Array,
-    teacher: Array | None,
+    teacher: Array | TopTargets | None,
     head: HeadWeights,
     terms: LossTerms,
     columns: ReplacedColumns | None,
@@ -249,7 +276,10 @@ def _loss_and_gradient(
         cost = token_cost(terms, logits, targets)
         gradient = functools.partial(token_cost_gradient, terms, logits, targets)
     else:
-        teacher_logits = _logit_shard(teacher, head, terms, columns)
+        if isinstance(teacher, TopTargets):
+            teacher_logits = completed(teacher, logits)
+        else:
+            teacher_logits = _logit_shard(teacher, head, terms, columns)
         compared = terms.divergence, logits, teacher_logits
         cost = divergence(*compared)
         gradient = functools.partial(divergence_gradient, *compared)
@@ -271,8 +301,9 @@ def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
         for part in head
     )
     trained_head = trains_kernel or trains_bias
-    values = (hidden.value, targets.value, None if teacher is None else teacher.value)
-    head = jax.tree.map(lambda leaf: leaf.value, head, is_leaf=_is_primal)
+    values, head = jax.tree.map(
+        lambda leaf: leaf.value, ((hidden, targets, teacher), head), is_leaf=_is_primal
+    )
     kernel = head.kernel
 
     def chunk(hidden, targets, teacher):

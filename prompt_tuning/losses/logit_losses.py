@@ -16,6 +16,8 @@ from prompt_tuning.losses.output_head import soft_capped
 from prompt_tuning.settings.distillation_settings import DivergenceKind
 from prompt_tuning.sharding.collectives import VocabularyShard
 
+LEAST_MASS = 1e-6
+"""Minimum probability of all tokens that are not kept, so that its logarithm is."""
 MASKED_LOGIT = -1e30
 """Logit of a column that only pads a sharded vocabulary."""
 
@@ -114,6 +116,40 @@ class LogitShard(NamedTuple):
     def softmax(self) -> Float[Array, "*lead v"]:
         """Probability of each token in `columns`."""
         return jnp.exp(self.log_softmax)
+
+
+class TopTargets(NamedTuple):
+    """The tokens that a teacher finds likeliest at each position.
+
+    Attributes:
+      ids: their ids, int32 `[*lead, K]`.
+      logprobs: their log-probabilities, float32 `[*lead, K]`; -inf for none.
+    """
+
+    ids: Int[Array, "*lead K"]
+    logprobs: Float[Array, "*lead K"]
+
+
+def completed(top: TopTargets, student: LogitShard) -> LogitShard:
+    """Divides the mass that a teacher's likeliest tokens lack as the student does.
+
+    All other tokens are then one outcome: the divergence between both distributions,
+    and its gradient, are those of the kept tokens and the rest of the mass.
+
+    Args:
+      top: tokens of the teacher, `[c, K]`.
+      student: logits of the student, `[c, v]`.
+    """
+    columns, rows = student.columns, jnp.arange(len(top.ids))[:, None]
+    index = top.ids - columns.first
+    here = jnp.isfinite(top.logprobs) & (index >= 0) & (index < columns.count)
+    places = rows, jnp.where(here, index, columns.count)  # the last one is dropped
+    others = student.logits.at[places].set(MASKED_LOGIT, mode="drop")
+    rest = LogitShard.from_logits(others, columns).log_softmax
+    left = jnp.maximum(1 - jnp.exp(top.logprobs).sum(-1), LEAST_MASS)
+    logprobs = rest + jnp.log(left)[:, None]
+    logprobs = logprobs.at[places].set(top.logprobs, mode="drop")
+    return LogitShard(logprobs, jnp.zeros(len(logprobs)), columns)
 
 
 def target_logits(

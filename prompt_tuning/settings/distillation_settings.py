@@ -8,6 +8,8 @@ from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
 
 DivergenceKind = Literal["forward", "reverse", "jsd"]
 """How the student is compared with its teacher; see `ContextDistillation`."""
+TargetKind = Literal["exact", "top", "hidden"]
+"""What of the teacher a step reads; see `ContextDistillation`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,3 +22,6 @@ class DistillationSettings:
     cache_bytes: PositiveInteger = 2**30
     divergence: DivergenceKind = "forward"
     beta: OpenShare | None = None
+    targets: TargetKind = "exact"
+    mass: OpenShare = 0.99
+    top: PositiveInteger = 64

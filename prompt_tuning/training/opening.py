@@ -23,6 +23,7 @@ from prompt_tuning.data.batching.batches import read_batch
 from prompt_tuning.data.examples.example_groups import ExampleGroups
 from prompt_tuning.data.examples.example_table import Examples
 from prompt_tuning.evaluation.evaluator import Evaluator
+from prompt_tuning.losses.context_distillation import Distillation
 from prompt_tuning.losses.objective import Objective
 from prompt_tuning.losses.preference import StoredReference
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
@@ -45,6 +46,7 @@ from prompt_tuning.training.stored_reference import (
     REFERENCE_FILE,
     with_stored_reference,
 )
+from prompt_tuning.training.stored_targets import TARGETS_FILE, with_stored_targets
 from prompt_tuning.training.streamed_step import streamed_step
 from prompt_tuning.training.sweep_step import compile_sweep_step, prompt_counts
 from prompt_tuning.training.trainer import AnyStep, Trainer
@@ -145,7 +147,7 @@ def open_members(
                 context=context,
             )
         )
-    return tuple(_with_reference(trainers, objective, parameters))
+    return tuple(_with_stored_columns(trainers, objective, parameters))
 
 
 def _activation_starts(
@@ -160,36 +162,43 @@ def _activation_starts(
     return start_from_activations(member.run.tuning, member.model, parameters, read)
 
 
-def _with_reference(
+def _with_stored_columns(
     trainers: Sequence[Trainer], objective: Objective, parameters: Parameters
 ) -> Sequence[Trainer]:
-    """Checks a reference, and adds a precomputed one to the examples.
+    """Checks a reference, and adds what is to be stored of it, or of a teacher.
 
     Raises:
-      InputError: if it is a run of another model, or is to be precomputed for several
-        runs that step together.
+      InputError: if it is a run of another model, or something is to be stored for
+        several runs that step together.
     """
     reference, trainer = getattr(objective, "reference", None), trainers[0]
     model = reference.model if isinstance(reference, StoredReference) else reference
     if isinstance(model, RunReference):
         model.check_model(trainer.fingerprint)
-    if not isinstance(reference, StoredReference):
+    teaches = isinstance(objective, Distillation) and objective.stored is not None
+    if not (teaches or isinstance(reference, StoredReference)):
         return trainers
     if len(trainers) > 1:
+        setting = "targets to 'exact'" if teaches else "reference to 'in_step'"
         raise InputError(
             "the members of a sweep share no run directory to store a precomputed "
-            "reference in: set reference to 'in_step'"
+            f"reference or teacher in: set {setting}"
         )
-    assert isinstance(trainer.examples, ExampleGroups)  # its objectives judge answers
-    examples = with_stored_reference(
-        reference.model,
-        trainer.examples,
-        trainer.model,
-        trainer.run.source,
-        parameters,
-        Path(trainer.run.directory) / REFERENCE_FILE,
-        trainer.fingerprint,
-    )
+    read, folder = trainer.examples, Path(trainer.run.directory)
+    common = trainer.model, trainer.run.source, parameters
+    if teaches:
+        assert isinstance(objective, Distillation) and isinstance(read, Examples)
+        file = folder / TARGETS_FILE
+        examples = with_stored_targets(
+            objective, read, *common, file, trainer.fingerprint
+        )
+    else:
+        assert isinstance(reference, StoredReference)
+        assert isinstance(read, ExampleGroups)  # its objectives judge answers
+        file = folder / REFERENCE_FILE
+        examples = with_stored_reference(
+            reference.model, read, *common, file, trainer.fingerprint
+        )
     return [dataclasses.replace(trainer, examples=examples)]
 
 
