@@ -1,9 +1,8 @@
 """The resident adapters of an engine, as tables that rows choose entries from."""
 
 import dataclasses
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,51 +14,30 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, describe, merge, split
 from prompt_tuning.decoding.bias_tables import bias_tables
+from prompt_tuning.decoding.projection_tables import ROW_BIAS, projection_tables
 from prompt_tuning.decoding.prompt_prefixes import (
     PromptPrefixes,
     is_added,
     prompt_prefixes,
 )
-from prompt_tuning.decoding.row_adapters import (
-    RowInputScale,
-    RowLowRank,
-    RowOutputScale,
-    RowTokenRows,
-)
+from prompt_tuning.decoding.row_adapters import RowTokenRows
 from prompt_tuning.decoding.slot_state import Page
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.build import (
     adaptable,
     biased_layers,
     build_model,
-    projections,
 )
 from prompt_tuning.models.language_model import LanguageModel
-from prompt_tuning.models.layers import Dense
 from prompt_tuning.models.prompted import PromptDecoder
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.pretrained.prompted_model import PromptedModel
-from prompt_tuning.prompts.low_rank import ExpertLowRank, LowRank
+from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.placement import TEMPLATE
-from prompt_tuning.prompts.projection_adapters import (
-    InputScale,
-    OutputScale,
-    ProjectionAdapter,
-)
+from prompt_tuning.prompts.projection_adapters import InputScale, OutputScale
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
 from prompt_tuning.prompts.trained_bias import TrainedBias
-
-Kind = TypeVar("Kind", bound=ProjectionAdapter)
-
-ROW_INPUT_SCALE, ROW_OUTPUT_SCALE = "row_ia3_input", "row_ia3_output"
-ROW_LORA, ROW_BIAS = "row_lora", "row_lora_bias"
-"""Names of the tables of a projection. Merged modules sort their adapters by name, so
-that IA3 acts before LoRA, as in a model with both, and a bias comes after DoRA, which
-rescales the product of the weights alone."""
-
-RANK_MULTIPLE = 8
-"""Ranks are padded to multiples of this, so that few table shapes are compiled."""
 
 
 class PromptPages(NamedTuple):
@@ -175,12 +153,12 @@ def check_projections(name: str, model: PromptedModel, parameters: Parameters) -
     merged = cast(LanguageModel, merge(model.graph, parameters))
     for path, dense in adaptable(merged):
         for adapter in dense.adapters.values():
-            known = LowRank | OutputScale | InputScale | TrainedBias
-            if not isinstance(adapter, known) or isinstance(adapter, ExpertLowRank):
+            if not isinstance(
+                adapter, LowRank | OutputScale | InputScale | TrainedBias
+            ):
                 raise InputError(
                     f"adapter {name}: {path} has a {type(adapter).__name__}, and the "
-                    "engine serves LoRA and IA3, not of experts; merge it into the "
-                    "weights"
+                    "engine serves LoRA and IA3; merge it into the weights"
                 )
 
 
@@ -243,10 +221,12 @@ def stack_adapters(
         )
         for adapter in chosen
     }
-    models = {entry: dict(projections(model)) for entry, model in merged.items()}
+    models = {entry: dict(adaptable(model)) for entry, model in merged.items()}
     paths = next(iter(models.values()), {})
     modules = {
-        path: _tables({entry: found[path] for entry, found in models.items()}, count)
+        path: projection_tables(
+            {entry: found[path] for entry, found in models.items()}, count
+        )
         for path in paths
         if path.startswith("decoder/")
     }
@@ -260,7 +240,7 @@ def stack_adapters(
         model = build_model(key, config)
         if tokens is not None:
             model.token_embedder.adapters[NAME] = tokens
-        layers = dict(projections(model)) | dict(biased_layers(model))
+        layers = dict(adaptable(model)) | dict(biased_layers(model))
         for path, by_name in modules.items():
             for name, module in by_name.items():
                 layers[path].adapters[name] = module
@@ -313,76 +293,3 @@ def _padded_rows(
         ids[entry, : len(own_ids)] = own_ids
         table[entry, : len(own_ids)] = np.asarray(own)
     return jnp.asarray(ids), jnp.asarray(table)
-
-
-def _tables(adapted: Mapping[int, Dense], count: int) -> dict[str, nnx.Module]:
-    """Returns the tables of one projection, by the names that `Dense` has for them."""
-    first = next(iter(adapted.values()))
-    layers, (size_in, size_out) = first.kernel.shape[0], first.sizes
-    modules: dict[str, nnx.Module] = {}
-    low_rank = _by_entry(adapted, LowRank)
-    if low_rank:
-        factors = {entry: each.whole_factors() for entry, each in low_rank.items()}
-        rank = max(own.shape[2] for own, _ in factors.values())
-        rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
-        a = np.zeros((layers, count, size_in, rank), np.float32)
-        b = np.zeros((layers, count, rank, size_out), np.float32)
-        scaling = np.zeros((layers, count), np.float32)
-        for entry, each in low_rank.items():
-            own_a, own_b = map(np.asarray, factors[entry])
-            a[:, entry, :, : own_a.shape[2]] = own_a
-            b[:, entry, : own_b.shape[1]] = own_b
-            scaling[:, entry] = each.scaling
-        arrays = [a, b, scaling]
-        if any(each.magnitude is not None for each in low_rank.values()):
-            arrays.append(_output_factors(adapted, low_rank, count))
-        modules[ROW_LORA] = RowLowRank(*map(jnp.asarray, arrays))
-    for kind, row_kind, name, size in (
-        (OutputScale, RowOutputScale, ROW_OUTPUT_SCALE, size_out),
-        (InputScale, RowInputScale, ROW_INPUT_SCALE, size_in),
-    ):
-        scaled = _by_entry(adapted, kind)
-        if scaled:
-            scale = np.ones((layers, count, size), np.float32)
-            for entry, each in scaled.items():
-                scale[:, entry] = np.asarray(each.scale[...])
-            modules[name] = row_kind(jnp.asarray(scale))
-    return modules
-
-
-def _output_factors(
-    adapted: Mapping[int, Dense], low_rank: Mapping[int, LowRank], count: int
-) -> Float[np.ndarray, "L N out"]:
-    """Computes DoRA's factor of each output of a projection, by layer and entry."""
-    first = next(iter(adapted.values()))
-    factors = np.ones((first.kernel.shape[0], count, first.sizes[1]), np.float32)
-
-    for entry, each in low_rank.items():
-        if each.magnitude is not None:
-            graph, parameters = split(adapted[entry])
-            factors[:, entry] = _factors_of_blocks(parameters, graph=graph)
-    return factors
-
-
-@functools.partial(jax.jit, static_argnames="graph")
-def _factors_of_blocks(
-    parameters: Parameters, *, graph: nnx.GraphDef
-) -> Float[Array, "L out"]:
-    """Computes DoRA's factors of the outputs of a projection with its adapter."""
-
-    def of_block(block: Parameters) -> Float[Array, "out"]:
-        dense = cast(Dense, merge(graph, block))
-        ((_, lora),) = _by_entry({0: dense}, LowRank).items()
-        return lora.factors_of_outputs(dense.wide_kernel())
-
-    return jax.lax.map(of_block, parameters)
-
-
-def _by_entry(adapted: Mapping[int, Dense], kind: type[Kind]) -> dict[int, Kind]:
-    """Returns the adapters of one kind by their entry."""
-    return {
-        entry: adapter
-        for entry, dense in adapted.items()
-        for adapter in cast(Iterable, dense.adapters.values())
-        if isinstance(adapter, kind)
-    }

@@ -118,6 +118,31 @@ class RowLowRank(ProjectionAdapter):
         return jax.vmap(product)(rows)
 
 
+class RowExpertLowRank(nnx.Module):
+    """The same for a projection of experts; see `ExpertLowRank`.
+
+    Attributes:
+      a: `[L, N, E, in, r]`; smaller ranks are padded with zeros.
+      b: `[L, N, E, r, out]`, scaled.
+    """
+
+    def __init__(self, a: Float[Array, "L N E in r"], b: Float[Array, "L N E r out"]):
+        axes = ("layers", "entries", "experts")
+        self.a = nnx.Param(a, axes=(*axes, "adapter", "rank"))
+        self.b = nnx.Param(b, axes=(*axes, "rank", "adapter"))
+
+    def factors_of_experts(
+        self,
+    ) -> tuple[Float[Array, "E N in r"], Float[Array, "E N r out"]]:
+        """Returns the factors of one block."""
+        return self.a[...].swapaxes(0, 1), self.b[...].swapaxes(0, 1)
+
+    def entries_of_positions(self, count: int) -> Int[Array, "n"]:
+        """Returns the entry of each of `n` positions, row after row."""
+        entries = _entry_of_each_row()
+        return jnp.repeat(entries, count // len(entries))
+
+
 class RowOutputScale(ProjectionAdapter):
     """`y * scale` with a scale of each row; see `OutputScale`.
 

@@ -17,7 +17,7 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.models.decoder_only import Decoder, DecoderOnly
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder
-from prompt_tuning.models.experts import ExpertProjection
+from prompt_tuning.models.expert_adapters import ExpertProjection
 from prompt_tuning.models.head import Head
 from prompt_tuning.models.kernel_stores import chosen_stores, store_as
 from prompt_tuning.models.language_model import LanguageModel

@@ -29,6 +29,11 @@ from prompt_tuning.core.quantization.stores import (
     UNQUANTIZED,
     Store,
 )
+from prompt_tuning.models.expert_adapters import (
+    UNCHANGED,
+    ExpertChanges,
+    ExpertProjection,
+)
 from prompt_tuning.models.expert_routing import (
     ROUTES,
     route_by_sigmoid,
@@ -59,55 +64,6 @@ class ExpertBiases(NamedTuple):
 
     gate: Float[Array, "*E F"]
     up: Float[Array, "*E F"]
-
-
-class ExpertFactors(NamedTuple):
-    """Low-rank factors of one projection of the experts of one block.
-
-    Attributes:
-      a: `[E, in, r]`.
-      b: `[E, r, out]`, scaled.
-    """
-
-    a: Float[Array, "*E in r"]
-    b: Float[Array, "*E r out"]
-
-
-class ExpertChanges(NamedTuple):
-    """What adapters add to the kernels of experts; None where they add nothing."""
-
-    gate: ExpertFactors | None = None
-    up: ExpertFactors | None = None
-    down: ExpertFactors | None = None
-
-
-UNCHANGED = ExpertChanges()
-
-
-class ExpertProjection(nnx.Module):
-    """One projection of all experts, as adapters see it.
-
-    Attributes:
-      sizes: numbers of inputs and outputs.
-      axes: logical axes of the input and the output.
-      layers: number of layers with experts.
-      experts: number of experts.
-      adapters: the adapter, a LoRA, by its name; empty without one.
-    """
-
-    def __init__(
-        self, sizes: tuple[int, int], axes: tuple[str, str], layers: int, experts: int
-    ):
-        self.sizes, self.axes = sizes, axes
-        self.layers, self.experts = layers, experts
-        self.adapters = nnx.Dict()
-
-    def factors(self, dtype: jnp.dtype) -> ExpertFactors | None:
-        """Returns the factors of one block."""
-        for adapter in self.adapters.values():
-            a, b = adapter.factors_of_experts()
-            return ExpertFactors(a.astype(dtype), b.astype(dtype))
-        return None
 
 
 class MixtureOfExperts(nnx.Module):
@@ -216,6 +172,7 @@ class MixtureOfExperts(nnx.Module):
         changes = ExpertChanges(
             **{name: part.factors(x.dtype) for name, part in self.experts.items()}
         )
+        entries = [part.entries(len(x)) for part in self.experts.values()]
         weights = weights.astype(x.dtype)
         run = run_grouped if jax.default_backend() in GROUPED else run_all
         output = run(
@@ -228,6 +185,7 @@ class MixtureOfExperts(nnx.Module):
             self.config.expert_limit,
             changes,
             self.config.routing == "sigmoid_inputs",
+            next((own for own in entries if own is not None), None),
         )
         output = collectives.reduce_from_shards(output, "mlp")
         if self.expert_down_bias is not None:
@@ -303,12 +261,21 @@ def run_grouped(
     limit: float | None = None,
     changes: ExpertChanges = UNCHANGED,
     weighs_inputs: bool = False,
+    entries: Int[Array, "n"] | None = None,
 ) -> Float[Array, "n D"]:
-    """Runs each token through its experts, with the tokens of an expert together."""
-    count = chosen.shape[1]
-    order = jnp.argsort(chosen.reshape(-1))  # [n * k], by expert
-    length = len(kernels.up.kernel)
-    sizes = jnp.bincount(chosen.reshape(-1), length=length).astype(jnp.int32)
+    """Runs each token through its experts, with the tokens of an expert together.
+
+    Those of an expert are ordered by their entry of the adapters' tables, if there are
+    some, so that each has a group of its own there.
+    """
+    count, length = chosen.shape[1], len(kernels.up.kernel)
+    groups, parts = chosen.reshape(-1), 1
+    if entries is not None:
+        parts = next(len(x.a[0]) for x in changes if x is not None)
+        groups = groups * parts + jnp.repeat(entries, count)
+    order = jnp.argsort(groups)  # [n * k], by expert
+    own_sizes = jnp.bincount(groups, length=length * parts).astype(jnp.int32)
+    sizes = own_sizes.reshape(length, parts).sum(1)
     tokens, weight = x[order // count], weights.reshape(-1)[order, None]
     if weighs_inputs:
         tokens = tokens * weight
@@ -317,8 +284,9 @@ def run_grouped(
         y = multiply_groups(x, kernel, sizes)
         if change is None:
             return y
-        low = jax.lax.ragged_dot(x, change.a, sizes)  # [m, r]
-        return y + jax.lax.ragged_dot(low, change.b, sizes)
+        a, b = (part.reshape(-1, *part.shape[-2:]) for part in change)
+        low = jax.lax.ragged_dot(x, a, own_sizes)  # [m, r]
+        return y + jax.lax.ragged_dot(low, b, own_sizes)
 
     up, gate = multiply(tokens, kernels.up, changes.up), None
     if kernels.gate is not None:
@@ -358,6 +326,7 @@ def run_all(
     limit: float | None = None,
     changes: ExpertChanges = UNCHANGED,
     weighs_inputs: bool = False,
+    entries: Int[Array, "n"] | None = None,
 ) -> Float[Array, "n D"]:
     """Runs every token through all experts, one expert at a time.
 
@@ -373,7 +342,7 @@ def run_all(
 
         def multiply(x, kernel, change):
             y = x @ kernel.widened_to(x.dtype)
-            return y if change is None else y + (x @ change.a) @ change.b
+            return y if change is None else y + change.product(x, entries)
 
         up, gate = multiply(tokens, stored.up, change.up), None
         if stored.gate is not None:

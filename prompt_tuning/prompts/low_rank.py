@@ -259,6 +259,10 @@ class ExpertLowRank(LowRank):
         """Returns the factors of one block, the second one scaled."""
         return self.a[...], self.b[...] * self.scaling
 
+    def entries_of_positions(self, count: int) -> None:
+        """Returns None: all positions have the same factors."""
+        del count
+
 
 def initial_factors(
     key: Key[Array, ""], sizes: tuple[int, int], ranks: Sequence[int], initial: Initial

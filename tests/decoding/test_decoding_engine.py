@@ -91,20 +91,23 @@ OTHERS = {
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
 BIASED = ("none", "biases", "both")
+EXPERTS = ("none", "experts", "alora", "experts_down")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kinds"),
     sample(
-        3,
+        4,
         [
             ("llama", FEW),
             ("gpt2", BIASED),
+            ("deepseek", EXPERTS),
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
             ("granite4", RECURRENT),
             *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
+            ("llama4", EXPERTS),
             *((x, KINDS) for x in FAMILIES),
         ],
     ),
@@ -181,6 +184,7 @@ def test_a_kept_slot_is_taken_by_short_rows_only(monkeypatch):
         1,
         [
             (LLAMA, "float32", EIGHT, 32),
+            (DEEPSEEK, "float32", EXPERTS, 24),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["float32"], [KINDS], [1000]),
             *itertools.product([LLAMA, GPT2, T5_GATED], ["bfloat16"], [KINDS], [100]),
         ],

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from prompt_tuning.core.quantization.product import StoredKernel
+from prompt_tuning.models.expert_adapters import ExpertChanges, ExpertFactors
 from prompt_tuning.models.expert_routing import route
 from prompt_tuning.models.experts import (
     ExpertBiases,
-    ExpertChanges,
-    ExpertFactors,
     ExpertKernels,
     run_all,
     run_grouped,
@@ -79,6 +78,33 @@ def test_outputs_and_gradients_are_those_of_the_chosen_experts(run):
     ours = results(jax.jit(functools.partial(run, activation="silu")))
     for actual, correct in zip(ours, results(adapted), strict=True):
         np.testing.assert_allclose(actual, correct, rtol=1e-4, atol=3e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [run_all, run_grouped])
+def test_each_position_has_the_factors_of_its_entry(run):
+    entries = jnp.arange(N) % 2
+    sizes = ((D, 2), (2, F)), ((F, 3), (3, D))
+    up, down = (ExpertFactors(*(random(E, 2, *x) for x in pair)) for pair in sizes)
+    own = [
+        adapted(
+            X,
+            CHOSEN,
+            WEIGHTS,
+            KERNELS,
+            ExpertChanges(
+                up=ExpertFactors(*(x[:, entry] for x in up)),
+                down=ExpertFactors(*(x[:, entry] for x in down)),
+            ),
+        )
+        for entry in range(2)
+    ]
+    changes = ExpertChanges(up=up, down=down)
+    actual = run(
+        *(X, CHOSEN, WEIGHTS, KERNELS, "silu"), changes=changes, entries=entries
+    )
+    correct = jnp.where(entries[:, None] == 0, *own)
+    np.testing.assert_allclose(actual, correct, rtol=1e-4, atol=3e-4)
 
 
 @pytest.mark.slow

@@ -60,6 +60,8 @@ def engine_model(config: ModelConfig, kind: str) -> tuple[PromptedModel, Paramet
         "ia3": [IA3()],
         "alora": [LoRA(at="all-linear", rank=2, invocation=[5])],
         "alora_ia3": [LoRA(at="all-linear", rank=2, invocation=[5]), IA3()],
+        "experts": [LoRA(regexes=[r".*/query", ".*/experts/.*"], rank=2)],
+        "experts_down": [LoRA(regexes=[".*/experts/down"], rank=3)],
         "both": [LoRA(at="all-linear", rank=3, bias="lora_only"), IA3()],
     }
     prompt = prompts[kind]() if kind in prompts else None

@@ -1,0 +1,135 @@
+"""Tables of the adapters of one projection, from which rows choose entries."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.parameters import Parameters, merge, split
+from prompt_tuning.decoding.row_adapters import (
+    RowExpertLowRank,
+    RowInputScale,
+    RowLowRank,
+    RowOutputScale,
+)
+from prompt_tuning.models.expert_adapters import ExpertProjection
+from prompt_tuning.models.layers import Dense
+from prompt_tuning.prompts.low_rank import LowRank
+from prompt_tuning.prompts.projection_adapters import (
+    InputScale,
+    OutputScale,
+    ProjectionAdapter,
+)
+
+Kind = TypeVar("Kind", bound=ProjectionAdapter)
+
+ROW_INPUT_SCALE, ROW_OUTPUT_SCALE = "row_ia3_input", "row_ia3_output"
+ROW_LORA, ROW_BIAS = "row_lora", "row_lora_bias"
+"""Names of the tables of a projection. Merged modules sort their adapters by name, so
+that IA3 acts before LoRA, as in a model with both, and a bias comes after DoRA, which
+rescales the product of the weights alone."""
+
+RANK_MULTIPLE = 8
+"""Ranks are padded to multiples of this, so that few table shapes are compiled."""
+
+
+def projection_tables(
+    adapted: Mapping[int, Dense | ExpertProjection], count: int
+) -> dict[str, nnx.Module]:
+    """Returns the tables of one projection, by the names that it has for them."""
+    low_rank = _by_entry(adapted, LowRank)
+    first = next(iter(adapted.values()))
+    if isinstance(first, ExpertProjection):
+        if not low_rank:
+            return {}
+        a, b, scaling = _stacked_factors(low_rank, count)
+        b *= scaling[:, :, None, None, None]
+        return {ROW_LORA: RowExpertLowRank(jnp.asarray(a), jnp.asarray(b))}
+    dense = cast(Mapping[int, Dense], adapted)
+    layers, (size_in, size_out) = first.kernel.shape[0], first.sizes
+    modules: dict[str, nnx.Module] = {}
+    if low_rank:
+        arrays = list(_stacked_factors(low_rank, count))
+        if any(each.magnitude is not None for each in low_rank.values()):
+            arrays.append(_output_factors(dense, low_rank, count))
+        modules[ROW_LORA] = RowLowRank(*map(jnp.asarray, arrays))
+    for kind, row_kind, name, size in (
+        (OutputScale, RowOutputScale, ROW_OUTPUT_SCALE, size_out),
+        (InputScale, RowInputScale, ROW_INPUT_SCALE, size_in),
+    ):
+        scaled = _by_entry(adapted, kind)
+        if scaled:
+            scale = np.ones((layers, count, size), np.float32)
+            for entry, each in scaled.items():
+                scale[:, entry] = np.asarray(each.scale[...])
+            modules[name] = row_kind(jnp.asarray(scale))
+    return modules
+
+
+def _stacked_factors(
+    low_rank: Mapping[int, LowRank], count: int
+) -> tuple[
+    Float[np.ndarray, "L N *E in r"],
+    Float[np.ndarray, "L N *E r out"],
+    Float[np.ndarray, "L N"],
+]:
+    """Stacks the factors of LoRAs and their scalings by entry, padded to one rank."""
+    factors = {entry: each.whole_factors() for entry, each in low_rank.items()}
+    rank = max(own.shape[-1] for own, _ in factors.values())
+    rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
+    first, second = next(iter(factors.values()))
+    layers, *lead, size_in = first.shape[:-1]
+    a = np.zeros((layers, count, *lead, size_in, rank), np.float32)
+    b = np.zeros((layers, count, *lead, rank, second.shape[-1]), np.float32)
+    scaling = np.zeros((layers, count), np.float32)
+    for entry, each in low_rank.items():
+        own_a, own_b = map(np.asarray, factors[entry])
+        a[:, entry, ..., : own_a.shape[-1]] = own_a
+        b[:, entry, ..., : own_b.shape[-2], :] = own_b
+        scaling[:, entry] = each.scaling
+    return a, b, scaling
+
+
+def _output_factors(
+    adapted: Mapping[int, Dense], low_rank: Mapping[int, LowRank], count: int
+) -> Float[np.ndarray, "L N out"]:
+    """Computes DoRA's factor of each output of a projection, by layer and entry."""
+    first = next(iter(adapted.values()))
+    factors = np.ones((first.kernel.shape[0], count, first.sizes[1]), np.float32)
+
+    for entry, each in low_rank.items():
+        if each.magnitude is not None:
+            graph, parameters = split(adapted[entry])
+            factors[:, entry] = _factors_of_blocks(parameters, graph=graph)
+    return factors
+
+
+@functools.partial(jax.jit, static_argnames="graph")
+def _factors_of_blocks(
+    parameters: Parameters, *, graph: nnx.GraphDef
+) -> Float[Array, "L out"]:
+    """Computes DoRA's factors of the outputs of a projection with its adapter."""
+
+    def of_block(block: Parameters) -> Float[Array, "out"]:
+        dense = cast(Dense, merge(graph, block))
+        ((_, lora),) = _by_entry({0: dense}, LowRank).items()
+        return lora.factors_of_outputs(dense.wide_kernel())
+
+    return jax.lax.map(of_block, parameters)
+
+
+def _by_entry(
+    adapted: Mapping[int, Dense | ExpertProjection], kind: type[Kind]
+) -> dict[int, Kind]:
+    """Returns the adapters of one kind by their entry."""
+    return {
+        entry: adapter
+        for entry, dense in adapted.items()
+        for adapter in cast(Iterable, dense.adapters.values())
+        if isinstance(adapter, kind)
+    }
