@@ -118,13 +118,14 @@ def mamba2_parts(
 ) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of the input projection, for `layout_recipes`."""
     values = config.recurrent_heads * config.recurrent_width
-    shares = (values, config.convolution_channels, config.recurrent_heads)
+    keys = config.recurrent_key_heads * config.recurrent_key_width
+    shares = (values, values, keys, keys, config.recurrent_heads)
     return {
         f"mamba2/{name}": (
             f"{module}.in_proj",
             FusedPart(i, shares, in_first=False),
         )
-        for i, name in enumerate(("gate", "input", "step"))
+        for i, name in enumerate(("gate", "value", "key", "query", "step"))
     }
 
 

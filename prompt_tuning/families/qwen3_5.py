@@ -19,12 +19,11 @@ from prompt_tuning.families.llama_layout import (
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 LINEAR = "linear_attention"
-DELTA = {
-    "gated_delta/input": "linear_attn.in_proj_qkv",
+OUTPUT = {"gated_delta/output": "linear_attn.out_proj"}
+DELTA = OUTPUT | {
     "gated_delta/gate": "linear_attn.in_proj_z",
     "gated_delta/strength": "linear_attn.in_proj_b",
     "gated_delta/decay": "linear_attn.in_proj_a",
-    "gated_delta/output": "linear_attn.out_proj",
 }
 OTHERS = {
     "gated_delta/taps": ("linear_attn.conv1d.weight", taps_first),
@@ -88,7 +87,6 @@ def qwen3_5_recipes(
     *,
     prefix: str | None = None,
     head: str = "lm_head.weight",
-    delta: Mapping[str, str] = DELTA,
     fused: Mapping[str, tuple[str, FusedPart]] | None = None,
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters but those of experts.
@@ -98,8 +96,8 @@ def qwen3_5_recipes(
       names: names of the stored tensors.
       prefix: as of `layout_recipes`.
       head: as of `layout_recipes`.
-      delta: module of each projection of the gated delta rule.
-      fused: module and part of those of its projections that are stored together.
+      fused: module and part of each projection of the gated delta rule but the output,
+        if not as in Qwen 3.5.
     """
     parts = (
         FusedPart(i, (1, 1), config.heads, in_first=False)  # of each head
@@ -110,6 +108,8 @@ def qwen3_5_recipes(
         path: ("self_attn.q_proj", part) for path, part in zip(both, parts, strict=True)
     }
     some = bool(config.recurrent_layers)
+    delta = OUTPUT if fused else DELTA
+    fused = fused or delta_parts(config, "linear_attn.in_proj_qkv")
     return layout_recipes(
         config,
         names,
@@ -120,9 +120,19 @@ def qwen3_5_recipes(
             **feed_forward_modules(config),
             **(delta if some else {}),
         },
-        fused={**queries, **(fused or {} if some else {})},
+        fused={**queries, **(fused if some else {})},
         others=OTHERS if some else None,
     )
+
+
+def delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
+    """Returns the parts of a module with all queries, then keys, then values."""
+    keys = config.recurrent_key_heads * config.recurrent_key_width
+    shares = (keys, keys, config.recurrent_heads * config.recurrent_width)
+    return {
+        f"gated_delta/{name}": (module, FusedPart(i, shares, in_first=False))
+        for i, name in enumerate(("query", "key", "value"))
+    }
 
 
 QWEN3_5_TEXT = Family(

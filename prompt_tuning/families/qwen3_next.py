@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from prompt_tuning.checkpoints.joined_parts import JoinedParts
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import (
@@ -14,10 +13,8 @@ from prompt_tuning.families.expert_layout import (
 )
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.qwen2_moe import shared_experts
-from prompt_tuning.families.qwen3_5 import DELTA, qwen3_5_recipes
+from prompt_tuning.families.qwen3_5 import qwen3_5_recipes
 from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_moe
-
-OUTPUT = {"gated_delta/output": DELTA["gated_delta/output"]}
 
 
 def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
@@ -43,18 +40,20 @@ def qwen3_next_recipes(
     keys, wide = config.recurrent_key_width, values * config.recurrent_width
     # Of each key head: its query and key, then the values and gates of its value heads.
     shares = (keys, keys, wide, wide)
-    qkv = JoinedParts(0, shares, groups, in_first=False, last=2)
-    gate = FusedPart(3, shares, groups, in_first=False)
-    strength, decay = (FusedPart(i, (1, 1), groups, in_first=False) for i in range(2))
     fused = {
-        "gated_delta/input": ("linear_attn.in_proj_qkvz", qkv),
-        "gated_delta/gate": ("linear_attn.in_proj_qkvz", gate),
-        "gated_delta/strength": ("linear_attn.in_proj_ba", strength),
-        "gated_delta/decay": ("linear_attn.in_proj_ba", decay),
+        f"gated_delta/{name}": (
+            f"linear_attn.in_proj_{module}",
+            FusedPart(i, of_group, groups, in_first=False),
+        )
+        for module, of_group, parts in (
+            ("qkvz", shares, ("query", "key", "value", "gate")),
+            ("ba", (1, 1), ("strength", "decay")),
+        )
+        for i, name in enumerate(parts)
     }
     prefix = prefix_of(names)
     return (
-        qwen3_5_recipes(config, names, delta=OUTPUT, fused=fused)
+        qwen3_5_recipes(config, names, fused=fused)
         | separate_experts(config, prefix)
         | shared_experts(config, prefix)
     )

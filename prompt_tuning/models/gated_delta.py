@@ -1,6 +1,6 @@
 """The gated delta rule as a mixer (Qwen3-Next, Qwen 3.5); see `delta_rule`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ EPSILON = 1e-6
 
 
 class GatedDelta(MemoryMixer):
-    """Gated delta rule; `input` has queries, keys and values in this order.
+    """Gated delta rule.
 
     Attributes:
       strength: `[L, D, H]`.
@@ -50,19 +50,17 @@ class GatedDelta(MemoryMixer):
         return decay, jax.nn.sigmoid(self.strength(x)).astype(jnp.float32)
 
     def inputs(
-        self, mixed: Float[Array, "R Q C"], factors: Sequence[Float[Array, "R Q H"]]
+        self,
+        mixed: Mapping[str, Float[Array, "R Q _ _"]],
+        factors: Sequence[Float[Array, "R Q H"]],
     ) -> DeltaInputs:
         """Returns the inputs of the rule, with queries and keys of length 1."""
-        config = self.config
-        keys = config.recurrent_key_heads * config.recurrent_key_width
-        query, key, value = jnp.split(mixed, [keys, 2 * keys], axis=-1)
-        shape, width = mixed.shape[:2], config.recurrent_key_width
-        query, key = (x.reshape(*shape, -1, width) for x in (query, key))
-        value = value.reshape(*shape, -1, config.recurrent_width)
-        shared = config.recurrent_heads // config.recurrent_key_heads
-        query, key = (jnp.repeat(_unit(x), shared, axis=2) for x in (query, key))
-        decay, strength = factors
-        return DeltaInputs(query * width**-0.5, key, value, decay, strength)
+        value, (decay, strength) = mixed["value"], factors
+        query, key = (_unit(mixed[name]) for name in ("query", "key"))
+        shared = value.shape[2] // key.shape[2]
+        query, key = (jnp.repeat(x, shared, axis=2) for x in (query, key))
+        scaled = query * query.shape[-1] ** -0.5
+        return DeltaInputs(scaled, key, value, decay, strength)
 
     def finish(
         self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]

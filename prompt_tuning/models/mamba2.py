@@ -1,6 +1,6 @@
 """Mamba-2 as a mixer (Granite 4, Nemotron-H); see `state_space`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from prompt_tuning.models.state_space import (
 
 
 class Mamba2(MemoryMixer):
-    """State-space mixer; `input` has values, keys (`B`) and queries (`C`).
+    """State-space mixer, whose keys are called `B`, queries `C` and values `x`.
 
     Attributes:
       step: `[L, D, H]`.
@@ -25,6 +25,7 @@ class Mamba2(MemoryMixer):
       norm_scale: scale of the norm of the output, `[L, H v]`.
     """
 
+    order = ("value", "key", "query")
     biased = True
     recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
 
@@ -47,16 +48,13 @@ class Mamba2(MemoryMixer):
         return -jnp.exp(self.decay_rate[...].astype(jnp.float32)) * step, step
 
     def inputs(
-        self, mixed: Float[Array, "R Q C"], factors: Sequence[Float[Array, "R Q H"]]
+        self,
+        mixed: Mapping[str, Float[Array, "R Q _ _"]],
+        factors: Sequence[Float[Array, "R Q H"]],
     ) -> StateInputs:
         """Returns the inputs of the rule."""
-        config, shape = self.config, mixed.shape[:2]
-        values = config.recurrent_heads * config.recurrent_width
-        value, both = jnp.split(mixed, [values], axis=-1)
-        value = value.reshape(*shape, -1, config.recurrent_width)
-        both = both.reshape(*shape, 2, -1, config.recurrent_key_width)
         decay, step = factors
-        return StateInputs(both[:, :, 1], both[:, :, 0], value, decay, step)
+        return StateInputs(**mixed, decay=decay, step=step)
 
     def finish(
         self,

@@ -4,11 +4,12 @@ A short convolution and SiLU precede the inputs of a rule. The output is normali
 multiplied by a gate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -75,14 +76,19 @@ class MemoryMixer(nnx.Module):
     Subclasses have the rule in both forms, and say what its inputs are.
 
     Attributes:
-      input: queries, keys and values in any order, `[L, D, C]` with `C = 2 h k + H v`.
-      gate: `[L, D, H v]`.
-      taps: weights of the convolution, the latest position last, `[L, W + 1, C]`.
+      query: `[L, D, h k]`.
+      key: likewise.
+      value: `[L, D, H v]`.
+      gate: likewise.
+      taps: weights of the convolution, the latest position last, `[L, W + 1, C]` with
+        `C = 2 h k + H v`.
       tap_bias: bias of the convolution, `[L, C]`, or None.
       decay_rate: logarithm of the factor of the decay, `[L, H]`.
       output: `[L, H v, D]`.
     """
 
+    order: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    """Order of what the convolution reads, in its weights and its window."""
     biased: ClassVar[bool] = False
     """Whether the convolution has a bias."""
     recurrent: ClassVar[Callable[..., Any]]
@@ -92,9 +98,10 @@ class MemoryMixer(nnx.Module):
         config = parts.config
         self.config, heads = config, config.recurrent_heads
         values, channels = heads * config.recurrent_width, config.convolution_channels
-        self.input, self.gate = (
-            parts.inward(name, size)
-            for name, size in (("input", channels), ("gate", values))
+        keys = config.recurrent_key_heads * config.recurrent_key_width
+        self.query, self.key = (parts.inward(name, keys) for name in ("query", "key"))
+        self.value, self.gate = (
+            parts.inward(name, values) for name in ("value", "gate")
         )
         taps = config.convolution_width
         self.taps = parts.array("taps", (taps, channels), fan_in(taps))
@@ -110,9 +117,11 @@ class MemoryMixer(nnx.Module):
         raise NotImplementedError
 
     def inputs(
-        self, mixed: Float[Array, "R Q C"], factors: Sequence[Float[Array, "R Q H"]]
+        self,
+        mixed: Mapping[str, Float[Array, "R Q _ _"]],
+        factors: Sequence[Float[Array, "R Q H"]],
     ) -> Any:
-        """Returns the inputs of the rule, from what leaves the convolution."""
+        """Returns the inputs of the rule, from heads as they leave the convolution."""
         raise NotImplementedError
 
     def finish(
@@ -129,7 +138,9 @@ class MemoryMixer(nnx.Module):
     ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
         """Applies the mixer of one block; see `ShortConvolution`."""
         taps = self.taps[...].astype(x.dtype)
-        parts = (self.input(x), *self.factors(x))
+        projected = [getattr(self, name)(x) for name in self.order]
+        bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
+        parts = (jnp.concatenate(projected, axis=-1), *self.factors(x))
         outputs, given, states = [], [], []
         for view, *of_stream in zip(
             views, *(split_streams(part, views) for part in parts), strict=True
@@ -143,7 +154,9 @@ class MemoryMixer(nnx.Module):
             if self.tap_bias is not None:
                 mixed = mixed + self.tap_bias[...].astype(x.dtype)
             factors = _without_padding(factors, view.state)
-            inputs = self.inputs(jax.nn.silu(mixed), factors)
+            divided = jnp.split(jax.nn.silu(mixed), bounds, axis=-1)
+            heads = map(self._heads, self.order, divided)
+            inputs = self.inputs(dict(zip(self.order, heads, strict=True)), factors)
             output, memory = self._run(inputs, view.state, cast(Array | None, memory))
             state = RecurrentState(window, memory)
             outputs.append(output.astype(x.dtype))
@@ -151,6 +164,15 @@ class MemoryMixer(nnx.Module):
             states.append(state)
         output, values = flatten_streams(outputs), flatten_streams(given)
         return self.output(self.finish(output, values, self.gate(x))), tuple(states)
+
+    def _heads(
+        self, name: str, part: Float[Array, "R Q _"]
+    ) -> Float[Array, "R Q _ _"]:
+        """Splits queries, keys or values into heads."""
+        config = self.config
+        keys = config.recurrent_key_width
+        width = config.recurrent_width if name == "value" else keys
+        return part.reshape(*part.shape[:2], -1, width)
 
     def _run(
         self, inputs: Any, view: StateView, memory: Float[Array, "N H K V"] | None

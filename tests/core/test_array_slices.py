@@ -9,7 +9,6 @@ from flax import serialization
 
 from prompt_tuning.checkpoints.formats import t5x_checkpoint
 from prompt_tuning.checkpoints.formats.zarr import open_zarr
-from prompt_tuning.checkpoints.joined_parts import JoinedParts
 from prompt_tuning.checkpoints.quantized_kernel import QuantizedKernel
 from prompt_tuning.checkpoints.stored_tensors import (
     FusedPart,
@@ -65,7 +64,6 @@ def test_a_block_beyond_the_end_is_empty():
         (transpose, NUMBERS.T),
         (FusedPart(0, (1, 1, 1)), NUMBERS[:, :4]),
         (FusedPart(2, (1, 1, 1)), NUMBERS[:, 8:]),
-        (JoinedParts(1, (1, 1, 1), last=2), NUMBERS[:, 4:]),
     ],
 )
 def test_a_transform_reads_only_the_numbers_of_a_block(transform, made):
@@ -74,18 +72,6 @@ def test_a_transform_reads_only_the_numbers_of_a_block(transform, made):
     np.testing.assert_array_equal(actual, made[1:3, 2:4])
     assert stored.shapes == [(2, 2)]
     np.testing.assert_array_equal(transform(NUMBERS), made)
-
-
-def test_joined_parts_of_groups_are_read_part_by_part():
-    stored = Counted(NUMBERS.T.copy())
-    joined = JoinedParts(0, (1, 2, 3), 2, in_first=False, last=1)
-    order = [0, 6, 1, 2, 7, 8]  # the first part of both groups, then the second
-    np.testing.assert_array_equal(joined(NUMBERS.T), NUMBERS[:, order])
-    for start in range(6):
-        columns = order[start : start + 3]
-        part = block((0, 4), (start, min(start + 3, 6)))
-        actual = joined.read(stored.tensor(), part)
-        np.testing.assert_array_equal(actual, NUMBERS[:, columns])
 
 
 def test_only_the_shards_layers_and_columns_of_a_stack_are_read():

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from prompt_tuning.checkpoints.fused_experts import EveryOther
-from prompt_tuning.checkpoints.joined_parts import share_of
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
 from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING, attention_sizes
@@ -57,7 +56,8 @@ class Projection:
     @property
     def module_out(self) -> int:
         """Output size of the module, with all of its parts."""
-        return self.size_out // share_of(self.part) * sum(self.part.shares)
+        part = self.part
+        return self.size_out // part.shares[part.index] * sum(part.shares)
 
     @property
     def scales_input(self) -> bool:
@@ -100,10 +100,11 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     shared, dense = config.shared_expert_width, config.dense_width
     heads = config.recurrent_heads
     values = heads * config.recurrent_width
+    keys = config.recurrent_key_heads * config.recurrent_key_width
     memory = {
-        "input": (width, config.convolution_channels),
+        **dict.fromkeys(("query", "key"), (width, keys)),
         **dict.fromkeys(("strength", "decay", "step"), (width, heads)),
-        "gate": (width, values),
+        **dict.fromkeys(("value", "gate"), (width, values)),
         "output": (values, width),
     }
     kinds = (*ATTENTIONS, *SHARING.values(), "cross_attention")
