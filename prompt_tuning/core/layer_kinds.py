@@ -1,9 +1,9 @@
 """Which layers have which parts, and the repetitions in their order.
 
-A layer's *mixer* is the part that moves information between positions: attention, or a
-recurrent one, which remembers a state of fixed size. In some models with experts, a few
-layers have a dense feed-forward layer instead. In others each layer has a mixer or a
-feed-forward layer. Parameters of a part are stacked on the layers that have it.
+A layer's *mixers* are the parts that move information between positions: attention, or
+a recurrent one, which remembers a state of fixed size. In some models with experts, a
+few layers have a dense feed-forward layer instead. In others each layer has a mixer or
+a feed-forward layer. Parameters of a part are stacked on the layers that have it.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,6 @@ SHARING = {ATTENTION: "shared_attention", FULL_ATTENTION: "shared_full_attention
 """Attention to the keys and values of the last earlier layer of each kind."""
 FEED_FORWARD, DENSE = "mlp", "dense_mlp"
 """Names of feed-forward layers; the second is that of layers without experts."""
-NO_MIXER = "no_mixer"
-"""What layers have instead of a mixer if they have a feed-forward layer alone."""
 MIXERS = {
     "short_convolution": "a short convolution",
     "gated_delta": "the gated delta rule",
@@ -37,29 +35,37 @@ USUAL = (ATTENTION, FEED_FORWARD)
 """The kind of most layers."""
 
 
-def mixers(config: "ModelConfig") -> tuple[str, ...]:
-    """Returns the mixer of each layer of the decoder."""
-    known = dict.fromkeys(config.recurrent_layers, config.recurrence)
-    known |= dict.fromkeys(config.feed_forward_layers, NO_MIXER)
-    if config.windowed_head_width:
-        full = set(range(config.layers)) - set(config.windowed_layers)
-        known |= dict.fromkeys(full, FULL_ATTENTION)
-    own = config.layers - config.sharing_layers
-    found = [known.get(i, ATTENTION) for i in range(config.layers)]
-    return *found[:own], *(SHARING[mixer] for mixer in found[own:])
+def mixers(config: "ModelConfig") -> list[tuple[str, ...]]:
+    """Returns the mixers of each layer of the decoder, of which outputs are added."""
+    recurrent, found = set(config.recurrent_layers), []
+    full = set(range(config.layers)) - set(config.windowed_layers)
+    for i in range(config.layers):
+        attention = ATTENTION
+        if config.windowed_head_width and i in full:
+            attention = FULL_ATTENTION
+        if i >= config.layers - config.sharing_layers:
+            attention = SHARING[attention]
+        absent = recurrent.union(config.feed_forward_layers)
+        found.append(
+            (
+                *([] if i in absent else [attention]),
+                *([config.recurrence] if i in recurrent else []),
+            )
+        )
+    return found
 
 
 def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
-    """Returns the mixer and the feed-forward layer of each layer of the decoder.
+    """Returns the parts of each layer of the decoder, its mixers first.
 
-    A layer of which only a mixer is returned has no feed-forward layer.
+    Norms are named only if layers differ in them.
     """
     dense, alone = set(config.dense_layers), config.feed_forward_layers
     return tuple(
-        (mixer,)
-        if alone and mixer != NO_MIXER
-        else (mixer, DENSE if i in dense else FEED_FORWARD)
-        for i, mixer in enumerate(mixers(config))
+        own
+        if alone and own
+        else (*own, DENSE if i in dense else FEED_FORWARD)
+        for i, own in enumerate(mixers(config))
     )
 
 
@@ -71,23 +77,24 @@ def attention_sizes(config: "ModelConfig", kind: str) -> tuple[int, int]:
     return config.head_width, full or config.key_value_heads
 
 
-def kept_by(mixer: str) -> str:
-    """Returns the name of what a mixer leaves behind, keys and values or its state."""
-    return KEYS if mixer in ATTENTIONS else mixer
+def kept_by(kind: Sequence[str]) -> list[str]:
+    """Returns the names of what a layer leaves behind, keys and values or a state."""
+    kept = {**dict.fromkeys(ATTENTIONS, KEYS), **{name: name for name in MIXERS}}
+    return [kept[part] for part in kind if part in kept]
 
 
 def key_layers(config: "ModelConfig") -> int:
     """Returns the number of the decoder's layers with keys and values."""
-    return sum(mixer in ATTENTIONS for mixer in mixers(config))
+    return sum(KEYS in kept_by(kind) for kind in mixers(config))
 
 
 def shared_layers(config: "ModelConfig") -> dict[str, int]:
     """Returns the layer whose keys and values each kind of `SHARING` reads."""
     found = mixers(config)
     return {
-        shared: max(i for i, mixer in enumerate(found) if mixer == own)
+        shared: max(i for i, names in enumerate(found) if own in names)
         for own, shared in SHARING.items()
-        if shared in found
+        if any(shared in names for names in found)
     }
 
 

@@ -1,6 +1,6 @@
 """A scan over layers of several kinds, one repetition of their pattern at a time."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,13 +37,13 @@ def scan_mixed(
 
     Args:
       bodies: for each kind, `f(hidden, (one layer's parameters, one layer's others, one
-        layer's own))`, which returns hidden states and a tree.
+        layer's own))`, which returns hidden states and trees, named as `own`, or none.
       hidden: input of the first layer, a tree of arrays.
-      kinds: kind of each layer: the names of its parts, the mixer first.
+      kinds: kind of each layer: the names of its parts.
       parameters: parameters by path, stacked on the layers that have them; the path of
         one of a part begins with the part's name.
       others: tree of each layer's other inputs, stacked on all layers.
-      own: trees of inputs that are stacked on the layers of some mixers, by the name
+      own: trees of inputs that are stacked on the layers of some mixers, by the names
         of what these leave behind (see `kept_by`).
       policy: what is saved for the backward pass, the same for all layers.
 
@@ -77,9 +77,9 @@ def scan_mixed(
                 path: _entry(parameters[path], ranks.get(part, number))
                 for path, part in present.items()
             }
-            kept = kept_by(kind[0])
-            inputs = entries(others, number), entries(own[kept], ranks[kept])
-            return bodies[kind](named(hidden, BLOCK_INPUT), (layer, *inputs))
+            before = {name: entries(own[name], ranks[name]) for name in kept_by(kind)}
+            inputs = layer, entries(others, number), before
+            return bodies[kind](named(hidden, BLOCK_INPUT), inputs)
 
         return body
 
@@ -88,7 +88,7 @@ def scan_mixed(
     parts = repetitions(kinds)
     if any(map(is_block_arrays, leaves)):
         parts = [LayerRun(i, (kind,), 1) for i, kind in enumerate(kinds)]
-    outputs: dict[str, list[Any]] = {kept_by(kind[0]): [] for kind in bodies}
+    outputs: dict[str, list[Any]] = defaultdict(list)
     for part in parts:
         hidden, collected = _run_part(run, hidden, kinds, part, policy)
         for name, trees in collected.items():
@@ -109,15 +109,16 @@ def _run_part(run, hidden, kinds, part, policy):
     before, each = _counts(kinds[: part.start]), _counts(pattern)
 
     def repetition(hidden, index):
-        outputs = {kept_by(kind[0]): [] for kind in pattern}
+        outputs = defaultdict(list)
         for place, kind in enumerate(pattern):
             number = part.start + index * len(pattern) + place
             within = _counts(pattern[:place])
-            names = {*kind, kept_by(kind[0])}
+            names = {*kind, *kept_by(kind)}
             ranks = {x: before[x] + index * each[x] + within[x] for x in names}
             body = checkpointed(run[kind], policy, in_scan=in_loop)
             hidden, output = body(hidden, number, ranks)
-            outputs[kept_by(kind[0])].append(output)
+            for name, tree in output.items():
+                outputs[name].append(tree)
         return hidden, {
             name: jax.tree.map(lambda *each: jnp.stack(each), *trees)
             for name, trees in outputs.items()
@@ -131,7 +132,7 @@ def _run_part(run, hidden, kinds, part, policy):
 
 def _counts(kinds: Sequence[Kind]) -> Counter[str]:
     """Returns the number of layers with each part, and of those that leave a kind."""
-    return Counter(part for kind in kinds for part in {*kind, kept_by(kind[0])})
+    return Counter(part for kind in kinds for part in {*kind, *kept_by(kind)})
 
 
 def _entry(stack: Blocks, index: Index) -> Array:

@@ -1,14 +1,17 @@
-"""One block: a mixer of positions, then a feed-forward layer, both residual.
+"""One block: mixers of positions, then a feed-forward layer, both residual.
 
-The mixer is attention over sources, or a recurrent one (`core.layer_kinds`).
+Mixers are attention over sources and recurrent ones (`core.layer_kinds`).
 Position-wise layers (norms, projections, the feed-forward layer) run on all streams as
 one `[positions, D]`, so each weight is read once. A block has no code for prompts or
 decoding: its stream views say which keys each stream attends to, and which state it
 continues.
 """
 
-from collections.abc import Sequence
-from typing import cast
+import functools
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import jax.numpy as jnp
 from flax import nnx
@@ -22,8 +25,8 @@ from prompt_tuning.core.layer_kinds import (
     DENSE,
     FEED_FORWARD,
     FULL_ATTENTION,
+    KEYS,
     SHARING,
-    mixers,
 )
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import merge, named_key, optional_key, split
@@ -54,19 +57,19 @@ OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())
 
 
 class Block(nnx.Module):
-    """Norm, mixer, (norm, cross-attention,) norm, feed-forward; all residual.
+    """Norm, mixers, (norm, cross-attention,) norm, feed-forward; all residual.
 
     `ModelConfig.norm_placement` moves the norms, and `parallel` makes attention and the
-    feed-forward layer read the same hidden states. Mixers are stacked on the layers
-    that have them; `of_kind` returns the blocks with one of them.
+    feed-forward layer read the same hidden states. Parts are stacked on the layers
+    that have them; `of_kind` returns the blocks with some of them.
 
     Attributes:
-      self_attention_norm: norm before the mixer, or None.
-      self_attention: projections of self-attention; None in blocks with another mixer.
+      self_attention_norm: norm before the mixers, or None.
+      self_attention: projections of self-attention, or None.
       full_attention: those of layers without a window, if their heads have other sizes,
         else None; likewise the kinds of `SHARING`, which project to queries alone.
       short_convolution: recurrent mixer, or None; likewise the others of `RECURRENT`.
-      self_attention_out_norm: norm after the mixer, before or after the sum with the
+      self_attention_out_norm: norm after the mixers, before or after the sum with the
         residual stream, or None.
       cross_attention_norm: norm before cross-attention, or None.
       cross_attention: projections of cross-attention; None without it.
@@ -81,12 +84,17 @@ class Block(nnx.Module):
     """
 
     def __init__(
-        self, key: Key[Array, ""], config: ModelConfig, *, layers: int, cross: bool
+        self,
+        key: Key[Array, ""],
+        config: ModelConfig,
+        *,
+        kinds: Sequence[Sequence[str]],
+        cross: bool,
     ):
+        counts, layers = Counter(part for kind in kinds for part in kind), len(kinds)
         self.dropout_rate = config.dropout_rate
-        alone = config.feed_forward_layers
         self.parallel = config.parallel
-        self.shares_norm = config.shared_norm or bool(alone)
+        self.shares_norm = config.shared_norm or all(len(kind) == 1 for kind in kinds)
         self.multiplier = config.residual_multiplier
         before = config.norm_placement in ("before", "around")
         after = config.norm_placement in ("after", "around", "after_sum")
@@ -98,39 +106,33 @@ class Block(nnx.Module):
             return None
 
         def attention(name, layers):
+            if not layers:
+                return None
             own = named_key(key, name)
             if config.key_value_rank:
                 return LatentAttention(own, config, layers=layers)
             return Attention(own, config, layers=layers, kind=name)
 
         self.self_attention_norm = norm("self_attention_norm", before)
-        recurrent = len(config.recurrent_layers)
-        others = {name: mixers(config).count(name) for name in OTHER_ATTENTIONS}
-        self.self_attention: Attention | None = attention(
-            ATTENTION, layers - recurrent - len(alone) - sum(others.values())
-        )
-        for name, count in others.items():
-            setattr(self, name, attention(name, count) if count else None)
+        self.self_attention: Attention | None = attention(ATTENTION, counts[ATTENTION])
+        for name in OTHER_ATTENTIONS:
+            setattr(self, name, attention(name, counts[name]))
         for name, kind in RECURRENT.items():
-            chosen, own = config.recurrence == name, named_key(key, name)
-            setattr(self, name, kind(own, config, layers=recurrent) if chosen else None)
+            own, count = named_key(key, name), counts[name]
+            setattr(self, name, kind(own, config, layers=count) if count else None)
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm", before and cross)
-        self.cross_attention = attention("cross_attention", layers) if cross else None
+        self.cross_attention = attention("cross_attention", layers if cross else 0)
         self.cross_attention_out_norm = norm(
             "cross_attention_out_norm", after and cross
         )
         self.mlp_norm = norm("mlp_norm", before and not self.shares_norm)
-        dense = len(config.dense_layers)
-        others = (len(alone) or layers) - dense
-        self.mlp: MixtureOfExperts | FeedForward | None = (
-            MixtureOfExperts if config.experts else FeedForward
-        )(named_key(key, FEED_FORWARD), config, layers=others)
-        width = config.dense_width
+        own, count = named_key(key, FEED_FORWARD), counts[FEED_FORWARD]
+        kind = MixtureOfExperts if config.experts else FeedForward
+        self.mlp = kind(own, config, layers=count) if count else None
+        own, count, width = named_key(key, DENSE), counts[DENSE], config.dense_width
         self.dense_mlp = (
-            FeedForward(named_key(key, DENSE), config, layers=dense, width=width)
-            if dense
-            else None
+            FeedForward(own, config, layers=count, width=width) if count else None
         )
         self.mlp_out_norm = norm("mlp_out_norm", after)
         self.layer_input = (
@@ -146,13 +148,13 @@ class Block(nnx.Module):
         angles: RotaryAngles | None,
         numbers: Int[Array, "n"],
         views: tuple[StreamView, ...],
-        past: tuple[KeyValues, ...] | RecurrentState | None,
+        past: Mapping[str, Any],
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
         bare: Bool[Array, ""] | None = None,
         own: tuple[KeyValues, ...] | None = None,
         added: Float[Array, "n d"] | None = None,
-    ) -> tuple[Float[Array, "n D"], tuple[KeyValues | RecurrentState, ...]]:
+    ) -> tuple[Float[Array, "n D"], dict[str, tuple[KeyValues | RecurrentState, ...]]]:
         """Runs one block.
 
         Args:
@@ -160,16 +162,17 @@ class Block(nnx.Module):
           angles: rotary angles of this block, or None.
           numbers: number of each position in the whole batch.
           views: the streams.
-          past: keys and values that precede the streams' own; of a recurrent mixer the
-            state that the first stream continues, or None.
+          past: what precedes the streams' own, by `kept_by`: keys and values; of a
+            recurrent mixer the state that the first stream continues, or None.
           cross: keys and values of an encoder's outputs.
           key: random key for dropout; None disables dropout.
-          bare: whether the norm before the mixer is left out; None for no.
+          bare: whether the norm before the mixers is left out; None for no.
           own: keys and values of each stream, if those of another layer are read.
           added: further input of this layer, or None.
 
         Returns:
-          the hidden states, and the keys and values of each stream, or its last state.
+          the hidden states, and what each stream leaves behind, named as `past`: its
+          keys and values, or its last state.
         """
         with branch_draws(optional_key(key, "branches"), numbers):
             given = past, cross, key, bare, own, added
@@ -236,35 +239,39 @@ class Block(nnx.Module):
             key_values.append(before)
         return tuple(key_values)
 
-    def of_kind(self, kind: tuple[str, ...]) -> "Block":
+    def of_kind(self, kind: Sequence[str], kinds: Sequence[Sequence[str]]) -> "Block":
         """Returns the blocks with some parts, to be merged with their parameters alone.
 
         Args:
-          kind: names of the mixer and of the feed-forward layer; see `layer_kinds`.
+          kind: names of the parts; see `layer_kinds`.
+          kinds: those of all blocks.
         """
         block = merge(*split(self))
-        parts = {ATTENTION, *OTHER_ATTENTIONS, *RECURRENT, FEED_FORWARD, DENSE}
-        for other in parts - {*kind}:
+        for other in {part for each in kinds for part in each} - {*kind}:
             setattr(block, other, None)
         return cast(Block, block)
 
     def _mix(self, normed, angles, views, past, key, own):
-        """Runs the mixer, if there is one.
+        """Runs the mixers, if there are some.
 
         Returns:
           the update or None, and what each stream leaves behind.
         """
+        updates, kept = [], {}
         for name in RECURRENT:
             mixer = getattr(self, name)
             if mixer is not None:
-                return mixer(normed, views, past)
+                update, kept[name] = mixer(normed, views, past[name])
+                updates.append(update)
         for name in (ATTENTION, *OTHER_ATTENTIONS):
             mixer = getattr(self, name)
             if mixer is not None:
-                return self._attend_to_self(
-                    mixer, normed, angles, views, past, key, own
+                update, key_values = self._attend_to_self(
+                    mixer, normed, angles, views, past[KEYS], key, own
                 )
-        return None, ()
+                updates.append(update)
+                kept |= {KEYS: key_values} if own is None else {}
+        return functools.reduce(operator.add, updates) if updates else None, kept
 
     def _attend_to_self(self, attention, normed, angles, views, past, key, own):
         if own is None:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from prompt_tuning.core.layer_kinds import SHARING, shared_layers
+from prompt_tuning.core.layer_kinds import KEYS, SHARING, shared_layers
 from prompt_tuning.core.mixed_scan import entries
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes
@@ -37,10 +37,10 @@ def shared_keys(
     return own, {name: entries(known, layer) for name, layer in layers.items()}
 
 
-def with_own(shared: Shared, mixer: str, kept: Any) -> Shared:
+def with_own(shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]) -> Shared:
     """Returns them after a block that may leave those that later ones read."""
-    readers = SHARING.get(mixer)
-    return shared | {readers: kept} if readers in shared else shared
+    readers = {SHARING.get(part) for part in kind}.intersection(shared)
+    return shared | {name: kept[KEYS] for name in readers if name}
 
 
 def encoder_outputs(

@@ -356,6 +356,4 @@ def kept_by_stream(
 ) -> tuple[Kept, ...]:
     """Returns what each stream leaves behind, from what it leaves by `kept_by`."""
     states = [parts for name, parts in kept.items() if name in MIXERS]
-    if not states:
-        return tuple(map(Kept, kept[KEYS]))
-    return tuple(map(Kept, kept[KEYS], states[0]))
+    return tuple(map(Kept, kept[KEYS], *states))

@@ -117,7 +117,7 @@ class Stack(nnx.Module):
         )
         self.kinds = (USUAL,) * layers if bidirectional else layer_kinds(config)
         self.layers = Block(
-            named_key(key, "layers"), config, layers=layers, cross=cross
+            named_key(key, "layers"), config, kinds=self.kinds, cross=cross
         )
         self.final_norm = (
             None
@@ -168,7 +168,7 @@ class Stack(nnx.Module):
         block_inputs = [stream.block_input for stream in streams]
         input_values = tuple(change and change.values for change in block_inputs)
 
-        def body(graph, mixer, carry, layer):
+        def body(graph, kind, carry, layer):
             hidden, captured, shared = carry
             # `layer` is one block's slice of everything that is stacked on L.
             parameters, (input_values, cross, key, values, number, added), past = layer
@@ -180,12 +180,14 @@ class Stack(nnx.Module):
             bare = number == 0 if self.config.unnormed_first else None
             own_angles = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
-            own, past = shared.get(mixer), before.get(mixer, past)
+            own = None
+            for part in before.keys() & {*kind}:  # of another layer
+                own, past = shared[part], {KEYS: before[part]}
             given = own_angles, numbers, own_views, past, cross, key, bare, own, added
             with intermediates.collect_block(captured, number) as captured:
                 hidden, kept = block(hidden, *given)
-            shared = with_own(shared, mixer, kept)
-            return (hidden, captured, shared), kept if keep and own is None else ()
+            shared = with_own(shared, kind, kept)
+            return (hidden, captured, shared), kept if keep else {}
 
         encoded, numbered = encoder_outputs(cross), self.config.unnormed_first
         hidden, added = first_inputs(self.layer_inputs, streams)
@@ -209,7 +211,8 @@ class Stack(nnx.Module):
             )
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        return split_streams(hidden, views), kept_by_stream(kept)
+        left = kept_by_stream(kept) if keep else ()
+        return split_streams(hidden, views), left
 
     def _scan(
         self,
@@ -222,7 +225,7 @@ class Stack(nnx.Module):
         """Runs the blocks; returns the carry, and what they return, by `kept_by`.
 
         Args:
-          body: `f(graph, mixer, carry, layer)`, where `layer` has the parameters of a
+          body: `f(graph, kind, carry, layer)`, where `layer` has the parameters of a
             block of that structure, its `others` and what precedes its streams.
           carry: what the first block gets.
           others: inputs of each block, stacked on `L`.
@@ -230,26 +233,29 @@ class Stack(nnx.Module):
           policy: what is saved for the backward pass.
         """
         graph, parameters = split(self.layers)
-        before = stacked_key_values(past)
-        if len(set(self.kinds)) == 1:
-            carry, kept = scan_blocks(
-                lambda carry, layer: body(graph, "", carry, (layer[0], *layer[1])),
+        names = {name for kind in self.kinds for name in kept_by(kind)}
+        own: dict[str, Any] = dict.fromkeys(
+            names - {KEYS}, last_state([context.state for context in past])
+        )
+        own |= {KEYS: stacked_key_values(past)} if KEYS in names else {}
+        kinds = dict.fromkeys(self.kinds)
+        if len(kinds) == 1:
+            [kind] = kinds
+            return scan_blocks(
+                lambda carry, layer: body(graph, kind, carry, (layer[0], *layer[1])),
                 carry,
                 parameters,
-                (others, before),
+                (others, own),
                 policy,
                 gathers=gathers_weights(logical_axes(self.layers))
                 or any_on_host(parameters),
             )
-            return carry, {KEYS: kept}
-        bodies = {
-            kind: functools.partial(body, split(self.layers.of_kind(kind))[0], kind[0])
-            for kind in dict.fromkeys(self.kinds)
+        structures = {
+            kind: split(self.layers.of_kind(kind, self.kinds))[0] for kind in kinds
         }
-        state = last_state([context.state for context in past])
-        names = {kept_by(kind[0]) for kind in bodies}
-        own = {name: state if name in MIXERS else () for name in names}
-        own |= {KEYS: before}
+        bodies = {
+            kind: functools.partial(body, structures[kind], kind) for kind in kinds
+        }
         return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
@@ -373,7 +379,7 @@ class Stack(nnx.Module):
             view = StreamView((rows, length), (*before, own), encoded, first, total)
             if self.relative_vectors is not None:
                 view = view._replace(relative=self.relative_vectors.within(length))
-            if any(kind[0] in MIXERS for kind in self.kinds):
+            if any(MIXERS.keys() & {*kind} for kind in self.kinds):
                 view = view._replace(state=state_view(streams, i, past))
             views.append(view)
         return tuple(views)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.intermediates import ATTENTION_WEIGHTS
-from prompt_tuning.core.layer_kinds import MIXERS, NO_MIXER, mixers
+from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING, mixers
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.data.batching.batches import read_batch
 from prompt_tuning.data.batching.plan_batches import plan_batches
@@ -101,7 +101,8 @@ def measure_effects(
         return "not measured, because there are several prompts"
     if stack == "decoder" and model.config.architecture == "encoder_decoder":
         return "not measured, because the decoder reads an encoder's output as well"
-    if {*MIXERS, NO_MIXER}.intersection(mixers(model.config)):
+    attentions = {*ATTENTIONS, *SHARING.values()}
+    if not all(attentions.intersection(x) for x in mixers(model.config)):
         return "not measured, because some layers have no attention"
     count = min(max(ROWS // prompt.length, FEWEST), MOST, len(examples))
     batches = _read_batches(model, examples, data, count)
