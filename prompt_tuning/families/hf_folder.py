@@ -128,15 +128,9 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
     settings = read_settings(file)
     model_type = _model_type(settings)
     if model_type not in FAMILIES:
-        near = difflib.get_close_matches(model_type, FAMILIES, 1)
-        hint = f" (the nearest is {near[0]})" if near else ""
         reason = REFUSED.get(model_type)
-        hint = hint if reason is None else f": {reason}"
-        # The text part of a listed family needs no place of its own.
-        listed = [
-            x for x in FAMILIES if x.removesuffix("_text") not in FAMILIES.keys() - {x}
-        ]
-        settings.refuse("model_type", f"one of {', '.join(listed)}{hint}")
+        hint = "" if reason is None else f": {reason}"
+        settings.refuse("model_type", f"{_known_families(model_type)}{hint}")
     if is_gguf(path):
         check_model_type(read_gguf(path), settings)
     _check_quantization(settings)
@@ -251,10 +245,19 @@ def find_family(config: ModelConfig) -> Family:
     """
     if config.family not in FAMILIES:
         raise InputError(
-            f"ModelConfig.family is {shown(config.family)}, expected one of "
-            f"{', '.join(FAMILIES)}"
+            f"ModelConfig.family is {shown(config.family)}, expected "
+            f"{_known_families(str(config.family))}"
         )
     return FAMILIES[config.family]
+
+
+def _known_families(name: str) -> str:
+    """Returns where all families are listed, with those of similar names."""
+    near = difflib.get_close_matches(name[:100], FAMILIES, 3) or [*FAMILIES][:1]
+    return (
+        f"one of the {len(FAMILIES)} in prompt_tuning/families/README.md, such as "
+        f"{', '.join(near)}"
+    )
 
 
 def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, Recipe]:

@@ -297,10 +297,10 @@ def test_folders_that_are_not_checkpoints_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"model_type": "mamba"}, "'mamba', expected one of llama, .*gpt2, "),
+        ({"model_type": "rwkv"}, "'rwkv', expected one of the .*README.md, such as l"),
         (LLAMA | {"hidden_size": None}, "no 'hidden_size'"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
-        ({"model_type": "lama"}, "the nearest is llama"),
+        ({"model_type": "lama"}, "such as llama"),
         (
             LLAMA | {"quantization_config": {}},
             "quantization_config.* has no 'quant_method'",
