@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from prompt_tuning.checkpoints.stored_tensors import StoredTensor, Transform
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, StoredTensor, Transform
 from prompt_tuning.core.array_slices import Block
 
 
@@ -29,3 +29,22 @@ class TapsFirst(Transform):
 
 
 taps_first = TapsFirst()
+
+
+@dataclasses.dataclass(frozen=True)
+class TapsOfPart(Transform):
+    """Takes some channels of such weights, and rearranges them.
+
+    Attributes:
+      part: which channels.
+    """
+
+    part: FusedPart
+
+    def __call__(self, stored: np.ndarray) -> np.ndarray:
+        """Returns the weights of the channels, `[taps, channels]`."""
+        return self.part(taps_first(stored).T)
+
+    def read(self, tensor: StoredTensor, block: Block) -> np.ndarray:
+        """Reads the whole array, which is small, and returns the block."""
+        return self(tensor.read())[block]

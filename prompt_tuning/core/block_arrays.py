@@ -26,14 +26,26 @@ class BlockArrays:
 
     Attributes:
       blocks: the arrays.
+      empty: their shape and dtype, if there are none.
     """
 
     blocks: tuple[Array, ...]
+    empty: jax.ShapeDtypeStruct | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: DTypeLike) -> "BlockArrays":
         """Returns zeros; `shape` begins with the number of blocks."""
+        if not shape[0]:
+            return cls((), jax.ShapeDtypeStruct(shape[1:], dtype))
         return cls(tuple(jnp.zeros(shape[1:], dtype) for _ in range(shape[0])))
+
+    @classmethod
+    def of(cls, stack: Shaped[Array, "L ..."]) -> "BlockArrays":
+        """Returns the entries of a stack."""
+        one = jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)
+        return cls(tuple(stack), None if len(stack) else one)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -44,7 +56,11 @@ class BlockArrays:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the stack of all arrays."""
-        return (len(self), *self.blocks[0].shape)
+        return (len(self), *self._one.shape)
+
+    @property
+    def _one(self) -> Array | jax.ShapeDtypeStruct:
+        return self.blocks[0] if self.empty is None else self.empty
 
     @property
     def nbytes(self) -> int:
@@ -54,13 +70,16 @@ class BlockArrays:
     def stacked(self) -> Shaped[Array, "L ..."]:
         """Stacks the arrays."""
         # XLA writes into an array twice as fast as it concatenates on CPUs.
-        stack = jnp.zeros(self.shape, self.blocks[0].dtype)
+        stack = jnp.zeros(self.shape, self._one.dtype)
         for i, block in enumerate(self.blocks):
             stack = stack.at[i].set(block)
         return stack
 
     def map(self, function: Callable[..., Array], *others: Any) -> "BlockArrays":
         """Applies a function to each array, and to the entries of stacks."""
+        if self.empty is not None:
+            entries = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in others]
+            return BlockArrays((), jax.eval_shape(function, self.empty, *entries))
         return BlockArrays(
             tuple(
                 function(block, *(stack[i] for stack in others))

@@ -25,6 +25,8 @@ SHARING = {ATTENTION: "shared_attention", FULL_ATTENTION: "shared_full_attention
 """Attention to the keys and values of the last earlier layer of each kind."""
 FEED_FORWARD, DENSE = "mlp", "dense_mlp"
 """Names of feed-forward layers; the second is that of layers without experts."""
+NORMS_BEFORE = ("self_attention_norm", "mlp_norm")
+NORMS_AFTER = ("self_attention_out_norm", "mlp_out_norm")
 MIXERS = {
     "short_convolution": "a short convolution",
     "gated_delta": "the gated delta rule",
@@ -45,7 +47,8 @@ def mixers(config: "ModelConfig") -> list[tuple[str, ...]]:
             attention = FULL_ATTENTION
         if i >= config.layers - config.sharing_layers:
             attention = SHARING[attention]
-        absent = recurrent.union(config.feed_forward_layers)
+        absent = set(config.feed_forward_layers)
+        absent |= set() if config.recurrence_beside_attention else recurrent
         found.append(
             (
                 *([] if i in absent else [attention]),
@@ -60,13 +63,15 @@ def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
 
     Norms are named only if layers differ in them.
     """
-    dense, alone = set(config.dense_layers), config.feed_forward_layers
-    return tuple(
-        own
-        if alone and own
-        else (*own, DENSE if i in dense else FEED_FORWARD)
-        for i, own in enumerate(mixers(config))
-    )
+    dense, alone, kinds = set(config.dense_layers), config.feed_forward_layers, []
+    for i, own in enumerate(mixers(config)):
+        feed_forward = DENSE if i in dense else FEED_FORWARD
+        single = own and (alone or not config.feed_forward_width)
+        kind = own if single else (*own, feed_forward)
+        if config.recurrent_norms_before:
+            kind += NORMS_BEFORE if config.recurrence in own else NORMS_AFTER
+        kinds.append(kind)
+    return tuple(kinds)
 
 
 def attention_sizes(config: "ModelConfig", kind: str) -> tuple[int, int]:
@@ -111,7 +116,7 @@ def layers_with(config: "ModelConfig", path: str) -> list[int]:
 
 
 def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
-    """Checks that every layer of a model has attention.
+    """Checks that every layer of a model has attention, and no other mixer.
 
     Args:
       config: config of the model.
@@ -122,10 +127,12 @@ def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
       InputError: if some layer is recurrent.
     """
     if config.recurrent_layers:
+        beside = config.recurrence_beside_attention
         raise InputError(
-            f"{found}, which needs attention in every layer, but "
+            f"{found}, which needs attention {'alone ' * beside}in every layer, but "
             f"{len(config.recurrent_layers)} of the {config.layers} layers of this "
-            f"model have {MIXERS[config.recurrence]} instead: {remedy}"
+            f"model have {MIXERS[config.recurrence]} "
+            f"{'beside it' if beside else 'instead'}: {remedy}"
         )
     if config.feed_forward_layers:
         raise InputError(

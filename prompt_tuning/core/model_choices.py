@@ -211,6 +211,19 @@ def _check_mixers(config: Any) -> None:
         )
     if some and config.architecture == "encoder_decoder":
         raise InputError("recurrent_layers are for decoder-only models")
+    if config.recurrence_beside_attention and not (
+        some and not (config.feed_forward_layers or config.recurrent_norms_before)
+    ):
+        raise InputError(
+            "recurrence_beside_attention needs recurrent_layers, and neither "
+            "feed_forward_layers nor recurrent_norms_before"
+        )
+    if config.recurrent_norms_before and not (
+        some and config.norm_placement == "after"
+    ):
+        raise InputError(
+            "recurrent_norms_before needs recurrent_layers and norm_placement='after'"
+        )
     alone = set(config.feed_forward_layers)
     if alone & {*config.recurrent_layers} or (
         alone
@@ -225,10 +238,11 @@ def _check_mixers(config: Any) -> None:
             "feed_forward_layers are layers of a decoder that have a norm before them "
             "and no mixer; dense_layers are some of them, recurrent_layers are not"
         )
-    if len(alone.union(config.recurrent_layers)) == config.layers:
+    needing = config.experts, config.dense_layers, alone, config.encoder_layers
+    if not config.feed_forward_width and (any(needing) or not some):
         raise InputError(
-            "every layer of the model is recurrent, expected one with attention at "
-            "least: models without keys and values are not implemented"
+            "feed_forward_width is 0, which is for decoders with recurrent_layers, and "
+            "without experts, dense_layers and feed_forward_layers"
         )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from prompt_tuning.core.biased_projections import BIASED
+from prompt_tuning.core.derived_sizes import DerivedSizes
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.expert_choices import check_experts
 from prompt_tuning.core.field_checks import check_fields
@@ -47,7 +48,7 @@ else:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(DerivedSizes):
     """Shape and named choices of one frozen model.
 
     Attributes:
@@ -56,7 +57,8 @@ class ModelConfig:
         directions, as in an encoder alone (BERT); then it generates no text.
       vocabulary_size: number of tokens `V`, the table's padding included.
       width: model width `D`.
-      feed_forward_width: `F`, of each expert if there are any.
+      feed_forward_width: `F`, of each expert if there are any; 0 if no layer has a
+        feed-forward layer (Mamba-2).
       experts: number of experts `E` of each feed-forward layer (see `models.experts`).
       expert_limit: bound of their clamped SwiGLU (gpt-oss), or None.
       experts_per_token: number of experts that process each token.
@@ -127,9 +129,11 @@ class ModelConfig:
         to `window` positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
-      recurrence: mixer of the layers that have no attention, named as its module:
-        short convolution (LFM2), gated delta rule (Qwen 3.5) or Mamba-2 (Granite 4).
+      recurrence: mixer of some layers, named as its module: short convolution (LFM2),
+        gated delta rule (Qwen 3.5) or Mamba-2 (Granite 4).
       recurrent_layers: numbers of these layers.
+      recurrence_beside_attention: whether they have attention, too, and the outputs are
+        added (Falcon-H1); else they have it instead of attention.
       feed_forward_layers: numbers of the layers without a mixer; all others then have a
         mixer alone (Nemotron-H). Empty if all have both.
       convolution_width: number of positions that their convolutions read, the current
@@ -138,6 +142,12 @@ class ModelConfig:
       recurrent_key_heads: number of its query and key heads, which divides the former.
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
+      recurrent_norm: whether the output of Mamba-2 has a norm (not in Falcon-H1).
+      recurrent_norms_before: whether layers with them have norms before their parts,
+        but layers with attention after (OLMo Hybrid).
+      recurrent_norm_epsilon: added to the mean square of the norm of their outputs, if
+        not `norm_epsilon`.
+      maximum_strength: largest strength of the delta rule.
       minimum_step: least step of Mamba-2.
       key_value_rank: width of the vector of keys and values in latent attention
         (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
@@ -170,6 +180,8 @@ class ModelConfig:
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
       logit_multiplier: factor of logits (Granite).
+      projection_multipliers: factors of the outputs of projections (Falcon-H1), by
+        their paths in a block, such as `self_attention/key`.
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
       stop_ids: more tokens that end a generated text.
@@ -266,12 +278,17 @@ class ModelConfig:
     window_rotary_base: float | None = None
     recurrence: Recurrence = "none"
     recurrent_layers: tuple[int, ...] = ()
+    recurrence_beside_attention: bool = False
     feed_forward_layers: tuple[int, ...] = ()
     convolution_width: int = 0
     recurrent_heads: int = 0
     recurrent_key_heads: int = 0
     recurrent_width: int = 0
     recurrent_key_width: int = 0
+    recurrent_norm: bool = True
+    recurrent_norms_before: bool = False
+    recurrent_norm_epsilon: float | None = None
+    maximum_strength: float = 1.0
     minimum_step: float = 0.0
     key_value_rank: int = 0
     query_rank: int = 0
@@ -294,6 +311,7 @@ class ModelConfig:
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+    projection_multipliers: tuple[tuple[str, float], ...] = ()
     bos_id: int | None = None
     eos_id: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -359,33 +377,10 @@ class ModelConfig:
         return BIASED[self.biases]
 
     @property
-    def convolution_channels(self) -> int:
-        """Number of channels of the convolutions in recurrent layers."""
-        keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
-        return keys + self.recurrent_heads * self.recurrent_width or self.width
-
-    @property
-    def rotated_width(self) -> int:
-        """Number of leading elements of each head that are rotated."""
-        return self.head_width if self.rotary_width is None else self.rotary_width
-
-    @property
-    def width_of_values(self) -> int:
-        """Number of elements of each head's values."""
-        return self.value_width or self.head_width
-
-    @property
     def positions_note(self) -> str:
         """Why there are not more positions, as the end of a message, or nothing."""
         scaling = self.rotary_scaling
         return scaling.note if isinstance(scaling, RotaryDivisors) else ""
-
-    @property
-    def score_scale(self) -> float:
-        """Factor of attention scores."""
-        if self.attention_multiplier is not None:
-            return self.attention_multiplier
-        return self.head_width**-0.5 if self.scale_scores else 1.0
 
     @property
     def encoder_policy(self) -> Rematerialization:

@@ -26,7 +26,7 @@ def check_sizes(config: Any) -> None:
     sizes = {
         "vocabulary_size": (1, MAXIMUM_SIZE),
         "width": (1, MAXIMUM_SIZE),
-        "feed_forward_width": (1, MAXIMUM_SIZE),
+        "feed_forward_width": (0, MAXIMUM_SIZE),
         "experts": (0, MAXIMUM_EXPERTS),
         "shared_expert_width": (0, MAXIMUM_SIZE),
         "dense_width": (0, MAXIMUM_SIZE),
@@ -50,6 +50,8 @@ def check_sizes(config: Any) -> None:
         "recurrent_key_heads": (0, MAXIMUM_SIZE),
         "recurrent_width": (0, MAXIMUM_SIZE),
         "recurrent_key_width": (0, MAXIMUM_SIZE),
+        "recurrent_norm_epsilon": (0, 1),
+        "maximum_strength": (0, 2),
         "minimum_step": (0, 1),
         "expert_margin": (0, math.inf),
         "window": (1, MAXIMUM_INTEGER),

@@ -153,7 +153,7 @@ class Page(NamedTuple):
     @classmethod
     def create(cls, key_values: KeyValues, start: Int[Array, ""] | int) -> "Page":
         """Returns a page of keys and values `[L, G, 1, page, K]`."""
-        keys, values = (BlockArrays(tuple(part)) for part in key_values)
+        keys, values = map(BlockArrays.of, key_values)
         return cls(keys.map(_transposed), values, jnp.asarray(start, jnp.int32))
 
     @classmethod

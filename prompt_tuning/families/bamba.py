@@ -49,19 +49,18 @@ def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 def bamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    some = bool(config.recurrent_layers)
     feed_forward = {
         f"mlp/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")
     }
-    output = {"mamba2/output": "mamba.out_proj"} if some else {}
+    output = {"mamba2/output": "mamba.out_proj"} if config.recurrent_layers else {}
     return layout_recipes(
         config,
         names,
         modules=ATTENTION | feed_forward | output,
         norms=NORMS,
         final_norm="final_layernorm",
-        fused=mamba2_parts(config) if some else None,
-        others=mamba2_tensors() if some else None,
+        fused=mamba2_parts(config),
+        others=mamba2_tensors(config),
     )
 
 

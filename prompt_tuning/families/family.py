@@ -12,7 +12,7 @@ from prompt_tuning.checkpoints.stored_tensors import (
     layered,
     transpose,
 )
-from prompt_tuning.core.layer_kinds import layers_with
+from prompt_tuning.core.layer_kinds import MIXERS, layers_with
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.class_labels import OF_DECODERS, ClassLayers
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
@@ -105,7 +105,8 @@ def projection_names(
     names = {}
     for ours, (module, kernel_part, bias_part) in parts.items():
         names[f"{ours}/kernel"] = (f"{module}.weight", kernel_part)
-        if ours.rpartition("/")[2] in config.biased_projections:
+        part, _, name = ours.rpartition("/")
+        if name in config.biased_projections and part not in MIXERS:
             names[f"{ours}/bias"] = (f"{module}.bias", bias_part)
     return names
 

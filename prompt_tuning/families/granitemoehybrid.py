@@ -63,7 +63,6 @@ def granitemoehybrid_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
     part = "mlp/shared" if config.experts else "mlp"
-    some = bool(config.recurrent_layers)
     parts = {
         f"{part}/{name}": (
             "shared_mlp.input_linear",
@@ -71,14 +70,14 @@ def granitemoehybrid_recipes(
         )
         for i, name in enumerate(("gate", "up"))
     }
-    output = {"mamba2/output": "mamba.out_proj"} if some else {}
+    output = {"mamba2/output": "mamba.out_proj"} if config.recurrent_layers else {}
     experts = fused_experts(config, prefix_of(names), **FUSED) if config.experts else {}
     return experts | layout_recipes(
         config,
         names,
         modules=ATTENTION | {f"{part}/down": "shared_mlp.output_linear"} | output,
-        fused=parts | (mamba2_parts(config) if some else {}),
-        others=mamba2_tensors() if some else None,
+        fused=parts | mamba2_parts(config),
+        others=mamba2_tensors(config),
     )
 
 

@@ -4,19 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prompt_tuning.checkpoints.stored_tensors import FusedPart, identity
-from prompt_tuning.checkpoints.tap_tensors import taps_first
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Transform, identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import LayerNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL
 
 LINEAR = "linear_attention"
 OLD_KINDS = {"mamba": LINEAR, "attention": FULL}
 """Kinds of layers as transformers 4 writes them."""
 TENSORS = {
-    "taps": ("conv1d.weight", taps_first),
-    "tap_bias": ("conv1d.bias", identity),
     "decay_rate": ("A_log", identity),
     "skip": ("D", identity),
     "step_bias": ("dt_bias", identity),
@@ -62,8 +59,16 @@ def read_mamba2(
     }
 
 
-def read_expansion(settings: HuggingFaceSettings, width: int, heads: int) -> int:
+def read_expansion(
+    settings: HuggingFaceSettings, width: int, heads: int, inner: int | None = None
+) -> int:
     """Returns the width of a head, from the expansion of the model's width.
+
+    Args:
+      settings: the settings in `config.json`.
+      width: the model's width.
+      heads: number of heads.
+      inner: the expanded width, if not a multiple of the model's.
 
     Raises:
       InputError: if heads have another width, or a projection or no convolution has a
@@ -71,7 +76,9 @@ def read_expansion(settings: HuggingFaceSettings, width: int, heads: int) -> int
     """
     settings.require("mamba_proj_bias", False, "biases are not implemented")
     settings.require("mamba_conv_bias", True, "other convolutions are not implemented")
-    inner = settings.size("mamba_expand", 2) * width
+    if inner is None:
+        inner = settings.size("mamba_expand", 2) * width
+    assert inner is not None
     if inner % heads:
         settings.refuse("mamba_n_heads", f"a divisor of {inner}, the expanded width")
     if settings.value("mamba_d_head", "auto") not in ("auto", inner // heads):
@@ -116,22 +123,29 @@ def read_kinds(settings: HuggingFaceSettings, layers: int) -> list[str]:
 def mamba2_parts(
     config: ModelConfig, module: str = "mamba"
 ) -> dict[str, tuple[str, FusedPart]]:
-    """Returns the parts of the input projection, for `layout_recipes`."""
-    values = config.recurrent_heads * config.recurrent_width
-    keys = config.recurrent_key_heads * config.recurrent_key_width
-    shares = (values, values, keys, keys, config.recurrent_heads)
+    """Returns the parts of the input projection, if layers have one."""
+    if not config.recurrent_layers:
+        return {}
+    order = ("gate", "value", "key", "query", "step")
+    shares = memory_shares(config, order)
     return {
         f"mamba2/{name}": (
             f"{module}.in_proj",
             FusedPart(i, shares, in_first=False),
         )
-        for i, name in enumerate(("gate", "value", "key", "query", "step"))
+        for i, name in enumerate(order)
     }
 
 
-def mamba2_tensors(module: str = "mamba") -> LayerNames:
-    """Returns the tensors of a layer that are no projections."""
+def mamba2_tensors(
+    config: ModelConfig, module: str = "mamba"
+) -> dict[str, tuple[str, Transform]]:
+    """Returns the tensors of a layer that are no projections, if layers have some."""
+    if not config.recurrent_layers:
+        return {}
+    order = ("value", "key", "query")
     return {
         f"mamba2/{ours}": (f"{module}.{name}", transform)
         for ours, (name, transform) in TENSORS.items()
-    }
+        if config.recurrent_norm or ours != "norm_scale"
+    } | tap_names(config, f"{module}.conv1d", order, biased=True)

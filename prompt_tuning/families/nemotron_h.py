@@ -142,8 +142,8 @@ def nemotron_h_recipes(
     }
     if config.recurrent_layers:
         modules |= {"mamba2/output": "mixer.out_proj"}
-        layer |= mamba2_tensors("mixer")
-    parts = mamba2_parts(config, "mixer") if config.recurrent_layers else {}
+    layer |= mamba2_tensors(config, "mixer")
+    parts = mamba2_parts(config, "mixer")
     pattern = f"{prefix}layers.{{}}."
     recipes = decoder_recipes(
         config,

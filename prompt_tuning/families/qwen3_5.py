@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, Recipe, identity
-from prompt_tuning.checkpoints.tap_tensors import taps_first
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.families.expert_layout import ATTENTION, feed_forward_modules
-from prompt_tuning.families.family import Family
+from prompt_tuning.families.family import Family, LayerNames
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.llama_layout import (
     INERT,
@@ -16,6 +15,7 @@ from prompt_tuning.families.llama_layout import (
     layout_recipes,
     read_layout,
 )
+from prompt_tuning.families.memory_layout import memory_shares, tap_names
 from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 LINEAR = "linear_attention"
@@ -25,8 +25,8 @@ DELTA = OUTPUT | {
     "gated_delta/strength": "linear_attn.in_proj_b",
     "gated_delta/decay": "linear_attn.in_proj_a",
 }
+ORDER = ("query", "key", "value")
 OTHERS = {
-    "gated_delta/taps": ("linear_attn.conv1d.weight", taps_first),
     "gated_delta/decay_bias": ("linear_attn.dt_bias", identity),
     "gated_delta/decay_rate": ("linear_attn.A_log", identity),
     "gated_delta/norm_scale": ("linear_attn.norm.weight", identity),
@@ -121,18 +121,24 @@ def qwen3_5_recipes(
             **(delta if some else {}),
         },
         fused={**queries, **(fused if some else {})},
-        others=OTHERS if some else None,
+        others=delta_tensors(config),
     )
 
 
 def delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedPart]]:
     """Returns the parts of a module with all queries, then keys, then values."""
-    keys = config.recurrent_key_heads * config.recurrent_key_width
-    shares = (keys, keys, config.recurrent_heads * config.recurrent_width)
+    shares = memory_shares(config, ORDER)
     return {
         f"gated_delta/{name}": (module, FusedPart(i, shares, in_first=False))
-        for i, name in enumerate(("query", "key", "value"))
+        for i, name in enumerate(ORDER)
     }
+
+
+def delta_tensors(config: ModelConfig) -> LayerNames:
+    """Returns the tensors of a layer that are no projections, if layers have some."""
+    if not config.recurrent_layers:
+        return {}
+    return OTHERS | tap_names(config, "linear_attn.conv1d", ORDER)
 
 
 QWEN3_5_TEXT = Family(

@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -39,12 +41,14 @@ from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInput, layer_factor
 from prompt_tuning.models.layers import FeedForward
 from prompt_tuning.models.mamba2 import Mamba2
+from prompt_tuning.models.memory_mixer import MemoryMixer
 from prompt_tuning.models.norms import Norm, normalize
 from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.short_convolution import ShortConvolution
 from prompt_tuning.models.streams import StreamView, split_streams
 from prompt_tuning.sharding import collectives
+from prompt_tuning.sharding.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 
 RECURRENT = {
     "short_convolution": ShortConvolution,
@@ -54,6 +58,27 @@ RECURRENT = {
 """Recurrent mixers, by their names among the parameters of a block."""
 OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())
 """Names of other attention, likewise."""
+
+
+def own_heads(state: RecurrentState, config: ModelConfig) -> RecurrentState:
+    """Returns the part of whole states `[L, ...]` that is of this device's heads."""
+    mixer = RECURRENT[config.recurrence]
+    if not issubclass(mixer, MemoryMixer):
+        return state
+    window, memory = jax.tree.map(
+        lambda x: collectives.copy_to_shards(x, MEMORY_HEADS), state
+    )
+    keys = config.recurrent_key_heads * config.recurrent_key_width
+    values = config.recurrent_heads * config.recurrent_width
+    sizes = [values if name == "value" else keys for name in mixer.order]
+    parts = jnp.split(window, np.cumsum(sizes)[:-1], axis=-1)
+    axes = [MEMORY_HEADS if name == "value" else MEMORY_KEYS for name in mixer.order]
+    own = [
+        collectives.local_memory(part, axis, 2)
+        for part, axis in zip(parts, axes, strict=True)
+    ]
+    memory = collectives.local_memory(memory, MEMORY_HEADS, 1)
+    return RecurrentState(jnp.concatenate(own, axis=-1), memory)
 
 
 class Block(nnx.Module):
@@ -101,8 +126,8 @@ class Block(nnx.Module):
         self.norms_sum = config.norm_placement == "after_sum"
 
         def norm(name, present):
-            if present:
-                return Norm(named_key(key, name), config, stacked=layers)
+            if count := counts[name] or layers * present:
+                return Norm(named_key(key, name), config, stacked=count)
             return None
 
         def attention(name, layers):
@@ -141,6 +166,9 @@ class Block(nnx.Module):
             else None
         )
         self.factor = layer_factor(key, config, layers)
+        for path, multiplier in config.projection_multipliers:
+            part, name = path.split("/")
+            getattr(getattr(self, part), name).multiplier = multiplier
 
     def __call__(
         self,

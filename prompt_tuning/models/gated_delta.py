@@ -1,4 +1,4 @@
-"""The gated delta rule as a mixer (Qwen3-Next, Qwen 3.5); see `delta_rule`."""
+"""The gated delta rule as a mixer (Qwen 3.5, OLMo Hybrid); see `delta_rule`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +14,7 @@ from prompt_tuning.models.delta_rule import (
     recurrent_delta,
 )
 from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.norms import root_mean_square_norm
 
 EPSILON = 1e-6
 """Added to the sum of squares of queries and keys before they are normalized."""
@@ -39,7 +40,8 @@ class GatedDelta(MemoryMixer):
             parts.inward(name, heads) for name in ("strength", "decay")
         )
         self.decay_bias = parts.array("decay_bias", (heads,), ones)
-        self.norm_scale = parts.array("norm_scale", (config.recurrent_width,), ones)
+        width = config.recurrent_width
+        self.norm_scale = parts.array("norm_scale", (width,), ones, "head_width")
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
         """Returns the decay and the strength of each position."""
@@ -47,7 +49,8 @@ class GatedDelta(MemoryMixer):
             self.decay(x).astype(jnp.float32) + self.decay_bias[...].astype(jnp.float32)
         )
         decay = -jnp.exp(self.decay_rate[...].astype(jnp.float32)) * decay
-        return decay, jax.nn.sigmoid(self.strength(x)).astype(jnp.float32)
+        strength = jax.nn.sigmoid(self.strength(x)).astype(jnp.float32)
+        return decay, strength * self.config.maximum_strength
 
     def inputs(
         self,
@@ -67,10 +70,8 @@ class GatedDelta(MemoryMixer):
     ) -> Float[Array, "n Hv"]:
         """Normalizes each head, and then applies the gate, in float32."""
         del values
-        wide = output.astype(jnp.float32)
-        square = jnp.mean(wide * wide, -1, keepdims=True)
-        normed = wide * jax.lax.rsqrt(square + self.config.norm_epsilon)
-        normed = normed * self.norm_scale[...].astype(jnp.float32)
+        wide, epsilon = output.astype(jnp.float32), self.config.memory_epsilon
+        normed = root_mean_square_norm(wide, self.norm_scale[...], epsilon)
         opened = jax.nn.silu(gate.astype(jnp.float32)).reshape(normed.shape)
         return (normed * opened).reshape(gate.shape).astype(output.dtype)
 

@@ -57,6 +57,7 @@ class Dense(nnx.Module):
       kernel_order: order of the inputs in a quantized kernel, or None.
       sizes: numbers of inputs and outputs.
       bias: `[L, out]`, or None.
+      multiplier: factor of the output, adapters included.
       adapters: trained adapters of the projection, by name; see `ProjectionAdapter`.
       axes: logical axes of the input and the output. If a mesh shards `in`, each device
         multiplies its shard and the products are summed; if it shards `out`, each
@@ -83,7 +84,7 @@ class Dense(nnx.Module):
         zeros = jax.nn.initializers.zeros
         shape, names = (layers, size_out), ("layers", axes[1])
         self.bias = declare(key, shape, names, zeros, dtype) if bias else None
-        self.adapters = nnx.Dict()
+        self.multiplier, self.adapters = 1.0, nnx.Dict()
         self.axes, self.sizes = axes, sizes
 
     def store_as(self, name: str, store: Store) -> None:
@@ -106,9 +107,8 @@ class Dense(nnx.Module):
             lambda x, adapter: adapter.before(x), adapters, x
         )
         y = self.frozen(scaled_input)
-        return functools.reduce(
-            lambda y, adapter: adapter.adapt(x, y, self), adapters, y
-        )
+        y = functools.reduce(lambda y, adapter: adapter.adapt(x, y, self), adapters, y)
+        return y if self.multiplier == 1 else y * self.multiplier
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
         """Applies the projection of one block; of adapters only a trained bias."""

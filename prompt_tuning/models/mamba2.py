@@ -8,11 +8,16 @@ from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.norms import (
+    root_mean_square_norm,
+    sharded_mean_square_norm,
+)
 from prompt_tuning.models.state_space import (
     StateInputs,
     chunked_states,
     recurrent_states,
 )
+from prompt_tuning.sharding.axis_rules import MEMORY_HEADS
 
 
 class Mamba2(MemoryMixer):
@@ -22,7 +27,7 @@ class Mamba2(MemoryMixer):
       step: `[L, D, H]`.
       step_bias: added to `step`, `[L, H]`.
       skip: factor of each head's values in its output, `[L, H]`.
-      norm_scale: scale of the norm of the output, `[L, H v]`.
+      norm_scale: scale of the norm of the output, `[L, H v]`, or None.
     """
 
     order = ("value", "key", "query")
@@ -37,7 +42,11 @@ class Mamba2(MemoryMixer):
         self.step_bias = parts.array("step_bias", (heads,), ones)
         self.skip = parts.array("skip", (heads,), ones)
         values = heads * config.recurrent_width
-        self.norm_scale = parts.array("norm_scale", (values,), ones)
+        self.norm_scale = (
+            parts.array("norm_scale", (values,), ones)
+            if config.recurrent_norm
+            else None
+        )
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
         """Returns the decay and the step of each position."""
@@ -62,12 +71,21 @@ class Mamba2(MemoryMixer):
         values: Float[Array, "n H v"],
         gate: Float[Array, "n Hv"],
     ) -> Float[Array, "n Hv"]:
-        """Applies the gate, and then normalizes the heads of each key, in float32."""
+        """Applies the gate, and normalizes the heads of each key if set, in float32."""
         wide = output.astype(jnp.float32)
         wide = wide + values * self.skip[...].astype(jnp.float32)[:, None]
         opened = wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
-        grouped = opened.reshape(len(gate), self.config.recurrent_key_heads, -1)
-        square = jnp.mean(grouped * grouped, -1, keepdims=True)
-        normed = grouped * jax.lax.rsqrt(square + self.config.norm_epsilon)
-        scale = self.norm_scale[...].astype(jnp.float32)
-        return (normed.reshape(gate.shape) * scale).astype(output.dtype)
+        if self.norm_scale is None:
+            return opened.astype(output.dtype)
+        config, scale = self.config, self.norm_scale[...]
+        width = config.recurrent_heads * config.recurrent_width
+        width, epsilon = width // config.recurrent_key_heads, config.memory_epsilon
+        if config.recurrent_key_heads == 1:  # which devices may share
+            own = MEMORY_HEADS, width
+            normed = sharded_mean_square_norm(opened, scale, epsilon, *own)
+        else:
+            grouped, scale = (
+                x.reshape(*x.shape[:-1], -1, width) for x in (opened, scale)
+            )
+            normed = root_mean_square_norm(grouped, scale, epsilon)
+        return normed.reshape(gate.shape).astype(output.dtype)

@@ -23,6 +23,8 @@ from prompt_tuning.models.recurrent_state import (
 )
 from prompt_tuning.models.short_convolution import convolve
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
+from prompt_tuning.sharding import collectives
+from prompt_tuning.sharding.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 
 
 class MixerParts(NamedTuple):
@@ -38,25 +40,37 @@ class MixerParts(NamedTuple):
     config: ModelConfig
     layers: int
 
-    def inward(self, name: str, size: int) -> Dense:
+    def inward(self, name: str, size: int, axis: str = MEMORY_HEADS) -> Dense:
         """Declares a projection from the model width."""
-        return self._dense(name, (self.config.width, size), ("embed", "mixer"))
+        return self._dense(name, (self.config.width, size), ("embed", axis))
 
     def outward(self, name: str, size: int) -> Dense:
         """Declares a projection to the model width."""
-        return self._dense(name, (size, self.config.width), ("mixer", "embed"))
+        return self._dense(name, (size, self.config.width), (MEMORY_HEADS, "embed"))
 
     def array(
-        self, name: str, shape: tuple[int, ...], initializer: Initializer
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initializer: Initializer,
+        axis: str = MEMORY_HEADS,
     ) -> nnx.Param:
-        """Declares another parameter, whose last axis is that of channels or heads."""
-        axes = ("taps", "mixer")[-len(shape) :]
+        """Declares another parameter; on a mesh, heads of each device use their part.
+
+        Args:
+          name: its name.
+          shape: its shape in one layer.
+          initializer: its initial values.
+          axis: logical name of its last axis.
+        """
+        axes = ("taps", axis)[-len(shape) :]
         return declare(
             named_key(self.key, name),
             (self.layers, *shape),
             ("layers", *axes),
             initializer,
             self.config.parameter_dtype,
+            partial_over=MEMORY_HEADS,
         )
 
     def _dense(self, name, sizes, axes):
@@ -80,9 +94,9 @@ class MemoryMixer(nnx.Module):
       key: likewise.
       value: `[L, D, H v]`.
       gate: likewise.
-      taps: weights of the convolution, the latest position last, `[L, W + 1, C]` with
-        `C = 2 h k + H v`.
-      tap_bias: bias of the convolution, `[L, C]`, or None.
+      taps: weights of the convolution of each of the first three, the latest position
+        last, `[L, W + 1, _]`.
+      tap_bias: bias of each convolution, `[L, _]`; empty without.
       decay_rate: logarithm of the factor of the decay, `[L, H]`.
       output: `[L, H v, D]`.
     """
@@ -97,18 +111,23 @@ class MemoryMixer(nnx.Module):
     def __init__(self, parts: MixerParts):
         config = parts.config
         self.config, heads = config, config.recurrent_heads
-        values, channels = heads * config.recurrent_width, config.convolution_channels
+        values = heads * config.recurrent_width
         keys = config.recurrent_key_heads * config.recurrent_key_width
-        self.query, self.key = (parts.inward(name, keys) for name in ("query", "key"))
+        taps, zeros = config.convolution_width, jax.nn.initializers.zeros
+        self.query, self.key = (
+            parts.inward(name, keys, MEMORY_KEYS) for name in ("query", "key")
+        )
         self.value, self.gate = (
             parts.inward(name, values) for name in ("value", "gate")
         )
-        taps = config.convolution_width
-        self.taps = parts.array("taps", (taps, channels), fan_in(taps))
-        zeros = jax.nn.initializers.zeros
-        self.tap_bias = (
-            parts.array("tap_bias", (channels,), zeros) if self.biased else None
-        )
+        self.taps, self.tap_bias = nnx.Dict(), nnx.Dict()
+        for name in self.order:
+            size, axis = getattr(self, name).sizes[1], getattr(self, name).axes[1]
+            own = f"{name}_taps", (taps, size), fan_in(taps), axis
+            self.taps[name] = parts.array(*own)
+            if self.biased:
+                own = f"{name}_tap_bias", (size,), zeros, axis
+                self.tap_bias[name] = parts.array(*own)
         self.decay_rate = parts.array("decay_rate", (heads,), zeros)
         self.output = parts.outward("output", values)
 
@@ -137,7 +156,8 @@ class MemoryMixer(nnx.Module):
         state: RecurrentState | None,
     ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
         """Applies the mixer of one block; see `ShortConvolution`."""
-        taps = self.taps[...].astype(x.dtype)
+        x = collectives.copy_to_shards(x, MEMORY_HEADS)
+        taps = self._joined(self.taps, x.dtype)
         projected = [getattr(self, name)(x) for name in self.order]
         bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
         parts = (jnp.concatenate(projected, axis=-1), *self.factors(x))
@@ -151,8 +171,8 @@ class MemoryMixer(nnx.Module):
             mixed, window = convolve(
                 projected, taps, view.state, cast(Array | None, window)
             )
-            if self.tap_bias is not None:
-                mixed = mixed + self.tap_bias[...].astype(x.dtype)
+            if self.biased:
+                mixed = mixed + self._joined(self.tap_bias, x.dtype)
             factors = _without_padding(factors, view.state)
             divided = jnp.split(jax.nn.silu(mixed), bounds, axis=-1)
             heads = map(self._heads, self.order, divided)
@@ -165,9 +185,12 @@ class MemoryMixer(nnx.Module):
         output, values = flatten_streams(outputs), flatten_streams(given)
         return self.output(self.finish(output, values, self.gate(x))), tuple(states)
 
-    def _heads(
-        self, name: str, part: Float[Array, "R Q _"]
-    ) -> Float[Array, "R Q _ _"]:
+    def _joined(self, arrays: Mapping[str, Any], dtype: jnp.dtype) -> Array:
+        """Concatenates arrays of queries, keys and values in their order."""
+        parts = [arrays[name][...] for name in self.order]
+        return jnp.concatenate(parts, axis=-1).astype(dtype)
+
+    def _heads(self, name: str, part: Float[Array, "R Q _"]) -> Float[Array, "R Q _ _"]:
         """Splits queries, keys or values into heads."""
         config = self.config
         keys = config.recurrent_key_width

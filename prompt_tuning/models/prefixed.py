@@ -15,6 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
+from prompt_tuning.models.block import own_heads
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.encoder_decoder import Encoder
 from prompt_tuning.models.recurrent_state import RecurrentState
@@ -48,7 +49,8 @@ class _Prefixed:
                 "a key/value prefix always precedes the text and sees none of it, so "
                 f"it does not support {prompting}; leave Prompting at its defaults"
             )
-        if not isinstance(prompt, StatePrefix):
+        has_keys = self.config.recurrence_beside_attention  # in every layer
+        if not (has_keys or isinstance(prompt, StatePrefix)):
             check_all_attention(
                 self.config,
                 "the prompt is a key/value prefix",
@@ -76,11 +78,11 @@ class _Prefixed:
         state = None
         if isinstance(self.prompt, StatePrefix):
             window, memory = self.prompt.initial_state()
-            window = window.astype(self.config.dtype)
-            # One row, which all rows continue.
-            state = RecurrentState(
-                *jax.tree.map(lambda x: x[:, None], (window, memory))
+            state = own_heads(
+                RecurrentState(window.astype(self.config.dtype), memory), self.config
             )
+            # One row, which all rows continue.
+            state = jax.tree.map(lambda x: x[:, None], state)
         return (Context(KeyValues(*by_group), None, None, positions, state),)
 
 

@@ -28,13 +28,19 @@ def shared_keys(
     """
     if not config.sharing_layers:
         return {}, {}
-    groups = collectives.local_group_count(config.key_value_heads)
-    shapes = [(groups, *view.shape, config.head_width) for view in views]
-    zeros = [jnp.zeros(shape, config.dtype) for shape in shapes]
-    empty, known = tuple(KeyValues(x, x) for x in zeros), stacked_key_values(past)
-    layers = shared_layers(config)
-    own = dict.fromkeys(layers, empty)
+    known, layers = stacked_key_values(past), shared_layers(config)
+    own = dict.fromkeys(layers, empty_keys(config, views))
     return own, {name: entries(known, layer) for name, layer in layers.items()}
+
+
+def empty_keys(
+    config: ModelConfig, views: Sequence[StreamView], *layers: int
+) -> tuple[KeyValues, ...]:
+    """Returns keys and values of zeros for each stream, `[*layers, G, R, Q, K]`."""
+    groups = collectives.local_group_count(config.key_value_heads)
+    shapes = [(*layers, groups, *view.shape, config.head_width) for view in views]
+    zeros = [jnp.zeros(shape, config.dtype) for shape in shapes]
+    return tuple(KeyValues(x, x) for x in zeros)
 
 
 def with_own(shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]) -> Shared:

@@ -54,6 +54,7 @@ from prompt_tuning.models.rotary import (
 )
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.source_keys import (
+    empty_keys,
     encoder_outputs,
     gathers_weights,
     shared_keys,
@@ -211,8 +212,8 @@ class Stack(nnx.Module):
             )
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        left = kept_by_stream(kept) if keep else ()
-        return split_streams(hidden, views), left
+        left = {KEYS: empty_keys(self.config, views, 0)} | kept  # if none are left
+        return split_streams(hidden, views), kept_by_stream(left) if keep else ()
 
     def _scan(
         self,

@@ -16,6 +16,7 @@ from prompt_tuning.adapters.adapter import (
 from prompt_tuning.adapters.peft.peft_class_head import without_class_head
 from prompt_tuning.adapters.peft.peft_settings import SEQ_CLS, TOKEN_CLS
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import named_key
@@ -245,7 +246,7 @@ def stack_shape(config: ModelConfig, layers: int) -> StackShape:
         window = config.convolution_width - 1, config.convolution_channels
         widths = config.recurrent_key_width, config.recurrent_width
         memory = (config.recurrent_heads, *widths) if config.recurrent_heads else None
-        others = recurrent + len(config.feed_forward_layers)
+        others = config.layers - key_layers(config)
         states = StateShape(recurrent, others, window, memory)
     sizes = config.key_value_heads, config.head_width
     return StackShape(layers, *sizes, states, config.sharing_layers)

@@ -24,7 +24,10 @@ MESH_AXES = (DATA, FSDP, TENSOR)
 ROW_AXES = (DATA, FSDP)
 """The mesh axes that the rows of a batch are sharded over."""
 
-SPLIT_NAMES = ("heads", "key_value_heads", "mlp")
+MEMORY_HEADS, MEMORY_KEYS = "memory_heads", "memory_keys"
+"""Heads of values and of keys in mixers with a memory (Mamba-2, gated delta rule)."""
+
+SPLIT_NAMES = ("heads", "key_value_heads", "mlp", MEMORY_HEADS, MEMORY_KEYS)
 """Dimensions that are computed in shards; all others, except the vocabulary, are
 gathered where they are used."""
 
@@ -58,6 +61,8 @@ MEGATRON = (
     ("heads", TENSOR),
     ("key_value_heads", TENSOR),
     ("mlp", TENSOR),
+    (MEMORY_HEADS, TENSOR),
+    (MEMORY_KEYS, TENSOR),
     ("embed", FSDP),
     ("embed", None),
 )

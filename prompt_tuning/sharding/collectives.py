@@ -21,7 +21,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.quantization.tables import Table
-from prompt_tuning.sharding.axis_rules import ROW_AXES, SPLIT_NAMES, TENSOR
+from prompt_tuning.sharding.axis_rules import (
+    MEMORY_KEYS,
+    ROW_AXES,
+    SPLIT_NAMES,
+    TENSOR,
+)
 from prompt_tuning.sharding.mesh_layout import GROUPS, VOCABULARY, MeshLayout
 from prompt_tuning.sharding.shard_operators import (
     Axes,
@@ -108,6 +113,15 @@ def local_prefix_groups(
     if layout.shared_groups:
         return local_groups(values)
     return local_slice(values, layout.axes(GROUPS), values.ndim - 2)
+
+
+def local_memory(x: Shaped[Array, "..."], name: str, axis: int) -> Shaped[Array, "..."]:
+    """Selects this device's part of an array along an axis of heads of memories."""
+    layout = _layout.get()
+    shared = name == MEMORY_KEYS and layout is not None and layout.shared_memory_keys
+    if layout is None or shared or not layout.axes(name):
+        return x
+    return local_slice(x, layout.axes(name), axis)
 
 
 def local_group_count(groups: int) -> int:

@@ -12,6 +12,8 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.sharding.axis_rules import (
+    MEMORY_HEADS,
+    MEMORY_KEYS,
     ROW_AXES,
     SPLIT_NAMES,
     TENSOR,
@@ -70,19 +72,34 @@ class MeshLayout:
                 f"{count} devices along {TENSOR!r}: choose a number that divides "
                 f"{full}"
             )
-        if self.axes(GROUPS) != self.axes("heads"):
-            raise InputError(
-                "AxisRules splits 'heads' and 'key_value_heads' differently, but each "
-                "head needs its keys: give both the same rule"
-            )
+        for heads, keys in (("heads", GROUPS), (MEMORY_HEADS, MEMORY_KEYS)):
+            if self.axes(keys) != self.axes(heads):
+                raise InputError(
+                    f"AxisRules splits {heads!r} and {keys!r} differently, but each "
+                    "head needs its keys: give both the same rule"
+                )
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The mesh axes that a dimension is sharded over in an array with "embed".
 
         Axes with one device are left out, because nothing is sharded over them.
         """
+        if name in (MEMORY_HEADS, MEMORY_KEYS) and not self._divides_memories:
+            return ()
+        return self._axes_by_rules(name)
+
+    def _axes_by_rules(self, name: str) -> tuple[str, ...]:
         spec = self.rules.spec(f"a dimension {name!r}", (name, "embed"))
         return self.used_axes(axes_of(spec[0]))
+
+    @functools.cached_property
+    def _divides_memories(self) -> bool:
+        """Whether devices divide the heads of memories; else each computes all."""
+        axes = self._axes_by_rules(MEMORY_HEADS)
+        count = math.prod(self.mesh.shape[axis] for axis in axes)
+        keys = self.config.recurrent_key_heads
+        fits = self.config.recurrent_heads % count == 0
+        return fits and (keys % count == 0 or keys == 1)
 
     def used_axes(self, axes: Sequence[str]) -> tuple[str, ...]:
         """Selects the mesh axes that have more than one device."""
@@ -91,6 +108,11 @@ class MeshLayout:
     def shard_count(self, name: str) -> int:
         """The number of shards of a dimension."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
+
+    @property
+    def shared_memory_keys(self) -> bool:
+        """Whether devices share the key head of memories, which is then replicated."""
+        return self.config.recurrent_key_heads % self.shard_count(MEMORY_KEYS) != 0
 
     @property
     def shared_groups(self) -> bool:
@@ -134,6 +156,8 @@ class MeshLayout:
         ]
         if self.shared_groups:
             whole.append(GROUPS)
+        if self.shared_memory_keys:
+            whole.append(MEMORY_KEYS)
         spec = self.rules.spec(path, names, whole=whole)
         for name, entry in zip(names, spec, strict=True):
             computed = name in NEVER_GATHERED and name not in whole
@@ -215,6 +239,8 @@ class MeshLayout:
         """
         if axes.partial_over in SPLIT_NAMES:
             return self.axes(axes.partial_over)
-        if self.shared_groups and GROUPS in axes.names:
-            return self.axes(GROUPS)
+        shared = {GROUPS: self.shared_groups, MEMORY_KEYS: self.shared_memory_keys}
+        for name in axes.names:
+            if shared.get(name):
+                return self.axes(name)
         return ()

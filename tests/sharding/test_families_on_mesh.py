@@ -49,6 +49,8 @@ CASES = [
     ("lfm2", MeshShape(data=1, fsdp=4)),
     ("granitemoehybrid", TENSOR),
     ("granitemoehybrid_dense", MeshShape(data=1, fsdp=4)),
+    # Both mixers in a layer, no attention, and heads of the delta rule.
+    *((name, TENSOR) for name in ("falcon_h1", "mamba2", "qwen3_5_text")),
     # Layers of one part, and experts without gates.
     ("nemotron_h", TENSOR),
     # Norms of rotated queries and keys, and a shared expert.
@@ -105,7 +107,10 @@ CURVES = {
     "data 2, tensor 2": TENSOR,
     "fsdp 4": MeshShape(data=1, fsdp=4),
 }
-HYBRID = {"lfm2", "qwen3_5_text", "granitemoehybrid"}
+HYBRID = {
+    *("lfm2", "qwen3_5_text", "granitemoehybrid"),
+    *("falcon_h1", "mamba2", "olmo_hybrid"),
+}
 FAMILIES = sorted({*sorted(path.name for path in FIXTURES.iterdir())[::3]} | HYBRID)
 """A third of the families, with each mixer: the others have the same layers."""
 

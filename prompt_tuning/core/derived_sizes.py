@@ -1,0 +1,47 @@
+"""Sizes and factors that follow from the choices of a model's config."""
+
+
+class DerivedSizes:
+    """Base class of `ModelConfig` with what its fields determine."""
+
+    attention_multiplier: float | None
+    head_width: int
+    norm_epsilon: float
+    recurrent_heads: int
+    recurrent_key_heads: int
+    recurrent_key_width: int
+    recurrent_norm_epsilon: float | None
+    recurrent_width: int
+    rotary_width: int | None
+    scale_scores: bool
+    value_width: int | None
+    width: int
+
+    @property
+    def convolution_channels(self) -> int:
+        """Number of channels of the convolutions in recurrent layers."""
+        keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
+        return keys + self.recurrent_heads * self.recurrent_width or self.width
+
+    @property
+    def memory_epsilon(self) -> float:
+        """What the norm of a recurrent mixer's output adds to the mean square."""
+        own = self.recurrent_norm_epsilon
+        return self.norm_epsilon if own is None else own
+
+    @property
+    def rotated_width(self) -> int:
+        """Number of leading elements of each head that are rotated."""
+        return self.head_width if self.rotary_width is None else self.rotary_width
+
+    @property
+    def width_of_values(self) -> int:
+        """Number of elements of each head's values."""
+        return self.value_width or self.head_width
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of attention scores."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier
+        return self.head_width**-0.5 if self.scale_scores else 1.0

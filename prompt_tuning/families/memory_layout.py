@@ -1,0 +1,37 @@
+"""Parts of tensors that mixers with a memory store together."""
+
+from collections.abc import Sequence
+
+from prompt_tuning.checkpoints.stored_tensors import FusedPart, Transform
+from prompt_tuning.checkpoints.tap_tensors import TapsOfPart
+from prompt_tuning.core.model_config import ModelConfig
+
+
+def memory_shares(config: ModelConfig, order: Sequence[str]) -> tuple[int, ...]:
+    """Returns the number of columns of projections that are stored together."""
+    keys = config.recurrent_key_heads * config.recurrent_key_width
+    values = config.recurrent_heads * config.recurrent_width
+    sizes = {"query": keys, "key": keys, "value": values, "gate": values}
+    return tuple(sizes.get(name, config.recurrent_heads) for name in order)
+
+
+def tap_names(
+    config: ModelConfig, module: str, order: Sequence[str], *, biased: bool = False
+) -> dict[str, tuple[str, Transform]]:
+    """Returns the tensors of the convolution before a mixer.
+
+    Args:
+      config: config of the model.
+      module: stored module of the convolution.
+      order: order of queries, keys and values among its channels.
+      biased: whether it has a bias.
+    """
+    shares = memory_shares(config, order)
+    names: dict[str, tuple[str, Transform]] = {}
+    for i, name in enumerate(order):
+        taps = TapsOfPart(FusedPart(i, shares, in_first=False))
+        names[f"{config.recurrence}/taps/{name}"] = (f"{module}.weight", taps)
+        if biased:
+            own = f"{module}.bias", FusedPart(i, shares)
+            names[f"{config.recurrence}/tap_bias/{name}"] = own
+    return names
