@@ -386,6 +386,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT},
     },
+    # Layers with norms before their parts, and layers with norms after. transformers
+    # writes the convolution in three equal parts.
+    "olmo_hybrid": {name: x for name, x in DELTA.items() if name != "head_dim"}
+    | {
+        **{"linear_key_head_dim": 6, "linear_value_head_dim": 3},
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    },
     "granite": NO_HEAD_DIM | MULTIPLIERS | {"hidden_size": 16, "mlp_bias": True},
     "stablelm": NO_HEAD_DIM
     | {
@@ -625,6 +632,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attn_layer_indices": [1],
         "rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5},
     },
+    "falcon_h1": {name: x for name, x in STATES.items() if name != "layer_types"}
+    | {
+        **{"num_hidden_layers": 2, "mamba_d_ssm": 24, "mamba_d_head": 6},
+        **{"embedding_multiplier": 3.0, "lm_head_multiplier": 0.5},
+        **{"attention_in_multiplier": 1.3, "attention_out_multiplier": 0.7},
+        **{"key_multiplier": 0.6, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8},
+        **{"ssm_multipliers": [0.7, 1.3, 1.2, 0.9, 1.4], "mlp_multipliers": [1.5, 0.6]},
+        "rope_parameters": DEFAULT,
+    },
+    "falcon_h1_norm": {name: x for name, x in STATES.items() if name != "layer_types"}
+    | {
+        **{"model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_d_ssm": None},
+        **{"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+        "rope_parameters": DEFAULT,
+    },
+    "mamba2": SPECIAL
+    | {
+        **{"hidden_size": 12, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 6},
+        **{"n_groups": 2, "state_size": 3, "conv_kernel": 3, "chunk_size": 4},
+    },
     "nemotron_h": PARTS
     | {
         "layers_block_type": [
@@ -757,6 +784,7 @@ MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
     *(f"{name}.{part}_proj" for name in ("mamba", "mixer") for part in ("in", "out")),
     *("mixer.up_proj", "mixer.down_proj"),
+    *(f"linear_attn.{part}_proj" for part in ("g", "b", "a")),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
     "linear_attn.out_proj",
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
@@ -905,15 +933,19 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         task = {"task_type": "FEATURE_EXTRACTION"}
     virtual = {"num_virtual_tokens": PROMPT_LENGTH}
     tokens, cache = sizes_of_part(model.config)
-    # In Pegasus, the tokens behind a prompt are not scaled.
-    scaled = getattr(model.config, "scale_embedding", False)
-    if not (model.config.model_type == "pegasus" and scaled):
+    # In Pegasus and Falcon-H1, the tokens behind a prompt are not scaled.
+    scaled = model.config.model_type == "pegasus" and model.config.scale_embedding
+    factor = getattr(model.config, "embedding_multiplier", 1)
+    if not (scaled or (model.config.model_type == "falcon_h1" and factor != 1)):
         yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
     # Falcon's cache has the keys of a group for each of its query heads, between which
     # a random prefix differs; no model of groups can express that. In Gemma 4 with
-    # unlike numbers of heads PEFT skips the layers with more of them.
+    # unlike numbers of heads PEFT skips the layers with more of them. Mamba-2 has no
+    # keys, and ignores those of a prefix.
     skipping = ("new_decoder_architecture", "attention_k_eq_v")
-    if not any(getattr(model.config, name, False) for name in skipping):
+    if model.config.model_type != "mamba2" and not any(
+        getattr(model.config, name, False) for name in skipping
+    ):
         yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual, **cache)
     names = [name for name, _ in model.named_modules()]
     text = [name for name in names if ".language_model." in f".{name}"]
@@ -921,7 +953,9 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     sparse = any(name.endswith(".experts") for name in names)
     attention = ["q_proj", "k_proj", "v_proj", "o_proj", *MIXERS]
     # PEFT refuses the output projection of Mamba in most models that have it.
-    refusing = model.config.model_type in ("bamba", "falcon_h1", "nemotron_h")
+    refusing = model.config.model_type in (
+        *("bamba", "falcon_h1", "nemotron_h", "mamba2"),
+    )
     linear: Any = (
         [
             end

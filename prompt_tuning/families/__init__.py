@@ -18,6 +18,7 @@ from prompt_tuning.families.electra import ELECTRA
 from prompt_tuning.families.ernie4_5 import ERNIE4_5
 from prompt_tuning.families.exaone4 import EXAONE4
 from prompt_tuning.families.falcon import FALCON
+from prompt_tuning.families.falcon_h1 import FALCON_H1
 from prompt_tuning.families.family import Family
 from prompt_tuning.families.gemma import GEMMA
 from prompt_tuning.families.gemma2 import GEMMA2
@@ -49,11 +50,13 @@ from prompt_tuning.families.modernbert import MODERNBERT
 from prompt_tuning.families.nemotron_h import NEMOTRON_H
 from prompt_tuning.families.olmo import OLMO
 from prompt_tuning.families.olmo2 import OLMO2, OLMO3
+from prompt_tuning.families.olmo_hybrid import OLMO_HYBRID
 from prompt_tuning.families.olmoe import FLEX_OLMO, OLMOE
 from prompt_tuning.families.opt import OPT
 from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
 from prompt_tuning.families.phimoe import PHIMOE
+from prompt_tuning.families.pure_mamba2 import MAMBA2
 from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen2_moe import QWEN2_MOE
 from prompt_tuning.families.qwen3 import QWEN3
@@ -104,6 +107,7 @@ FAMILIES: dict[str, Family] = {
         OLMO,
         OLMO2,
         OLMO3,
+        OLMO_HYBRID,
         GRANITE,
         STABLELM,
         STARCODER2,
@@ -137,6 +141,8 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOEHYBRID,
         NEMOTRON_H,
         BAMBA,
+        FALCON_H1,
+        MAMBA2,
         GLM4_MOE,
         DEEPSEEK_V3,
         LLAMA4_TEXT,

@@ -16,6 +16,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.decoding.slots import read_page
 from tests.support.dummies import (
     DEEPSEEK,
+    FALCON_H1,
     FAMILIES,
     GEMMA4,
     GPT2,
@@ -23,6 +24,7 @@ from tests.support.dummies import (
     LFM2,
     LLAMA,
     LLAMA4,
+    MAMBA2,
     QWEN3_5,
     T5_GATED,
     LetterTokenizer,
@@ -87,6 +89,7 @@ FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 OTHERS = {
     **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
+    **{"falcon_h1": FALCON_H1, "mamba2": MAMBA2},
     **{"deepseek": DEEPSEEK, "llama4": LLAMA4, "gemma4": GEMMA4},
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
@@ -105,7 +108,7 @@ EXPERTS = ("none", "experts", "alora", "experts_down")
             ("deepseek", EXPERTS),
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
-            ("granite4", RECURRENT),
+            *((x, RECURRENT) for x in ("granite4", "falcon_h1", "mamba2")),
             *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
             ("llama4", EXPERTS),
             *((x, KINDS) for x in FAMILIES),

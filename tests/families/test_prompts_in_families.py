@@ -63,6 +63,7 @@ MIXED = (
     "llama4_text",
     "nemotron_h",
     "nemotron_h_dense",
+    "olmo_hybrid",
     "qwen2_moe_dense",
     "qwen3_5",
     "qwen3_5_text",

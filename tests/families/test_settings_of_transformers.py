@@ -34,6 +34,10 @@ OPTIONS = {
     "smollm3": WINDOWS,
     "phi3": LONGROPE,
     "exaone4": {"layer_types": None},
+    "falcon_h1": {
+        **{"mamba_d_ssm": None, "mamba_d_head": "auto"},
+        **{"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    },
     "qwen3_next": {"decoder_sparse_step": 2},
 }
 """Settings with which further settings are read."""

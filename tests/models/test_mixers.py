@@ -69,6 +69,10 @@ def test_a_prefix_and_settings_of_single_layers_are_refused():
     prefix = KeyValuePrefix(jax.random.key(0), table, length=2)
     with pytest.raises(InputError, match="key/value prefix, which needs attention in"):
         build_model(jax.random.key(0), dummies.LFM2, prefix)
+    with pytest.raises(
+        InputError, match=r"3 of the 3 .* Mamba-2 instead: use StatePre"
+    ):
+        build_model(jax.random.key(0), dummies.MAMBA2, prefix)
     with pytest.raises(InputError, match=r"LoRA\.layers counts .* leave LoRA\.layers"):
         adapters = [pt.LoRA(rank=2, layers=[1]).build()]
         build_model(jax.random.key(0), dummies.LFM2, adapters=adapters)
@@ -80,9 +84,13 @@ def test_a_prefix_and_settings_of_single_layers_are_refused():
         dummies.logits(parameters, batch, graph=graph)
 
 
-def test_a_model_without_attention_or_with_half_a_recurrence_is_refused():
-    with pytest.raises(InputError, match="every layer of the model is recurrent"):
-        dataclasses.replace(dummies.LFM2, recurrent_layers=tuple(range(5)))
+def test_a_model_with_half_a_recurrence_or_without_any_part_is_refused():
+    with pytest.raises(InputError, match="feed_forward_width is 0, which is for"):
+        dataclasses.replace(dummies.LLAMA, feed_forward_width=0)
+    with pytest.raises(InputError, match="beside_attention needs recurrent_layers"):
+        dataclasses.replace(dummies.LLAMA, recurrence_beside_attention=True)
+    with pytest.raises(InputError, match="recurrent_norms_before needs recurrent_lay"):
+        dataclasses.replace(dummies.LFM2, recurrent_norms_before=True)
     with pytest.raises(InputError, match="recurrent layers need a recurrence"):
         dataclasses.replace(dummies.LFM2, convolution_width=0)
     with pytest.raises(InputError, match=r"recurrent_layers is .* 0 to 4"):

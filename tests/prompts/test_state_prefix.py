@@ -29,9 +29,11 @@ from tests.training.test_sweep_step import (
 
 LENGTH = 3
 TRAINED = ("decoder/prompt/prompt", "decoder/prompt/state")
-HYBRID = pytest.mark.parametrize(
-    "config", [dummies.LFM2, dummies.GRANITE4], ids=["lfm2", "granite4"]
-)
+CONFIGS = {
+    **{"lfm2": dummies.LFM2, "granite4": dummies.GRANITE4},
+    **{"falcon_h1": dummies.FALCON_H1, "mamba2": dummies.MAMBA2},
+}
+HYBRID = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def with_prefix(config):
@@ -95,7 +97,7 @@ def test_gradients_are_finite_differences_in_float64(config, monkeypatch):
         batch = dummies.make_batch(config, [([4, 2, 7], [3, 1]), ([5], [6, 2])])
         compute = jax.jit(gradients, static_argnums=0)
         gradient, _ = compute(graph, trained, frozen, batch, None)
-        for path in TRAINED:
+        for path in [path for path in TRAINED if trained[path].size]:
             ends = []
             for step in (1e-4, -1e-4):
                 moved = trained | {path: trained[path] + step * way[path]}
@@ -143,3 +145,6 @@ def test_messages_name_the_start_of_states_and_the_mixer_of_a_model():
     message = "2 of the 3 layers of this model have Mamba-2 instead: use LoRA"
     with pytest.raises(InputError, match=message):
         check_all_attention(dummies.GRANITE4, "a prefix", "use LoRA")
+    message = "alone in every layer, but 3 of the 3 .* have Mamba-2 beside it: use LoRA"
+    with pytest.raises(InputError, match=message):
+        check_all_attention(dummies.FALCON_H1, "a prefix", "use LoRA")

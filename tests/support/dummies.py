@@ -94,6 +94,16 @@ GRANITE4 = dataclasses.replace(
     recurrent_width=3,
     recurrent_key_width=5,
 )
+FALCON_H1 = dataclasses.replace(
+    GRANITE4,
+    family="falcon_h1",
+    recurrent_layers=(0, 1, 2),
+    recurrence_beside_attention=True,
+    projection_multipliers=(("self_attention/key", 0.7), ("mamba2/value", 1.5)),
+)
+MAMBA2 = dataclasses.replace(
+    GRANITE4, family="mamba2", recurrent_layers=(0, 1, 2), feed_forward_width=0
+)
 DEEPSEEK = dataclasses.replace(
     LLAMA,
     family="deepseek_v3",

@@ -1,0 +1,97 @@
+"""Falcon-H1: attention and Mamba-2 beside each other in every layer."""
+
+import dataclasses
+from typing import Any
+
+from prompt_tuning.families.bamba import BAMBA
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import read_layout
+from prompt_tuning.families.mamba2_layout import (
+    read_expansion,
+    read_mamba2,
+    read_step_limit,
+)
+from prompt_tuning.families.rotary_settings import read_rotary
+
+DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
+FACTORS = {
+    "attention_in_multiplier": tuple(
+        f"self_attention/{x}" for x in ("query", "key", "value")
+    ),
+    "key_multiplier": ("self_attention/key",),
+    "attention_out_multiplier": ("self_attention/out",),
+    "ssm_in_multiplier": tuple(
+        f"mamba2/{x}" for x in ("gate", "value", "key", "query", "step")
+    ),
+    "ssm_out_multiplier": ("mamba2/output",),
+}
+"""Projections that each setting multiplies, in the order of lists of settings."""
+LISTS = {
+    "ssm_multipliers": FACTORS["ssm_in_multiplier"],
+    "mlp_multipliers": ("mlp/gate", "mlp/down"),
+}
+
+
+def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    for name in ("attention_bias", "mlp_bias", "projectors_bias"):
+        settings.require(name, False, "biases are not implemented")
+    fields = read_layout(settings)
+    heads = settings.size("mamba_n_heads", DEFAULTS["heads"])
+    inner = None  # a null stands for the expanded width
+    if settings.values.get("mamba_d_ssm", 0) is not None:
+        inner = settings.size("mamba_d_ssm", 1024)
+    width = read_expansion(settings, fields["width"], heads, inner)
+    normalized = settings.flag("mamba_rms_norm", False)
+    if normalized and settings.flag("mamba_norm_before_gate", True):
+        settings.refuse("mamba_norm_before_gate", "False: other norms are unknown")
+    layers = range(fields["layers"])
+    return (
+        fields
+        | read_rotary(settings, fields["head_width"])
+        | read_mamba2(settings, layers, width, sizes=DEFAULTS)
+        | read_step_limit(settings)
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "key_value_heads": settings.size("num_key_value_heads", 8),
+            "recurrence_beside_attention": True,
+            "recurrent_norm": normalized,
+            "embedding_multiplier": settings.positive("embedding_multiplier", 1.0),
+            "logit_multiplier": settings.positive("lm_head_multiplier", 1.0),
+            "projection_multipliers": _read_multipliers(settings),
+        }
+    )
+
+
+def _read_multipliers(
+    settings: HuggingFaceSettings,
+) -> tuple[tuple[str, float], ...]:
+    """Returns the factor of each projection that has one.
+
+    Raises:
+      InputError: for a list of another length, or what is no number.
+    """
+    found: dict[str, float] = {}
+    for name, paths in FACTORS.items():
+        factor = settings.positive(name, 1.0)
+        found |= {path: found.get(path, 1.0) * factor for path in paths}
+    for name, paths in LISTS.items():
+        factors = settings.numbers(name) if name in settings else [1.0] * len(paths)
+        if len(factors) != len(paths):
+            settings.refuse(name, f"a list of {len(paths)} numbers")
+        for path, factor in zip(paths, factors, strict=True):
+            found[path] = found.get(path, 1.0) * factor
+    return tuple((path, x) for path, x in found.items() if x != 1)
+
+
+FALCON_H1 = dataclasses.replace(
+    BAMBA,
+    model_type="falcon_h1",
+    title="Falcon-H1",
+    read_fields=read_falcon_h1,
+    scales_ids=True,
+)

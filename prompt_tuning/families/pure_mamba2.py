@@ -1,0 +1,89 @@
+"""Mamba-2 (Dao and Gu 2024): layers of state spaces alone."""
+
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe, identity
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import Family, decoder_recipes, projection_names
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.mamba2_layout import (
+    mamba2_parts,
+    mamba2_tensors,
+    read_mamba2,
+    read_step_limit,
+)
+from prompt_tuning.families.nemotron_h import SIZES, STORED, TABLE
+
+NAMES = SIZES | {"heads": "num_heads", "states": "state_size"}
+DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
+
+
+def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("hidden_act", "silu", "the convolution has SiLU")
+    settings.require("use_bias", False, "biases are not implemented")
+    settings.require("use_conv_bias", True, "other convolutions are not implemented")
+    width, layers = settings.size("hidden_size"), settings.layers("num_hidden_layers")
+    heads = settings.size("num_heads", DEFAULTS["heads"])
+    inner, of_head = settings.size("expand", 2) * width, settings.size("head_dim", 64)
+    if heads * of_head != inner:
+        settings.refuse("head_dim", f"{inner} divided by the {heads} heads")
+    # There is no attention, and its sizes mean nothing.
+    attention = {"heads": heads, "key_value_heads": heads, "head_width": 1}
+    return (
+        attention
+        | {
+            "architecture": "decoder_only",
+            "vocabulary_size": settings.size("vocab_size"),
+            "width": width,
+            "feed_forward_width": 0,
+            "layers": layers,
+            "norm": "rms",
+            "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+            "positions": "none",
+            "activation": "silu",
+            "gated": False,
+            "tied_head": settings.flag("tie_word_embeddings", False),
+        }
+        | read_mamba2(settings, range(layers), of_head, sizes=DEFAULTS, names=NAMES)
+        | read_step_limit(settings)
+    )
+
+
+def pure_mamba2_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix = "" if TABLE in names else STORED
+    output = {"mamba2/output": "mixer.out_proj"}
+    norm = {"self_attention_norm/scale": ("norm.weight", identity)}
+    projections = projection_names(config, output, mamba2_parts(config, "mixer"))
+    return decoder_recipes(
+        config,
+        {"token_embedder/embedding": f"{prefix}{TABLE}"},
+        f"{prefix}layers.{{}}.",
+        norm | mamba2_tensors(config, "mixer") | projections,
+        f"{prefix}norm_f",
+    )
+
+
+MAMBA2 = Family(
+    model_type="mamba2",
+    title="Mamba-2",
+    read_fields=read_pure_mamba2,
+    recipes=pure_mamba2_recipes,
+    embedding_tables=(f"{STORED}{TABLE}", TABLE),
+    base_prefix=STORED,
+    inert=frozenset(
+        {
+            *("chunk_size", "initializer_range", "rescale_prenorm_residual"),
+            *("residual_in_fp32", "time_step_floor", "time_step_max", "time_step_min"),
+            *("time_step_rank", "use_cache"),
+        }
+    ),
+)
