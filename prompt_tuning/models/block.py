@@ -166,6 +166,9 @@ class Block(nnx.Module):
             else None
         )
         self.factor = layer_factor(key, config, layers)
+        self._set_multipliers(config)
+
+    def _set_multipliers(self, config):
         for path, multiplier in config.projection_multipliers:
             part, name = path.split("/")
             getattr(getattr(self, part), name).multiplier = multiplier

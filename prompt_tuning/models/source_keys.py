@@ -43,6 +43,18 @@ def empty_keys(
     return tuple(KeyValues(x, x) for x in zeros)
 
 
+def keys_of_others(
+    kind: Sequence[str], shared: Shared, before: Shared, past: Mapping[str, Any]
+) -> tuple[tuple[KeyValues, ...] | None, Mapping[str, Any]]:
+    """Returns the streams' keys and what precedes them, for a block of a kind.
+
+    The first is None if the block computes its own, and then `past` precedes them.
+    """
+    for part in before.keys() & {*kind}:
+        return shared[part], {KEYS: before[part]}
+    return None, past
+
+
 def with_own(shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]) -> Shared:
     """Returns them after a block that may leave those that later ones read."""
     readers = {SHARING.get(part) for part in kind}.intersection(shared)

@@ -57,6 +57,7 @@ from prompt_tuning.models.source_keys import (
     empty_keys,
     encoder_outputs,
     gathers_weights,
+    keys_of_others,
     shared_keys,
     stacked_key_values,
     with_own,
@@ -174,21 +175,19 @@ class Stack(nnx.Module):
             # `layer` is one block's slice of everything that is stacked on L.
             parameters, (input_values, cross, key, values, number, added), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
-            own = move_to_device(parameters)
-            whole = parameter_gathering.gather_parameters(own, axes)
+            whole = move_to_device(parameters)
+            whole = parameter_gathering.gather_parameters(whole, axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
             bare = number == 0 if self.config.unnormed_first else None
-            own_angles = angles and angles.of_table(values.rotary_table)
+            turned = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
-            own = None
-            for part in before.keys() & {*kind}:  # of another layer
-                own, past = shared[part], {KEYS: before[part]}
-            given = own_angles, numbers, own_views, past, cross, key, bare, own, added
+            own, past = keys_of_others(kind, shared, before, past)
+            given = turned, numbers, own_views, past, cross, key, bare, own, added
             with intermediates.collect_block(captured, number) as captured:
                 hidden, kept = block(hidden, *given)
-            shared = with_own(shared, kind, kept)
-            return (hidden, captured, shared), kept if keep else {}
+            carry = hidden, captured, with_own(shared, kind, kept)
+            return carry, kept if keep else {}
 
         encoded, numbered = encoder_outputs(cross), self.config.unnormed_first
         hidden, added = first_inputs(self.layer_inputs, streams)
@@ -196,8 +195,7 @@ class Stack(nnx.Module):
         size = self.count, hidden, key_count(streams, past)
         captured = intermediates.start_capture(self.stack, *size)
         policy = self.rematerialization
-        if keep:  # parts of the scan would concatenate keys and values
-            policy = policy.for_each_block()
+        policy = policy.for_each_block() if keep else policy  # else keys are joined
         with jax.named_scope("blocks"), positions_of(streams, cross):
             others = (
                 input_values,
@@ -212,8 +210,8 @@ class Stack(nnx.Module):
             )
         of_rows = {p: split_streams(x, views)[-1] for p, x in captured.items()}
         intermediates.provide(of_rows)
-        left = {KEYS: empty_keys(self.config, views, 0)} | kept  # if none are left
-        return split_streams(hidden, views), kept_by_stream(left) if keep else ()
+        left = kept_by_stream({KEYS: empty_keys(self.config, views, 0)} | kept)
+        return split_streams(hidden, views), left if keep else ()
 
     def _scan(
         self,
