@@ -19,6 +19,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.training import stored_reference
 from prompt_tuning.training.stored_columns import read_stored
 from prompt_tuning.training.stored_reference import FORM, REFERENCE_FILE
+from scripts import skills
 from tests.support.small_runs import UPPER, files, logged
 from tests.support.small_tokenizer import write_tokenizer
 
@@ -218,25 +219,28 @@ def preferring_tails(words: str) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_a_prompt_learns_from_ratings():
+    # Such large steps amplify rounding. With 20 words and 12 held-out answers, one unit
+    # in the last place of the first loss decided about some of the answers.
+    words = skills.words(np.random.default_rng(0), 140, held_out=False)
     rated = [
         {"prompt": x["prompt"], "completion": x[key], "label": key == "chosen"}
-        for x in preferring_tails(WORDS + " island jungle mirror night ocean planet")
+        for x in preferring_tails(" ".join(words))
         for key in ("chosen", "rejected")
     ]
     tuned = pt.tune(
         "bundled:skills-decoder",
         pt.SoftPrompt(length=5),
-        rated[:-12],
+        rated[:-40],
         objective=pt.KTO(),
-        evaluation=rated[-12:],
+        evaluation=rated[-40:],
         steps=40,
         batch_size=20,
         optimizer=pt.adafactor(0.1),
         progress=False,
     )
     metrics = tuned.evaluate()
-    # Of 12 answers, of which half are right without the prompt.
-    assert metrics["preference_accuracy"] > 0.6
+    # It is 0.93 to 1 from four seeds.
+    assert metrics["preference_accuracy"] > 0.85
     # Without the prompt it is 0.5, because all ratios are 1.
     assert metrics["preference_loss"] < 0.3
 
