@@ -44,6 +44,7 @@ from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradie
 from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
 from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
+from prompt_tuning.prompts.cpt import ContextPrompt as _ContextPrompt
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt
 from prompt_tuning.prompts.deep import DeepPrompt as _DeepPrompt
 from prompt_tuning.prompts.dropped import DroppedPrompt as _DroppedPrompt
@@ -456,6 +457,51 @@ def ContextDistillation(
       >>> tuned = pt.tune(
       ...     model, prompt, pairs, objective=loss, steps=2, progress=False
       ... )
+    """
+
+def ContextPrompt(
+    *,
+    examples: str | Sequence[Mapping[str, str]] | None = None,
+    token_ids: Sequence[int] | None = None,
+    token_types: Sequence[int] | None = None,
+    epsilon: float = 0.1,
+    format_epsilon: float = 0.1,
+    decay: float = 1.0,
+) -> Configured[_ContextPrompt]:
+    """Vectors that start as examples in the context and stay near them: CPT (Blau et
+    al. 2024).
+
+    Examples in front of each text already steer a model. Here their embeddings are
+    trained, each within a small distance, except those of the answers, which stay. The
+    loss also counts the answers in the context, once for each row. Use it with few
+    examples, where a free prompt overfits.
+
+    Args:
+      examples: the examples, each with a `prompt` and a `completion` that continues it
+        (end each completion with what separates examples), or a file with one as JSON
+        in each line.
+      token_ids: ids of the tokens instead, PEFT's `cpt_token_ids`.
+      token_types: type of each of these tokens, `cpt_tokens_type_mask`: in the first
+        example 1 for the input's template, 2 for the input, 3 for the answer's template
+        and 4 for the answer; 4 more in each next example. By default all are 1.
+      epsilon: largest distance of the vector of an input's token to its embedding, in a
+        model of width 2,048; it grows with the root of the width.
+      format_epsilon: the same of tokens of templates.
+      decay: factor of the loss of the last answer in the context, squared for the one
+        before it, and so on; 1 counts all alike.
+
+    Attributes:
+      prompt: the vectors, `[P, D]`, float32; `P` is the number of tokens.
+
+    Raises:
+      InputError: if there are no examples, or both forms are given, or the lists do not
+        fit each other.
+
+    Examples:
+      >>> shots = [{"prompt": "upper: ab=", "completion": "AB "}]
+      >>> attached = model.attach(pt.ContextPrompt(examples=shots))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (13, 128)
     """
 
 def Contrastive(

@@ -33,9 +33,10 @@ API = {
         "Methods",
         "SoftPrompt DeepPrompt AddedDeepPrompt KeyValuePrefix ProjectedKeyValuePrefix "
         "StatePrefix LoRA IA3 TrainedTokens ClassHead Prompting MLPPrompt "
-        "ResidualPrompt DroppedPrompt WaywardPrompt InstancePrompt PromptPool "
-        "AddMultiTaskPrompt ConcatTimeMultiTaskPrompt ConcatFeaturesMultiTaskPrompt "
-        "ProjectMultiTaskPrompt FactorizedMultiTaskPrompt InferenceOnlyPrompt",
+        "ResidualPrompt DroppedPrompt WaywardPrompt ContextPrompt InstancePrompt "
+        "PromptPool AddMultiTaskPrompt ConcatTimeMultiTaskPrompt "
+        "ConcatFeaturesMultiTaskPrompt ProjectMultiTaskPrompt "
+        "FactorizedMultiTaskPrompt InferenceOnlyPrompt",
     ),
     "initial_values": (
         "Initial values",

@@ -164,6 +164,14 @@ TABLE = (
         metavar="TEXT",
     ),
     FlatOption(
+        "prompt_examples",
+        METHOD,
+        "file with a prompt and its completion as JSON in each line, which the method "
+        "cpt starts from",
+        macro="PROMPT_EXAMPLES",
+        metavar="FILE",
+    ),
+    FlatOption(
         "prompt_file",
         METHOD,
         "NumPy file, run directory or PEFT folder of the method file",

@@ -26,7 +26,7 @@ from prompt_tuning.models.input_layers import (
 )
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.norms import normalize
-from prompt_tuning.models.row_info import RowInfo, positions_in_segment, select_prompts
+from prompt_tuning.models.row_info import RowInfo, last_vectors, positions_in_segment
 from prompt_tuning.models.streams import Context, Kept, Stream
 from prompt_tuning.models.transformer import Stack
 from prompt_tuning.prompts.class_rows import mean_states
@@ -187,6 +187,16 @@ class DecoderOnly(LanguageModel):
             [stream], key=optional_key(key, "prefix"), keep=True
         )
         return DecoderPrefix(kept, self.decoder.last_hidden(hidden))
+
+    def prompt_states(self) -> Float[Array, "N P D"]:
+        """Computes the states that predict what follows each vector of the prompts.
+
+        They must run ahead of all rows.
+        """
+        stream = self._prefix_stream(None)
+        assert stream is not None
+        (hidden,), _ = self.decoder.run([stream])
+        return self._normalize_output(hidden)
 
     def hidden(
         self,
@@ -383,18 +393,3 @@ class DecoderOnly(LanguageModel):
         """Adds learned positions, also to prompt vectors; see `embed_inputs`."""
         layers = self.position_embedder, self.embedding_norm
         return embed_inputs(stream, self.config, *layers, key, self.type_embedder)
-
-
-def last_vectors(
-    last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
-) -> Float[Array, "#B #m D"]:
-    """Selects the last vector of the prompt that precedes each of some tokens."""
-    ids, count = rows.prompt_ids, len(positions)
-    if len(last) == 1:
-        return last[:, None]  # [1, 1, D]
-    if ids is not None and ids.ndim == 2:
-        assert rows.segment_ids is not None  # only packed rows have [B, n] prompts
-        segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)  # [B, m]
-        prompt = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
-        return last[prompt]  # [B, m, D]
-    return select_prompts(last, count, ids)[:, None]  # [B, 1, D]

@@ -136,3 +136,18 @@ def select_prompts(
     check_groupable(rows, len(stacked))
     check_groups(rows, len(stacked))
     return jnp.repeat(stacked, rows // len(stacked), axis=0)
+
+
+def last_vectors(
+    last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
+) -> Float[Array, "#B #m D"]:
+    """Selects the last vector of the prompt that precedes each of some tokens."""
+    ids, count = rows.prompt_ids, len(positions)
+    if len(last) == 1:
+        return last[:, None]  # [1, 1, D]
+    if ids is not None and ids.ndim == 2:
+        assert rows.segment_ids is not None  # only packed rows have [B, n] prompts
+        segment = jnp.take_along_axis(rows.segment_ids, positions, axis=1)  # [B, m]
+        prompt = jnp.take_along_axis(ids, jnp.maximum(segment - 1, 0), axis=1)
+        return last[prompt]  # [B, m, D]
+    return select_prompts(last, count, ids)[:, None]  # [B, 1, D]

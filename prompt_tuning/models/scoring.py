@@ -19,6 +19,7 @@ from prompt_tuning.losses.objective import (
     target_losses,
 )
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
+from prompt_tuning.models.context_answers import with_context_answers
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 
 
@@ -190,6 +191,7 @@ def loss_sums(
         model = _without_transform(model)
     with intermediates.capture(objective.intermediates) as arrays:
         hidden = model.hidden(batch, key, prefix=prefix)
+    hidden, batch = with_context_answers(model, hidden, batch)
     sums = objective.sums(hidden, model.output_head(), batch, parameters)
     if not objective.intermediates:
         return sums

@@ -19,6 +19,7 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.layer_kinds import key_layers
 from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.core.parameters import named_key
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.prompts.adapter_kinds import (
@@ -206,15 +207,20 @@ class PromptPair:
 
     def frozen_slots(self, architecture: str) -> dict[str, int]:
         """Number of first slots of prefixes that are not trained, by path."""
+        prompts = self._by_path(architecture)
+        return {p: x.frozen_slots for p, x in prompts.items() if x.frozen_slots}
+
+    def balls(self, architecture: str) -> dict[str, Ball]:
+        """Where training may move vectors that it may not move anywhere, by path."""
+        balls = {p: x.ball for p, x in self._by_path(architecture).items()}
+        return {path: ball for path, ball in balls.items() if ball is not None}
+
+    def _by_path(self, architecture: str) -> dict[str, PromptModule]:
         first = "decoder" if architecture == "decoder_only" else "encoder"
         stacks = {first: self.prompt}
         if self.decoder_prompt is not None:
             stacks["decoder"] = self.decoder_prompt
-        return {
-            f"{stack}/prompt/prompt": prompt.frozen_slots
-            for stack, prompt in stacks.items()
-            if prompt is not None and prompt.frozen_slots
-        }
+        return {f"{s}/prompt/prompt": x for s, x in stacks.items() if x is not None}
 
     @property
     def at_input(self) -> bool:

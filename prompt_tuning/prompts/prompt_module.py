@@ -22,6 +22,7 @@ from prompt_tuning.adapters.adapter import MULTITASK, PROMPT, Arrays
 from prompt_tuning.adapters.factorized_prompts import factorize
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.masks import Count
+from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
 
 
@@ -108,6 +109,11 @@ class PromptModule(nnx.Module):
     has_penalty: bool = False
     drops: bool = False
     frozen_slots: int = 0
+
+    @property
+    def ball(self) -> Ball | None:
+        """Where training may move the vectors; None for anywhere."""
+        return None
 
     @property
     def length(self) -> int:

@@ -33,6 +33,7 @@ class WrappedPrompt(InputPrompt):
             not isinstance(self.inner, InputPrompt)
             or isinstance(self.inner, InputDependentPrompt)
             or self.inner.attachment is not Attachment.INPUT
+            or self.inner.ball is not None
         ):
             raise InputError(
                 f"{type(self).__name__}.inner makes {kind_of(self.inner)}, expected a "

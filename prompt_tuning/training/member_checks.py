@@ -76,6 +76,12 @@ def check_members(plans: Mapping[str, RunPlan]) -> None:
     check_compatible({name: plan.run for name, plan in plans.items()})
     _check_trained(plans)
     members = list(plans.values())
+    answers = {getattr(plan.model.prompts.prompt, "answers", None) for plan in members}
+    if len(answers) > 1:
+        raise InputError(
+            "members of one sweep have ContextPrompts with other answers or another "
+            "decay, but they share one step: train each run alone"
+        )
     if reads_own_batches(members):
         _check_own_batches(members[0])
 

@@ -5,18 +5,21 @@ from collections.abc import Collection
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_groups import match_any
+from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.prompts.cpt import ContextPrompt
 from prompt_tuning.prompts.low_rank import EVA
 
 
 def check_methods(run: Run, model: PromptedModel) -> None:
-    """Checks prompts that are constant, and LoRA that starts from data.
+    """Checks prompts that are constant or examples, and LoRA that starts from data.
 
     Raises:
       InputError: with the setting that they do not go together with.
     """
     _check_constant(model.plan.abstract, run)
     _check_activation_starts(run, model)
+    _check_context_prompt(run, model)
 
 
 def _check_constant(paths: Collection[str], run: Run) -> None:
@@ -60,3 +63,39 @@ def _check_activation_starts(run: Run, model: PromptedModel) -> None:
             f"data on one device, but {found}: leave out LoRA.initial, or start from a "
             "run that has it (Run.start_from)"
         )
+
+
+def _check_context_prompt(run: Run, model: PromptedModel) -> None:
+    """Refuses answers in the context where the loss could not count them.
+
+    Raises:
+      InputError: with the setting.
+    """
+    if isinstance(model.prompts.decoder_prompt, ContextPrompt):
+        raise _refusal("Run.decoder_prompt is the prompt of an encoder-decoder")
+    prompt, config, prompting = model.prompts.prompt, model.config, model.prompting
+    if not isinstance(prompt, ContextPrompt):
+        return
+    found = None
+    if config.architecture != "decoder_only" or config.bidirectional:
+        found = "the model has an encoder"
+    elif not prompting.shared(causal=True) or config.positions == "disentangled":
+        found = f"Run.prompting is {prompting}, so that each row has its own context"
+    elif run.stages > 1:
+        found = f"MeshShape.stage is {run.stages}"
+    elif model.weight_storage.by_layer:
+        found = "Pretrained.weights streams the layers"
+    elif config.labels:
+        found = "the model has a head of classes"
+    elif not isinstance(run.objective, TokenObjective | None):
+        found = f"Run.objective is a {type(run.objective).__name__}"
+    if found:
+        raise _refusal(found)
+
+
+def _refusal(found: str) -> InputError:
+    return InputError(
+        "ContextPrompt learns the answers in the context of a decoder-only model by "
+        f"their cross-entropy, behind no other text, but {found}: use SoftPrompt with "
+        "from_text, or leave the setting out"
+    )

@@ -22,6 +22,7 @@ from prompt_tuning.config.run import DataSource, Run
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_choices import WITH_VALUES
+from prompt_tuning.core.parameter_balls import stay_in_balls
 from prompt_tuning.core.parameters import Parameters, named_key
 from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.core.typed_json import read_limited
@@ -103,7 +104,9 @@ def _group_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer of trained parameters, which leaves frozen slots alone."""
     frozen = model.prompts.frozen_slots(model.config.architecture)
-    return parameter_groups.group_optimizer(run.groups, labels, frozen)
+    optimizer = parameter_groups.group_optimizer(run.groups, labels, frozen)
+    balls = model.prompts.balls(model.config.architecture)
+    return stay_in_balls(optimizer, {p: x for p, x in balls.items() if p in labels})
 
 
 def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:

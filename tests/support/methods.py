@@ -136,6 +136,12 @@ METHODS = (
         files=("prompts/wayward.gin",),
         sizes=("PROMPT_TEXT = 'up:'",),
     ),
+    Method(
+        name="examples in the context (CPT)",
+        files=("prompts/cpt.gin",),
+        sizes=("PROMPT_EXAMPLES = [{'prompt': 'up: a=', 'completion': 'A '}]",),
+        refused={"t5": Reason("refused: the context is a decoder's", "ContextPrompt")},
+    ),
     _several_tasks("add"),
     _several_tasks("concat_time", "TASK_LENGTH = 2"),
     _several_tasks("concat_features", "SHARED_FEATURES = 28", "TASK_FEATURES = 100"),

@@ -1,0 +1,47 @@
+"""The answers in a prompt of examples, as further targets of a batch."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from prompt_tuning.core.batch import Batch
+from prompt_tuning.models.decoder_only import DecoderOnly
+from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.prompts.cpt import ContextPrompt
+
+
+def with_context_answers(
+    model: LanguageModel, hidden: Float[Array, "B m D"], batch: Batch
+) -> tuple[Float[Array, "B _ D"], Batch]:
+    """Adds the answers in a `ContextPrompt` to the targets of every example.
+
+    Each example of a packed row counts, and a row that only fills a batch does not.
+
+    Args:
+      model: the model; without such a prompt nothing is added.
+      hidden: the states that predict the batch's targets.
+      batch: the batch.
+    """
+    prompt = model.prompts().get("decoder")
+    if not isinstance(prompt, ContextPrompt) or not prompt.answers.ids:
+        return hidden, batch
+    assert isinstance(model, DecoderOnly)  # `check_methods` has refused others
+    positions, ids, weights = map(jnp.asarray, prompt.answers)
+    predicting = model.prompt_states()[:, positions - 1]  # [1, n, D]
+    rows, length = batch.targets.shape
+    count = jnp.ones(rows) if batch.real_rows is None else batch.real_rows
+    if batch.segment_ids is not None:
+        count = batch.segment_ids.max(axis=1)
+
+    def extend(array: Array, added: Array) -> Array:
+        wide = jnp.broadcast_to(added, (rows, *added.shape[1:]))
+        return jnp.concatenate([array, wide.astype(array.dtype)], axis=1)
+
+    places = length + jnp.arange(len(ids))
+    return extend(hidden, predicting), dataclasses.replace(
+        batch,
+        targets=extend(batch.targets, ids[None]),
+        loss_positions=extend(batch.loss_positions, places[None]),
+        loss_weights=extend(batch.loss_weights, count[:, None] * weights),
+    )

@@ -1,0 +1,187 @@
+"""Prompts that start as examples in the context, and learn their answers (CPT)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Key
+
+from prompt_tuning.adapters.adapter import PROMPT
+from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.number_ranges import NonnegativeInteger, NonnegativeNumber
+from prompt_tuning.core.parameter_balls import Ball
+from prompt_tuning.core.typed_json import as_object, parse_json, read_limited
+from prompt_tuning.prompts.initializers import Vocabulary, from_array
+from prompt_tuning.prompts.prompt_module import Constant, ExportedPrompt
+from prompt_tuning.prompts.soft import SoftPrompt
+
+FORMAT, INPUT, ANSWER = (1, 3), 2, 0
+"""Types of tokens modulo 4, as in PEFT: what separates inputs and answers, the inputs,
+and the answers. Each example adds 4; a type of 0 marks a token of no part."""
+USUAL_WIDTH = 2048
+"""Width of the models that distances are stated for, as in PEFT."""
+LARGEST_FILE = 2**24
+
+
+class ContextAnswers(NamedTuple):
+    """The tokens of answers in a prompt, which the loss counts.
+
+    Attributes:
+      positions: their positions in the prompt, from 1.
+      ids: the tokens.
+      weights: weight of each.
+    """
+
+    positions: tuple[int, ...]
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+class ContextPrompt(SoftPrompt):
+    """Vectors that start as examples in the context and stay near them: CPT (Blau et
+    al. 2024).
+
+    Examples in front of each text already steer a model. Here their embeddings are
+    trained, each within a small distance, except those of the answers, which stay. The
+    loss also counts the answers in the context, once for each row. Use it with few
+    examples, where a free prompt overfits.
+
+    Args:
+      examples: the examples, each with a `prompt` and a `completion` that continues it
+        (end each completion with what separates examples), or a file with one as JSON
+        in each line.
+      token_ids: ids of the tokens instead, PEFT's `cpt_token_ids`.
+      token_types: type of each of these tokens, `cpt_tokens_type_mask`: in the first
+        example 1 for the input's template, 2 for the input, 3 for the answer's template
+        and 4 for the answer; 4 more in each next example. By default all are 1.
+      epsilon: largest distance of the vector of an input's token to its embedding, in a
+        model of width 2,048; it grows with the root of the width.
+      format_epsilon: the same of tokens of templates.
+      decay: factor of the loss of the last answer in the context, squared for the one
+        before it, and so on; 1 counts all alike.
+
+    Attributes:
+      prompt: the vectors, `[P, D]`, float32; `P` is the number of tokens.
+
+    Raises:
+      InputError: if there are no examples, or both forms are given, or the lists do not
+        fit each other.
+
+    Examples:
+      >>> shots = [{"prompt": "upper: ab=", "completion": "AB "}]
+      >>> attached = model.attach(pt.ContextPrompt(examples=shots))
+      >>> attached.prompt_vectors()["decoder/prompt"].shape
+      (13, 128)
+    """
+
+    def __init__(
+        self,
+        key: Key[Array, ""],
+        vocabulary: Vocabulary,
+        *,
+        examples: str | Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[NonnegativeInteger] | None = None,
+        token_types: Sequence[NonnegativeInteger] | None = None,
+        epsilon: NonnegativeNumber = 0.1,
+        format_epsilon: NonnegativeNumber = 0.1,
+        decay: NonnegativeNumber = 1.0,
+    ):
+        if (examples is None) == (token_ids is None):
+            raise InputError(
+                "ContextPrompt starts from examples or from token_ids: give one of them"
+            )
+        if examples is not None:
+            token_ids, token_types = _encode(_read(examples), vocabulary)
+        ids, types = (
+            list(token_ids or ()),
+            list(token_types or [1] * len(token_ids or ())),
+        )
+        if not ids or len(ids) != len(types):
+            raise InputError(
+                f"ContextPrompt has {len(ids)} tokens and {len(types)} types, expected "
+                "one type for each, and at least one token"
+            )
+        start = np.asarray(vocabulary.rows(ids))
+        super().__init__(
+            key, vocabulary, length=len(ids), initializer=from_array(start)
+        )
+        self.ids, self.types = tuple(ids), tuple(types)
+        self.epsilon, self.format_epsilon = float(epsilon), float(format_epsilon)
+        self.decay = float(decay)
+        self._start = Constant(start)
+
+    @property
+    def ball(self) -> Ball:
+        """Where training may move the vectors."""
+        kinds, width = np.array(self.types), self._start.array.shape[1]
+        marked = kinds > 0
+        radius = np.where(marked & (kinds % 4 == INPUT), self.epsilon, 0.0)
+        formats = marked & np.isin(kinds % 4, FORMAT)
+        radius = np.where(formats, self.format_epsilon, radius)
+        scale = (width / USUAL_WIDTH) ** 0.5
+        return Ball(self._start.array, (scale * radius).astype(np.float32))
+
+    @property
+    def answers(self) -> ContextAnswers:
+        """The answers in the context but a first token, which nothing predicts."""
+        chosen = [
+            i for i, x in enumerate(self.types) if i and x > 0 and x % 4 == ANSWER
+        ]
+        # The row's own answer comes after all of these and has the weight 1.
+        order = sorted({self.types[i] for i in chosen}, reverse=True)
+        weights = {kind: self.decay ** (1 + n) for n, kind in enumerate(order)}
+        return ContextAnswers(
+            tuple(chosen),
+            tuple(self.ids[i] for i in chosen),
+            tuple(weights[self.types[i]] for i in chosen),
+        )
+
+    def export(self) -> ExportedPrompt:
+        """Exports the vectors with PEFT's settings."""
+        settings = {
+            "peft_type": "CPT",
+            "cpt_token_ids": list(self.ids),
+            "cpt_mask": [1] * len(self.ids),
+            "cpt_tokens_type_mask": list(self.types),
+            "opt_weighted_loss_type": "none" if self.decay == 1 else "decay",
+            "opt_loss_decay_factor": self.decay,
+            "opt_projection_epsilon": self.epsilon,
+            "opt_projection_format_epsilon": self.format_epsilon,
+        }
+        return ExportedPrompt(PROMPT, {"prompt": np.asarray(self())}, settings)
+
+
+def _read(examples: str | Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """Returns the prompt and the completion of each example.
+
+    Raises:
+      InputError: if one has none.
+    """
+    source, rows = "ContextPrompt.examples", examples
+    if isinstance(rows, str):
+        source, content = rows, read_limited(Path(rows), LARGEST_FILE)
+        rows = [parse_json(x, source) for x in content.splitlines() if x.strip()]
+    objects = [as_object(dict(row), source) for row in rows]
+    return [(row.text("prompt"), row.text("completion")) for row in objects]
+
+
+def _encode(
+    examples: Sequence[tuple[str, str]], vocabulary: Vocabulary
+) -> tuple[list[int], list[int]]:
+    """Encodes examples one after the other; returns the tokens and their types."""
+    ids, types, tokenizer = [], [], vocabulary.tokenizer
+    for number, texts in enumerate(examples):
+        for kind, text in zip((INPUT, 4), texts, strict=True):
+            if not ids:
+                own = vocabulary.encode(text)
+            else:
+                assert tokenizer is not None  # `encode` has refused
+                own = tokenizer.encode_continuation(text)
+            ids += own
+            types += [kind + 4 * number] * len(own)
+    if not ids:
+        raise InputError(
+            f"ContextPrompt.examples is {shown(examples)}, expected an example"
+        )
+    return ids, types
