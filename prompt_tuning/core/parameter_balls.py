@@ -1,7 +1,7 @@
 """Optimizers that keep the rows of parameters near where they started."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ class Ball(NamedTuple):
         change = rows - self.center
         distance = jnp.linalg.norm(change, axis=-1)
         share = self.radius / jnp.maximum(distance, jnp.maximum(self.radius, 1e-30))
-        return self.center + share[:, None] * change
+        return jnp.asarray(self.center) + share[:, None] * change
 
 
 def stay_in_balls(
@@ -42,7 +42,7 @@ def stay_in_balls(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         changes, state = optimizer.update(updates, state, params)
-        moved: Any = dict(changes)  # pyright: ignore[reportArgumentType]
+        moved = dict(cast(dict[str, Any], changes))
         for path, ball in balls.items():
             moved[path] = ball.nearest(params[path] + moved[path]) - params[path]
         return moved, state
