@@ -189,12 +189,13 @@ def test_a_run_is_exported_as_cpt(tuned, tmp_path):
 
 
 @pytest.mark.slow
-def test_packed_rows_and_micro_batches_count_each_example(tmp_path):
+def test_packed_rows_meshes_and_micro_batches_count_each_example(tmp_path):
     losses = []
     rows = [ROWS[0]] * 4
     runs: dict[str, Any] = {
         "plain": {"batch_size": 4},
         "parts": {"batch_size": 2, "accumulate": 2},
+        "mesh": {"batch_size": 8, "mesh": pt.MeshShape(data=4, tensor=2)},
         "packed": {"batch_size": 1, "packing": True, "packed_length": 64},
     }
     for name, settings in runs.items():
