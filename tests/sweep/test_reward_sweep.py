@@ -74,3 +74,13 @@ def test_a_killed_sweep_ends_with_the_same_bits(files, tmp_path, monkeypatch):
         assert trained_prompt(again, 6) == trained_prompt(member, 6)
         answers = (member / ROLLOUTS_FILE).read_bytes()
         assert (again / ROLLOUTS_FILE).read_bytes() == answers
+
+
+def test_a_member_that_diverges_samples_no_more(files, tmp_path):
+    vary = ["--vary", "learning_rate=0.02,1e38", "--gin.GRPO.beta=0.1"]
+    words = arguments(files, "sweep", tmp_path / "sweep", *vary)
+    assert main(words) == 0
+    words[words.index("--steps") + 1] = "8"
+    assert main(words) == 0  # it goes on without that member
+    members = members_of(tmp_path / "sweep")
+    assert [answers_of(member)[-1]["step"] for member in members] == [7, 1]
