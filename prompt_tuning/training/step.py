@@ -137,7 +137,8 @@ def prompt_norm(parameters: Parameters) -> Float[Array, ""]:
 
 
 def _prompts(parameters: Parameters) -> list[Array]:
-    return [x for path, x in parameters.items() if path.endswith(PROMPT) and x.ndim]
+    named = [x for path, x in parameters.items() if path.endswith(PROMPT) and x.ndim]
+    return [x for x in named if x.size]  # without attention, a prefix has no keys
 
 
 def finish(

@@ -19,6 +19,7 @@ from prompt_tuning.prompts.initializers import Vocabulary, from_text
 from prompt_tuning.prompts.state_prefix import StatePrefix
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
+from prompt_tuning.training.step import prompt_norm
 from tests.support import dummies
 from tests.training.test_sweep_step import (
     check_equal,
@@ -124,6 +125,10 @@ def test_a_sweep_trains_each_member_as_alone():
         graph, states, frozen, chosen, [batch] * 2, own_batches=False
     )
     check_equal(together, alone, 1e-6, 1e-6)
+
+
+def test_a_prefix_without_keys_has_no_norm():
+    assert prompt_norm({TRAINED[0]: jnp.zeros((0, 2, LENGTH, 2, 4))}) == 0
 
 
 def test_a_model_without_states_and_a_start_from_a_text_are_refused():
