@@ -224,14 +224,21 @@ class StudyWriter:
 
     def _beginning(self, chunk: int, number: int, kind: str) -> list[int] | None:
         """Returns the tokens that the model continues; None for a passage."""
-        if kind == CONTINUATION:
-            return []
         if kind == PASSAGE:
             return None
-        assert kind == LINE
         random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
         breaks = [place + 1 for place, token in enumerate(ids) if self._is_break(token)]
         starts = [0, *(place for place in breaks if place < len(ids) - 1)]
+        if kind == CONTINUATION:
+            # What a model likes leaves out much of a text. The first tokens of all
+            # lines in turn lead it everywhere.
+            turn, free = divmod(number // len(self._texts.kinds), 2)
+            if free:
+                return []
+            order = np.random.default_rng([self._study.seed, chunk])
+            first = order.permutation(starts)[turn % len(starts)]
+            return list(ids[first : first + 1])
+        assert kind == LINE
         first = int(random.choice(starts))
         size = int(random.integers(1, self._texts.given + 1))
         # A line may be shorter than what is given of it.

@@ -84,6 +84,16 @@ def test_lines_are_written_as_after_the_whole_chunk(model):
         assert any(text[n : n + len(row.given)] == row.given for n in starts)
 
 
+def test_continuations_begin_in_turn_with_the_first_tokens_of_all_lines(model):
+    kinds = ("continuation",)
+    study = TextStudy(rows=48, held_out=0, passage=4, kinds=kinds)
+    texts = read_texts({"facts": FACTS}, model.prompted, study)
+    written = list(StudyWriter(texts, study, model.prompted, model.parameters).rows())
+    (chunk,) = texts.chunks
+    firsts = [chunk.ids[n] for n in range(0, len(chunk.ids), recall.FACT)]
+    assert sorted(row.given[0] for row in written[::2]) == sorted(firsts)
+
+
 @pytest.mark.slow
 def test_a_model_that_can_chat_asks_and_answers_about_each_chunk(tmp_path):
     folder = write_tokenizer(tmp_path / "model", chat_template=CHAT)
