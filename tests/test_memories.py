@@ -2,6 +2,7 @@
 
 import json
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,6 +264,55 @@ def test_a_text_that_is_longer_than_the_model_is_read_in_chunks(tmp_path):
     assert objective.context_key == "chunk"
     measured = json.loads((tmp_path / "run" / "memory.json").read_text())
     assert list(measured)[-1] == "its chunk"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [None, 36])
+def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
+    text, questions = recall.document(7, 12)
+    lines = text.splitlines(keepends=True)
+    old_value, new_value = lines[4][5:9], "nana"
+    assert old_value != new_value
+    changed = text.replace(lines[4], lines[4][:5] + new_value + "\n")
+    settings: dict[str, Any] = {"held_out": 32, "chunk": chunk, "progress": False}
+    settings |= {"passage": 6, "batch_size": 16, "rows": 256}
+    before = pt.remember(
+        RECALL, text, slots=24, directory=tmp_path / "old", steps=200, **settings
+    )
+    after = pt.remember(
+        RECALL,
+        changed,
+        directory=tmp_path / "new",
+        start_from=tmp_path / "old",
+        **settings,
+    )
+    asked = questions[4][0]
+    answers = [str(x.generate(asked, new_tokens=2)[0]) for x in (before, after)]
+    assert answers == [old_value, new_value]
+    # The new rows are about the changed line and those beside it.
+    study = tmp_path / "new" / "study"
+    assert len((study / "changed" / "rows.jsonl").read_text().splitlines()) < 140
+    # Rows of passages that the text does not have any more are gone.
+    rows = [json.loads(x) for x in (study / "rows.jsonl").read_text().splitlines()]
+    passages = [x["prompt"] + x["completion"] for x in rows if x["kind"] == "passage"]
+    assert passages and all(x in changed for x in passages)
+    measured = json.loads((tmp_path / "new" / "update.json").read_text())
+    assert measured["after"]["loss"] < measured["before"]["loss"] + 0.05
+    # The same call finds everything done, and the next one starts from this memory.
+    content = (study / "train.hdf5").read_bytes()
+    again = pt.remember(
+        RECALL,
+        changed,
+        directory=tmp_path / "new",
+        start_from=tmp_path / "old",
+        **settings,
+    )
+    assert (study / "train.hdf5").read_bytes() == content
+    np.testing.assert_array_equal(again.trained[PREFIX], after.trained[PREFIX])
+    with pytest.raises(InputError, match="the text has nothing new"):
+        pt.remember(RECALL, changed, start_from=tmp_path / "new", **settings)
+    with pytest.raises(InputError, match="has 24 slots"):
+        pt.remember(RECALL, text, start_from=tmp_path / "new", slots=8)
 
 
 @pytest.mark.parametrize(

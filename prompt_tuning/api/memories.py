@@ -18,6 +18,7 @@ from rich.console import Console
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.memory_budget import fit_budget
+from prompt_tuning.api.memory_update import STUDY, OldMemory
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load, load_tuned, tune
 from prompt_tuning.config.config_values import CONFIG_FILE
@@ -56,7 +57,8 @@ STARTS = {
 RATE, ROWS, STEPS = 0.02, 1024, 200
 KINDS = (PASSAGE, CONTINUATION)
 """Kinds of rows of a model that cannot chat."""
-RESULTS, PEFT_FOLDER, STUDY = "memory.json", "peft", "study"
+SLOTS = 128
+RESULTS, PEFT_FOLDER = "memory.json", "peft"
 LONGEST = MAXIMUM_BYTES * 2 // 5
 """Maximum size of a text in bytes: the run's config has it twice, in short lines."""
 
@@ -67,7 +69,7 @@ def remember(
     model: Model | str | Path,
     text: str,
     *,
-    slots: int = 128,
+    slots: int | None = None,
     steps: int | None = None,
     batch_size: int = 32,
     start: Start = "matching",
@@ -76,6 +78,7 @@ def remember(
     budget: float | int | None = None,
     chunk: int | None = None,
     passage: int = 32,
+    start_from: str | Path | None = None,
     directory: str | Path | None = None,
     study_directory: str | Path | None = None,
     seed: int = 0,
@@ -96,8 +99,10 @@ def remember(
     Args:
       model: result of `load`, or what `load` takes; a decoder-only model.
       text: the text.
-      slots: number of slots of the prefix, of which the first is frozen.
-      steps: number of optimizer steps; 200 unless there is a budget.
+      slots: number of slots of the prefix, of which the first is frozen; 128, or as
+        many as the memory has that this one starts from.
+      steps: number of optimizer steps; 200 unless there is a budget, or rows of an
+        update are each read eight times.
       batch_size: number of rows of a step.
       start: "matching" (`from_attention_matching`), "chunks" (`from_chunks`) or "first"
         (`from_text`).
@@ -110,6 +115,9 @@ def remember(
         a row. None for the whole text or, if that does not fit the model, half of its
         positions.
       passage: maximum number of learned tokens of a row.
+      start_from: directory of a memory of the text as it was before it changed. Rows
+        are then written about what is new alone; half of the rows to learn from are old
+        ones. `update.json` compares both memories on old held-out rows.
       directory: run directory; None for a temporary one.
       study_directory: folder of the rows, which memories of several sizes can share;
         None for `study` in the run directory.
@@ -121,7 +129,8 @@ def remember(
 
     Raises:
       InputError: if the text is shorter than the memory, the model cannot have such a
-        prefix, or the directory has another text's memory.
+        prefix, the directory has another text's memory, or nothing is new in a text
+        whose memory this one starts from.
 
     Examples:
       >>> story = "reverse: apple=elppa upper: bread=BREAD tail: chair=hair"
@@ -131,16 +140,13 @@ def remember(
       >>> memory.trained["decoder/prompt/prompt"].shape
       (4, 2, 8, 4, 32)
     """
-    check_value("slots", slots, AxisLength)
-    check_value("start", start, Start)
-    check_value("budget", budget, PositiveNumber | None)
-    if budget is not None and (rows is not None or steps is not None):
-        raise InputError(
-            "a budget chooses the numbers of rows and steps: leave out rows and steps, "
-            "or the budget"
-        )
+    _check_choices(slots, start, budget, (rows, steps), start_from)
     _check_size(text)
     base = model if isinstance(model, Model) else load(model)
+    old = None if start_from is None else OldMemory.open(Path(start_from), base, slots)
+    if old is not None:
+        slots, chunk = old.slots, chunk or old.study.chunk
+    slots = SLOTS if slots is None else slots
     study = TextStudy(
         rows=ROWS if rows is None else rows,
         held_out=held_out,
@@ -150,26 +156,58 @@ def remember(
         seed=seed,
     )
     plan = _MemoryPlan.open(base, text, study, slots, start, batch_size, progress)
+    if old is not None:
+        read = old.teacher_text(plan.text)
+        plan = dataclasses.replace(plan, prefix=old.prefix, text=read)
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     rows_folder = Path(study_directory or folder / STUDY)
-    if (folder / CONFIG_FILE).exists() and not rows_folder.exists():
-        raise InputError(
-            f"{folder} has a run that is not a memory of a text: give another directory"
-        )
-    study, steps = plan.study, STEPS if steps is None else steps
-    if budget is not None:
-        fitted = fit_budget(rows_folder, budget, study, plan, batch_size)
-        steps, study = fitted.steps, dataclasses.replace(study, rows=fitted.rows)
-        if progress:
-            print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
-    files = plan.write_rows(rows_folder, study)
-    tuned = plan.train(files, steps, directory=folder, progress=progress)
+    _check_folder(folder, rows_folder)
+    settings = {"directory": folder, "progress": progress}
+    if old is not None:
+        tuned = old.train(plan, rows_folder, text, steps, **settings)
+    else:
+        study, steps = plan.study, STEPS if steps is None else steps
+        if budget is not None:
+            fitted = fit_budget(rows_folder, budget, study, plan, batch_size)
+            steps, study = fitted.steps, dataclasses.replace(study, rows=fitted.rows)
+            if progress:
+                print(f"budget: {fitted.rows} rows and {fitted.steps} steps")
+        tuned = plan.train(plan.write_rows(rows_folder, study), steps, **settings)
     if temporary:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
         _finish(tuned, progress=progress)
     return tuned
+
+
+def _check_folder(folder: Path, rows: Path) -> None:
+    if (folder / CONFIG_FILE).exists() and not rows.exists():
+        raise InputError(
+            f"{folder} has a run that is not a memory of a text: give another directory"
+        )
+
+
+def _check_choices(
+    slots: int | None,
+    start: Start,
+    budget: float | int | None,
+    counts: tuple[int | None, int | None],
+    start_from: str | Path | None,
+) -> None:
+    check_value("slots", slots, AxisLength | None)
+    check_value("start", start, Start)
+    check_value("budget", budget, PositiveNumber | None)
+    if budget is not None and counts != (None, None):
+        raise InputError(
+            "a budget chooses the numbers of rows and steps: leave out rows and steps, "
+            "or the budget"
+        )
+    if budget is not None and start_from is not None:
+        raise InputError(
+            "a budget chooses the rows of a whole text, and an update has rows about "
+            "what is new: leave out one of them"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,10 +72,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--slots",
         nargs="+",
         type=numeric(AxisLength),
-        default=[128],
         metavar="N",
-        help="number of slots of the prefix; of several numbers each becomes a memory "
-        "of its own, DIR/slots_N, from the same rows, and a picture compares them",
+        help="number of slots of the prefix (default: 128); of several numbers each "
+        "becomes a memory of its own, DIR/slots_N, from the same rows, and a picture "
+        "compares them",
     )
     parser.add_argument(
         "--budget",
@@ -84,21 +84,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time for everything, such as 10m: a short probe chooses as many --rows "
         "and --steps as fit",
     )
+    parser.add_argument(
+        "--from",
+        dest="start_from",
+        type=Path,
+        metavar="DIR",
+        help="a memory of the document as it was before it changed: rows are written "
+        "about what is new, and old rows check that old answers hold",
+    )
     add_numbers(parser, NUMBERS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Trains the memory and prints what it is worth."""
     refuse_bindings(options)
-    from prompt_tuning.api.memories import STUDY, check_length, remember
+    from prompt_tuning.api.memories import SLOTS, check_length, remember
+    from prompt_tuning.api.memory_update import STUDY
     from prompt_tuning.api.tune import load
     from prompt_tuning.core.utf8_text import decode_text
 
-    document, sizes = options.document, list(dict.fromkeys(options.slots))
+    document, sizes = options.document, list(dict.fromkeys(options.slots or [None]))
     text, several = decode_text(document.read_bytes(), str(document)), len(sizes) > 1
     folders = [options.out / f"slots_{n}" if several else options.out for n in sizes]
     model = load(options.model)
-    check_length(text, model, max(sizes))
+    if options.start_from is None:
+        check_length(text, model, max(size or SLOTS for size in sizes))
     for slots, folder in zip(sizes, folders, strict=True):
         memory = remember(
             model,
@@ -107,6 +117,7 @@ def run(options: argparse.Namespace) -> int:
             directory=folder,
             study_directory=options.out / STUDY if several else None,
             start=options.start,
+            start_from=options.start_from,
             budget=None if options.budget is None else options.budget / len(sizes),
             **{name: getattr(options, name) for name in NUMBERS},
         )

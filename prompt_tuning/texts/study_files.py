@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,10 @@ Advance = Callable[[int, str], None]
 """Called with a number of rows that are finished now, and a note on the speed."""
 
 
+Line = dict[str, Any]
+"""A row of `rows.jsonl`, as text and as ids."""
+
+
 class StudyFiles(NamedTuple):
     """Files of a study, and the settings of the loss that reads them.
 
@@ -48,6 +52,17 @@ class StudyFiles(NamedTuple):
     train: Path
     held_out: Path | None
     chunks: Path
+
+    @classmethod
+    def of(cls, folder: Path, study: TextStudy) -> "StudyFiles":
+        """Returns the files of a study in a folder."""
+        held_out = folder / "held_out.hdf5" if study.held_out else None
+        return cls(folder / "train.hdf5", held_out, folder / CHUNKS_FILE)
+
+    def exist(self) -> bool:
+        """Tells whether all files are there, and the rows as text."""
+        files = (*self, self.train.parent / ROWS_FILE)
+        return all(file.exists() for file in files if file is not None)
 
 
 def write_study(
@@ -71,30 +86,74 @@ def write_study(
     Raises:
       InputError: if the folder has rows that were made from something else.
     """
-    files = StudyFiles(
-        folder / "train.hdf5",
-        folder / "held_out.hdf5" if study.held_out else None,
-        folder / CHUNKS_FILE,
-    )
+    files = StudyFiles.of(folder, study)
     made_from = _describe(texts, study, model)
-    if (folder / STUDY_FILE).exists():
-        _check_same(folder / STUDY_FILE, made_from)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
-    wanted = (*files, folder / ROWS_FILE)
-    if all(file.exists() for file in wanted if file is not None):
+    record_settings(folder, made_from)
+    if files.exist():
         return files
     writer = StudyWriter(texts, study, model, parameters)
     _write_chunks(files.chunks, texts, writer.contexts, model)
     if not (folder / ROWS_FILE).exists():
         _write_lines(folder / ROWS_FILE, made_from, model, writer, advance)
-    rows = [_read_row(line) for line in (folder / ROWS_FILE).read_text().splitlines()]
-    order = np.random.default_rng(study.seed).permutation(len(rows))
-    parts = np.split(order, [study.rows])
-    for file, part in zip(files[:2], parts, strict=True):
+    lines = [json.loads(x) for x in (folder / ROWS_FILE).read_text().splitlines()]
+    for file, part in zip(files[:2], split_rows(lines, study), strict=True):
         if file is not None:
-            _write_ids(file, [rows[index] for index in part])
+            write_ids(file, part)
+    return files
+
+
+def record_settings(folder: Path, made_from: dict[str, Any]) -> None:
+    """Records what rows are made from, before any are.
+
+    Raises:
+      InputError: if the folder has rows that were made from something else.
+    """
+    if (folder / STUDY_FILE).exists():
+        _check_same(folder / STUDY_FILE, made_from)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
+
+
+def split_rows(
+    lines: Sequence[Line], study: TextStudy
+) -> tuple[list[Line], list[Line]]:
+    """Divides rows into those to learn from and those that are held out."""
+    order = np.random.default_rng(study.seed).permutation(len(lines))
+    train, held_out = np.split(order, [study.rows])
+    return [lines[index] for index in train], [lines[index] for index in held_out]
+
+
+def join_study(
+    folder: Path,
+    train: Sequence[Line],
+    held_out: Sequence[Line],
+    chunks: Sequence[Line],
+    made_from: Mapping[str, Any],
+) -> StudyFiles:
+    """Writes rows of several studies as one; `split_rows` divides them again.
+
+    Args:
+      folder: folder of the files.
+      train: rows to learn from.
+      held_out: rows to measure on.
+      chunks: lines of their chunks.
+      made_from: what they are made from; the numbers of rows are replaced.
+    """
+    counts = {"rows": len(train), "held_out": len(held_out)}
+    made_from = {**made_from, **counts}
+    names = {field.name for field in dataclasses.fields(TextStudy)}
+    study = TextStudy(**{name: x for name, x in made_from.items() if name in names})
+    whole = [*train, *held_out]
+    order = np.random.default_rng(study.seed).permutation(len(whole))
+    rows = [whole[index] for index in np.argsort(order)]
+    files = StudyFiles.of(folder, study)
+    for file, lines in ((files.chunks, chunks), (folder / ROWS_FILE, rows)):
+        replace_file(file, "".join(json.dumps(line) + "\n" for line in lines))
+    for file, part in zip(files[:2], (train, held_out), strict=True):
+        if file is not None:
+            write_ids(file, part)
+    replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
     return files
 
 
@@ -175,24 +234,18 @@ def _line(row: StudyRow, decode: Callable[[Sequence[int]], str]) -> dict[str, An
     }
 
 
-def _read_row(line: str) -> StudyRow:
-    content = json.loads(line)
-    given, learned = content["given_ids"], content["learned_ids"]
-    return StudyRow(content[CHUNK_KEY], content["kind"], given, learned)
-
-
-def _write_ids(path: Path, rows: Sequence[StudyRow]) -> None:
+def write_ids(path: Path, rows: Sequence[Line]) -> None:
     """Writes an HDF5 file of ids and types, as `prepare` does, and of chunks."""
-    width = max(len(row.given) + len(row.learned) for row in rows)
+    width = max(len(row["given_ids"]) + len(row["learned_ids"]) for row in rows)
     ids = np.zeros((len(rows), width), np.int32)
     types = np.full_like(ids, PADDING)
     for index, row in enumerate(rows):
-        whole = [*row.given, *row.learned]
+        whole, given = [*row["given_ids"], *row["learned_ids"]], len(row["given_ids"])
         ids[index, : len(whole)] = whole
-        types[index, : len(row.given)] = PROMPT
-        types[index, len(row.given) : len(whole)] = COMPLETION
+        types[index, :given] = PROMPT
+        types[index, given : len(whole)] = COMPLETION
     partial = path.with_suffix(".partial")
     with h5py.File(partial, "w") as file:
         file["input_ids"], file["token_type_ids"] = ids, types
-        file[CHUNK_KEY] = np.array([row.chunk for row in rows], np.int32)
+        file[CHUNK_KEY] = np.array([row[CHUNK_KEY] for row in rows], np.int32)
     partial.replace(path)

@@ -1,0 +1,287 @@
+"""Rows about a text that has changed: new ones about what is new, and old ones.
+
+Rows of a chunk that the new text still has are kept. If the teacher reads the whole
+text, all rows are, but passages that it does not have any more: the loss compares
+predictions with those after the new text, so the old completions need not be right.
+"""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.parameters import Parameters
+from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.data.examples.context_column import IDS, TEXT
+from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.texts.study_files import (
+    CHUNK_KEY,
+    CHUNKS_FILE,
+    ROWS_FILE,
+    STUDY_FILE,
+    Advance,
+    Line,
+    StudyFiles,
+    join_study,
+    split_rows,
+    write_ids,
+    write_study,
+)
+from prompt_tuning.texts.text_study import PASSAGE, TextStudy, read_texts
+
+OLD_SHARE = 0.5
+"""Share of the rows to learn from that are old."""
+LEAST_ROWS = 32
+LEAST_TOKENS = 24
+"""Minimum number of tokens of a part that rows are written about."""
+CHANGED, KEPT = "changed", "kept.hdf5"
+"""Folder of the rows about what is new, and file of the old held-out rows."""
+UNIT = re.compile(r".+?(?:[.!?][\"')\]]*\s+|\n+|\Z)", re.DOTALL)
+"""A sentence, or a line."""
+
+Span = tuple[int, int]
+
+
+class StudyUpdate(NamedTuple):
+    """The rows of an update.
+
+    Attributes:
+      files: rows to learn from, and held-out ones, old and new.
+      kept: held-out rows of before, of what has not changed; None if there are none.
+      new: number of new rows to learn from.
+      old: number of old rows to learn from.
+    """
+
+    files: StudyFiles
+    kept: Path | None
+    new: int
+    old: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OldStudy:
+    """Rows about the text as it was.
+
+    Attributes:
+      text: the old text, if the teacher reads all of it; None if it reads chunks.
+      chunks: the lines of the chunks.
+      train: rows to learn from.
+      held_out: rows to measure on.
+      settings: what they were made from.
+    """
+
+    text: str | None
+    chunks: list[Line]
+    train: list[Line]
+    held_out: list[Line]
+    settings: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, text: str | None) -> "OldStudy":
+        """Reads the rows of a memory.
+
+        Args:
+          folder: folder of the rows.
+          text: the text that its teacher reads; None for the chunks.
+
+        Raises:
+          InputError: if there are none.
+        """
+        for name in (STUDY_FILE, CHUNKS_FILE, ROWS_FILE):
+            if not (folder / name).is_file():
+                raise InputError(
+                    f"{folder / name} is missing, and an update needs the rows that "
+                    "the memory was made with: give the directory of a memory with its "
+                    "study folder"
+                )
+        recorded = read_object(folder / STUDY_FILE)
+        names = {field.name for field in dataclasses.fields(TextStudy)}
+        fields = {name: x for name, x in recorded.values.items() if name in names}
+        study = TextStudy(**fields)
+        chunks, rows = (
+            [json.loads(line) for line in (folder / name).read_text().splitlines()]
+            for name in (CHUNKS_FILE, ROWS_FILE)
+        )
+        train, held_out = split_rows(rows, study)
+        return cls(text, chunks, train, held_out, dict(recorded.values))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the text."""
+        return str(self.settings.get("text"))
+
+    @property
+    def chunk(self) -> int | None:
+        """Maximum number of tokens of a chunk."""
+        return self.settings.get("chunk")
+
+
+def update_study(
+    folder: Path,
+    old: OldStudy,
+    text: str,
+    study: TextStudy,
+    model: PromptedModel,
+    parameters: Parameters,
+    advance: Advance | None = None,
+) -> StudyUpdate:
+    """Writes rows about what is new in a text, and adds old ones.
+
+    Args:
+      folder: folder of the files.
+      old: the rows about the text as it was.
+      text: the text as it is.
+      study: how rows would be made of all of the text. The numbers of new rows are in
+        proportion to what is new.
+      model: the frozen model.
+      parameters: its parameters.
+      advance: called as rows are finished.
+
+    Raises:
+      InputError: if nothing in the text is new, or the folder has other rows.
+    """
+    tokenizer = model.needed_tokenizer()
+    places = {} if old.text is not None else kept_chunks(old.chunks, text)
+    spans = new_parts(old, text, tokenizer)
+    parts = {f"part {n}": text[start:stop] for n, (start, stop) in enumerate(spans)}
+    count, whole = (
+        sum(len(tokenizer.encode(x)) for x in y) for y in (parts.values(), [text])
+    )
+    share = min(count / whole, 1.0)
+    of_parts = dataclasses.replace(
+        study,
+        rows=max(round(study.rows * share), LEAST_ROWS),
+        held_out=study.held_out and max(round(study.held_out * share), 1),
+    )
+    read = read_texts(parts, model, of_parts)
+    write_study(folder / CHANGED, read, of_parts, model, parameters, advance)
+    new = OldStudy.read(folder / CHANGED, None)
+    starts = {f"part {number}": start for number, (start, _) in enumerate(spans)}
+    if old.text is None:
+        chunks = [(start, old.chunks[n], ("old", n)) for n, start in places.items()]
+        chunks += [
+            (starts[line["document"]], line, ("new", n))
+            for n, line in enumerate(new.chunks)
+        ]
+        chunks.sort(key=lambda chunk: chunk[0])
+        numbers = {name: number for number, (_, _, name) in enumerate(chunks)}
+        lines = [line for _, line, _ in chunks]
+    else:
+        lines = [{"document": "the text", TEXT: text, IDS: tokenizer.encode(text)}]
+        numbers = {("new", number): 0 for number in range(len(new.chunks))}
+        numbers["old", 0] = 0
+    train, held_out = (
+        [{**row, CHUNK_KEY: numbers["new", row[CHUNK_KEY]]} for row in rows]
+        for rows in (new.train, new.held_out)
+    )
+    keeper = functools.partial(_kept_rows, old, text, model, numbers)
+    old_train, old_held_out = keeper(old.train), keeper(old.held_out)
+    wanted = round(len(train) * OLD_SHARE / (1 - OLD_SHARE))
+    order = np.random.default_rng(study.seed).permutation(len(old_train))
+    both = (
+        [*train, *(old_train[index] for index in order[:wanted])],
+        [*held_out, *old_held_out],
+    )
+    digest = hashlib.sha256(f"{old.digest} {new.digest}".encode()).hexdigest()
+    files = join_study(folder, *both, lines, new.settings | {"text": digest})
+    kept_file = None
+    if old_held_out:
+        kept_file = folder / KEPT
+        write_ids(kept_file, old_held_out)
+    return StudyUpdate(files, kept_file, len(train), len(order[:wanted]))
+
+
+def _kept_rows(
+    old: OldStudy,
+    text: str,
+    model: PromptedModel,
+    numbers: Mapping[tuple[str, int], int],
+    rows: Sequence[Line],
+) -> list[Line]:
+    """Returns old rows whose chunk or passage a text still has, with new numbers."""
+    known = _spaced(model.needed_tokenizer().encode(text))
+    begin = len(model.interface.begin_ids)
+    in_chunks = old.text is None
+    return [
+        {**row, CHUNK_KEY: numbers["old", row[CHUNK_KEY]]}
+        for row in rows
+        if ("old", row[CHUNK_KEY]) in numbers
+        and (in_chunks or row["kind"] != PASSAGE or _occurs(row, begin, known))
+    ]
+
+
+def kept_chunks(chunks: Sequence[Line], text: str) -> dict[int, int]:
+    """Returns where a text has chunks that it had before, by their number."""
+    places: dict[int, int] = {}
+    for number, chunk in enumerate(chunks):
+        old = chunk.get(TEXT, "")
+        spans = [(at, at + len(chunks[n][TEXT])) for n, at in places.items()]
+        at = text.find(old) if old else -1
+        while at >= 0 and any(a < at + len(old) and at < b for a, b in spans):
+            at = text.find(old, at + 1)
+        if at >= 0:
+            places[number] = at
+    return places
+
+
+def new_parts(
+    old: OldStudy, text: str, tokenizer: Tokenizer, *, least: int = LEAST_TOKENS
+) -> list[Span]:
+    """Finds what of a text is new: between kept chunks, or sentences that it had not.
+
+    Args:
+      old: rows about the text as it was.
+      text: the text as it is.
+      tokenizer: tokenizer of the model.
+      least: minimum number of tokens of a part, which has what is beside it, too.
+
+    Raises:
+      InputError: if nothing is new.
+    """
+    units = [unit.span() for unit in UNIT.finditer(text)]
+    if old.text is not None:
+        known = {"", *(unit.strip() for unit in UNIT.findall(old.text))}
+        spans = [(a, b) for a, b in units if text[a:b].strip() not in known]
+    else:
+        places = kept_chunks(old.chunks, text)
+        taken = sorted((at, at + len(old.chunks[n][TEXT])) for n, at in places.items())
+        ends, starts = [0, *(b for _, b in taken)], [a for a, _ in taken]
+        spans = list(zip(ends, [*starts, len(text)], strict=True))
+        spans = [(a, b) for a, b in spans if text[a:b].strip()]
+    if not spans:
+        raise InputError(
+            "the text has nothing new, so there is nothing to learn: give the changed "
+            "text, or leave out what to start from to remember it anew"
+        )
+    bounds, parts = [0, *(stop for _, stop in units)], []
+    for start, stop in spans:
+        first = bisect.bisect_right(bounds, start) - 1
+        last = bisect.bisect_left(bounds, stop)
+        while len(tokenizer.encode(text[bounds[first] : bounds[last]])) < least:
+            if first == 0 and last == len(bounds) - 1:
+                break
+            first, last = max(first - 1, 0), min(last + 1, len(bounds) - 1)
+        start, stop = bounds[first], bounds[last]
+        if parts and start <= parts[-1][1]:
+            joined = parts.pop()
+            start, stop = joined[0], max(joined[1], stop)
+        parts.append((start, stop))
+    return parts
+
+
+def _spaced(ids: Sequence[int]) -> str:
+    return f" {' '.join(map(str, ids))} "
+
+
+def _occurs(row: Line, begin: int, known: str) -> bool:
+    """Tells whether a text has the tokens of a passage."""
+    return _spaced([*row["given_ids"][begin:], *row["learned_ids"]]) in known
