@@ -315,6 +315,28 @@ def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
         pt.remember(RECALL, text, start_from=tmp_path / "new", slots=8)
 
 
+@pytest.mark.slow
+def test_an_update_leaves_the_rows_of_the_old_memory_alone(tmp_path):
+    texts = {"text": TEXT, "changed": TEXT.replace("dog=god", "cat=tac")}
+    settings: dict[str, Any] = {"chunk": 24, "passage": 8, "progress": False}
+    settings |= {"rows": 16, "held_out": 4, "steps": 1, "batch_size": 4}
+    old = tmp_path / "old"
+    pt.remember(MODEL, texts["text"], slots=8, directory=old, **settings)
+    content = (old / "study" / "rows.jsonl").read_bytes()
+    with pytest.raises(InputError, match="give another directory"):
+        pt.remember(MODEL, texts["changed"], directory=old, start_from=old, **settings)
+    assert (old / "study" / "rows.jsonl").read_bytes() == content
+    assert not (old / "study" / "changed").exists()
+
+
+def test_an_update_has_one_number_of_slots(tmp_path, capsys):
+    document = tmp_path / "text"
+    document.write_text(TEXT)
+    command = ["remember", str(document), "--model", MODEL, "--out", str(tmp_path)]
+    assert main([*command, "--from", str(tmp_path), "--slots", "4", "8"]) == 2
+    assert "--slots has 2 numbers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("model", "text", "settings", "message"),
     [

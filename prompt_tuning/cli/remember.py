@@ -15,6 +15,7 @@ from prompt_tuning.cli.shared_options import (
     add_numbers,
     refuse_bindings,
 )
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.interrupts import INTERRUPTED
 from prompt_tuning.core.number_ranges import (
     AxisLength,
@@ -105,6 +106,11 @@ def run(options: argparse.Namespace) -> int:
 
     document, sizes = options.document, list(dict.fromkeys(options.slots or [None]))
     text, several = decode_text(document.read_bytes(), str(document)), len(sizes) > 1
+    if several and options.start_from is not None:
+        raise InputError(
+            "--from starts from one memory, whose number of slots stays, and --slots "
+            f"has {len(sizes)} numbers: leave out --slots"
+        )
     folders = [options.out / f"slots_{n}" if several else options.out for n in sizes]
     model = load(options.model)
     if options.start_from is None:

@@ -139,9 +139,13 @@ def join_study(
       held_out: rows to measure on.
       chunks: lines of their chunks.
       made_from: what they are made from; the numbers of rows are replaced.
+
+    Raises:
+      InputError: if the folder has rows that were made from something else.
     """
     counts = {"rows": len(train), "held_out": len(held_out)}
     made_from = {**made_from, **counts}
+    record_settings(folder, made_from)
     names = {field.name for field in dataclasses.fields(TextStudy)}
     study = TextStudy(**{name: x for name, x in made_from.items() if name in names})
     whole = [*train, *held_out]
@@ -153,7 +157,6 @@ def join_study(
     for file, part in zip(files[:2], (train, held_out), strict=True):
         if file is not None:
             write_ids(file, part)
-    replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
     return files
 
 

@@ -149,6 +149,7 @@ def update_study(
     Raises:
       InputError: if nothing in the text is new, or the folder has other rows.
     """
+    _check_folder(folder)
     tokenizer = model.needed_tokenizer()
     places = {} if old.text is not None else kept_chunks(old.chunks, text)
     spans = new_parts(old, text, tokenizer)
@@ -193,11 +194,18 @@ def update_study(
     )
     digest = hashlib.sha256(f"{old.digest} {new.digest}".encode()).hexdigest()
     files = join_study(folder, *both, lines, new.settings | {"text": digest})
-    kept_file = None
-    if old_held_out:
-        kept_file = folder / KEPT
+    kept_file = folder / KEPT if old_held_out else None
+    if kept_file is not None:
         write_ids(kept_file, old_held_out)
     return StudyUpdate(files, kept_file, len(train), len(order[:wanted]))
+
+
+def _check_folder(folder: Path) -> None:
+    if (folder / STUDY_FILE).exists() and not (folder / CHANGED).exists():
+        raise InputError(
+            f"{folder} has the rows of another memory, which an update would replace: "
+            "give another directory (--out)"
+        )
 
 
 def _kept_rows(
