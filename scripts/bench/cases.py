@@ -34,7 +34,9 @@ class Case:
       family: family of the model: "llama", "gpt2", "t5" or "granitemoehybrid".
       config: fields of transformers' config class.
       batch: number of rows `B`.
-      prompt: number of prompt vectors `P`; 0 for gradients of the input embeddings.
+      prompt: number of prompt vectors `P`.
+      rank: rank of a LoRA of all linear layers, if there is no prompt. With neither,
+        the input embeddings are differentiated.
       length: tokens `T` of a row (of the encoder in T5), without padding.
       target_length: tokens of the decoder in T5; 0 for other families.
       loss_on: number of last tokens of a row that are learned; None for all.
@@ -51,6 +53,7 @@ class Case:
     batch: int
     prompt: int
     length: int
+    rank: int = 0
     target_length: int = 0
     loss_on: int | None = None
     least_speedup: Limit | None = None
@@ -146,6 +149,16 @@ CASES = {
         prompt=200,
         least_speedup=None,
         most_memory=None,
+        least_attention=None,
+    ),
+    "llama_lora": dataclasses.replace(
+        LLAMA,
+        title="llama with a LoRA of rank 16 of all linear layers, 16 x 132",
+        prompt=0,
+        rank=16,
+        length=132,
+        least_speedup=None,
+        most_memory=0.5,
         least_attention=None,
     ),
     "gpt2": Case(

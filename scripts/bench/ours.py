@@ -23,6 +23,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+import prompt_tuning as pt
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.parameters import Parameters, merge, split
@@ -43,7 +44,7 @@ from scripts.bench.traffic import traffic
 from scripts.bench.workers import Answer, peak_memory, serve, versions
 
 LEARNING_RATE = 1e-2
-TRAINED = (r".*/prompt/prompt|token_embedder/given",)
+TRAINED = (r".*/prompt/prompt|token_embedder/given|.*/adapters/.*",)
 
 
 def main() -> None:
@@ -164,7 +165,7 @@ class OurStep:
 def open_model(
     folder: Path, case: Case, rows: Rows, mesh: MeshShape | None = None
 ) -> tuple[nnx.GraphDef, Parameters, Placement | None]:
-    """Opens the model with its prompt, or with given embeddings if it has no prompt.
+    """Opens the model with its prompt or LoRA, or else with given embeddings.
 
     Only a model with a prompt can be on a mesh.
     """
@@ -177,6 +178,9 @@ def open_model(
         )
         model = open_pretrained(source, Tuning(prompt=prompt), key=key, mesh=mesh)
         return model.graph, model.read_parameters(), model.placement
+    if case.rank:
+        tuned = pt.load_tuned(folder / "lora", folder / "model")
+        return tuned.prompted.graph, tuned.parameters, None
     alone = open_pretrained(source, key=key)
     model = cast(LanguageModel, merge(alone.graph, alone.read_parameters()))
     table = model.token_embedder.embedding[...]

@@ -1,6 +1,7 @@
 """PEFT's side of the benchmark: a process that runs one training step per request.
 
     python -m scripts.bench.peft_step make FOLDER    # writes a random model
+    python -m scripts.bench.peft_step adapt FOLDER   # writes a random LoRA of it
     python -m scripts.bench.peft_step serve FOLDER   # answers `workers` questions
 
 Requires torch, transformers and peft; does not import prompt_tuning.
@@ -31,13 +32,16 @@ HEAD_SCALE = 0.05
 
 
 def main() -> None:
-    """Writes a model, or answers questions."""
+    """Writes a model or a LoRA, or answers questions."""
     action, folder = sys.argv[1], Path(sys.argv[2])
     report_versions()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
     if action == "make":
         make_model(folder)
+        return
+    if action == "adapt":
+        make_lora(folder)
         return
     step = PeftStep(folder)
     serve(
@@ -71,11 +75,22 @@ def make_model(folder: Path) -> None:
     model.save_pretrained(folder / "model")
 
 
+def make_lora(folder: Path) -> None:
+    """Writes a LoRA of the case's rank, with PEFT's initial values."""
+    case = Case(**json.loads((folder / "case.json").read_text()))
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=case.rank, target_modules="all-linear"
+    )
+    peft.get_peft_model(base, config).save_pretrained(folder / "lora")
+
+
 class PeftStep:
-    """The model with a prompt, its optimizer, and the batch.
+    """The model with a prompt or a LoRA, its optimizer, and the batch.
 
     Attributes:
-      model: the model in training mode; only the prompt is trained.
+      model: the model in training mode; only what was added is trained.
       optimizer: AdamW for the trained parameters.
       batch: arguments of the model.
     """
@@ -97,17 +112,23 @@ class PeftStep:
             else transformers.AutoModelForCausalLM
         )
         base = auto.from_pretrained(folder / "model", dtype=torch.float32)
+        embedded = []
         if case.prompt:
             prompt = np.load(folder / "prompt.npy")
             self.model = with_prompt(base, prompt, seq2seq=seq2seq)
             self.batch["input_ids"] = tokens
-            trained = [x for x in self.model.parameters() if x.requires_grad]
+        elif case.rank:
+            self.model = peft.PeftModel.from_pretrained(
+                base, folder / "lora", is_trainable=True
+            )
+            self.batch["input_ids"] = tokens
         else:
             self.model = base.requires_grad_(False)
-            embedded = base.get_input_embeddings()(tokens).detach().requires_grad_(True)
-            self.batch["inputs_embeds"] = embedded
-            trained = [embedded]
+            inputs = base.get_input_embeddings()(tokens).detach()
+            embedded = [inputs.requires_grad_(True)]
+            self.batch["inputs_embeds"] = embedded[0]
         self.model.train()
+        trained = embedded or [x for x in self.model.parameters() if x.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
 
     def __call__(self) -> Answer:

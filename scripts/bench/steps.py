@@ -197,14 +197,7 @@ def write_inputs(cases: Mapping[str, Case], folder: Path, python: str) -> None:
     model.mkdir()
     described = {"family": first.family, "config": first.config}
     (folder / "model.json").write_text(json.dumps(described))
-    completed = subprocess.run(
-        [python, "-m", "scripts.bench.peft_step", "make", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if completed.returncode:
-        raise WorkerError(f"the model cannot be written:\n{completed.stderr[-2000:]}")
+    _write_with_peft("make", folder, python)
     for name, case in cases.items():
         if (case.family, case.config) != (first.family, first.config):
             raise ValueError(f"{name} has another model than {next(iter(cases))}")
@@ -215,6 +208,19 @@ def write_inputs(cases: Mapping[str, Case], folder: Path, python: str) -> None:
         rows = make_rows(case)
         np.savez(inputs / "rows.npz", tokens=rows.tokens, labels=rows.labels)
         np.save(inputs / "prompt.npy", make_prompt(case))
+        if case.rank:
+            _write_with_peft("adapt", inputs, python)
+
+
+def _write_with_peft(action: str, folder: Path, python: str) -> None:
+    completed = subprocess.run(
+        [python, "-m", "scripts.bench.peft_step", action, str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if completed.returncode:
+        raise WorkerError(f"the model cannot be written:\n{completed.stderr[-2000:]}")
 
 
 def start_worker(name: str, side: str, folder: Path, settings: Settings) -> Worker:
