@@ -77,6 +77,11 @@ class GivenEmbeddings(nnx.Module):
         self.given = nnx.Param(table[tokens], axes=("batch", "length", "embed"))
         self.adapters = nnx.Dict()
 
+    @property
+    def table(self) -> Float[Array, "V D"]:
+        """The table, which a tied head reads."""
+        return self.embedding[...]
+
     def __call__(self, tokens: Int[Array, "B T"], dtype: Any) -> Float[Array, "B T D"]:
         """Returns the same vectors for all tokens."""
         del tokens
