@@ -24,7 +24,7 @@ MODULES = {
     "tune": "api.tune",
     "reinforce": "api.reinforcement",
     "remember": "api.memories",
-    "compose": "api.memories",
+    "compose": "api.memory_composition",
     "load_tuned": "api.tune",
     "Model": "api.model",
     "TunedModel": "api.tune",

@@ -344,6 +344,8 @@ def test_an_update_has_one_number_of_slots(tmp_path, capsys):
         (MODEL, TEXT * 9999, {"slots": 16}, "bytes, expected at most 419,430"),
         (MODEL, TEXT, {"slots": 8, "chunk": 3}, "expected at least 8"),
         ("bundled:skills-t5", TEXT, {"slots": 8}, "of a decoder-only model"),
+        (MODEL, TEXT, {"slots": 8, "held_out": 0}, "held_out is 0"),
+        (MODEL, TEXT, {"start": "first", "start_from": "old"}, "leave out start"),
     ],
 )
 def test_a_text_that_cannot_be_remembered_is_refused(

@@ -9,31 +9,26 @@ run, and a comparison on rows that were held out.
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from rich.console import Console
 
-from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.memory_budget import fit_budget
 from prompt_tuning.api.memory_update import STUDY, OldMemory
 from prompt_tuning.api.model import Model
-from prompt_tuning.api.tune import TunedModel, load, load_tuned, tune
+from prompt_tuning.api.tune import TunedModel, load, tune
 from prompt_tuning.config.config_values import CONFIG_FILE
 from prompt_tuning.config.deferred_factories import Configurable, Configured
 from prompt_tuning.config.gin_sources import MAXIMUM_BYTES
 from prompt_tuning.core.atomic_files import write_file
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_value
-from prompt_tuning.core.number_ranges import AxisLength, PositiveNumber
+from prompt_tuning.core.number_ranges import AxisLength, PositiveInteger, PositiveNumber
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.decoding.row_checks import check_generates
-from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.memory_comparison import (
-    key_value_prefix,
     measure_memory,
     memory_tables,
 )
@@ -72,7 +67,7 @@ def remember(
     slots: int | None = None,
     steps: int | None = None,
     batch_size: int = 32,
-    start: Start = "matching",
+    start: Start | None = None,
     rows: int | None = None,
     held_out: int = 128,
     budget: float | int | None = None,
@@ -104,8 +99,8 @@ def remember(
       steps: number of optimizer steps; 200 unless there is a budget, or rows of an
         update are each read eight times.
       batch_size: number of rows of a step.
-      start: "matching" (`from_attention_matching`), "chunks" (`from_chunks`) or "first"
-        (`from_text`).
+      start: "matching" (`from_attention_matching`, the default), "chunks"
+        (`from_chunks`) or "first" (`from_text`).
       rows: number of rows to learn from; 1,024 unless there is a budget.
       held_out: number of rows to measure on.
       budget: seconds that everything may take. A short probe then chooses as many rows
@@ -140,7 +135,7 @@ def remember(
       >>> memory.trained["decoder/prompt/prompt"].shape
       (4, 2, 8, 4, 32)
     """
-    _check_choices(slots, start, budget, (rows, steps), start_from)
+    _check_choices(slots, start, held_out, budget, (rows, steps), start_from)
     _check_size(text)
     base = model if isinstance(model, Model) else load(model)
     old = None if start_from is None else OldMemory.open(Path(start_from), base, slots)
@@ -190,23 +185,25 @@ def _check_folder(folder: Path, rows: Path) -> None:
 
 def _check_choices(
     slots: int | None,
-    start: Start,
+    start: Start | None,
+    held_out: int,
     budget: float | int | None,
     counts: tuple[int | None, int | None],
     start_from: str | Path | None,
 ) -> None:
     check_value("slots", slots, AxisLength | None)
-    check_value("start", start, Start)
+    check_value("start", start, Start | None)
+    check_value("held_out", held_out, PositiveInteger)
     check_value("budget", budget, PositiveNumber | None)
     if budget is not None and counts != (None, None):
         raise InputError(
             "a budget chooses the numbers of rows and steps: leave out rows and steps, "
             "or the budget"
         )
-    if budget is not None and start_from is not None:
+    if start_from is not None and (budget, start) != (None, None):
         raise InputError(
-            "a budget chooses the rows of a whole text, and an update has rows about "
-            "what is new: leave out one of them"
+            "a memory that starts from another one keeps its slots, and learns from "
+            "rows about what is new: leave out start and budget, or start_from"
         )
 
 
@@ -239,7 +236,7 @@ class _MemoryPlan:
         text: str,
         study: TextStudy,
         slots: int,
-        start: Start,
+        start: Start | None,
         batch_size: int,
         progress: bool,
     ) -> "_MemoryPlan":
@@ -248,7 +245,7 @@ class _MemoryPlan:
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
         read = read_texts({"the text": text}, model.prompted, study)
-        prefix = _prefix(text, slots, start)
+        prefix = _prefix(text, slots, start or "matching")
         Model.open(model.settings, [prefix], study.seed)
         known = text if fits else None
         return cls(model, known, read, study, prefix, batch_size, progress)
@@ -280,62 +277,6 @@ class _MemoryPlan:
             seed=self.study.seed,
             **settings,
         )
-
-
-def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
-    """Puts memories of several texts one after the other, as a single prefix.
-
-    The keys of each are rotated on, so that they keep their distance to the row. The
-    memories were not trained together, so each answers worse than alone: measure it.
-
-    Args:
-      memories: at least two runs of `remember` with the same frozen model, or their
-        directories.
-
-    Returns:
-      the frozen model behind all of them; its prefix has the slots of all.
-
-    Raises:
-      InputError: if there are fewer than two, one is not a key/value prefix, or they
-        belong to different models.
-
-    Examples:
-      >>> prefix = pt.KeyValuePrefix(length=4)
-      >>> parts = [
-      ...     pt.tune(model, prefix, pairs, steps=1, seed=i, progress=False)
-      ...     for i in (0, 1)
-      ... ]
-      >>> both = pt.compose(parts)
-      >>> both.partition()[0]["decoder/prompt/prompt"].shape
-      (4, 2, 8, 4, 32)
-    """
-    if len(memories) < 2:
-        raise InputError(f"compose has {len(memories)} memories, expected at least two")
-    loaded = [x if isinstance(x, TunedModel) else load_tuned(x) for x in memories]
-    first, prefixes = loaded[0], []  # each [L, 2, P, G, K]
-    for number, one in enumerate(loaded):
-        prefix = key_value_prefix(one.trained)
-        if prefix is None or len(one.trained) > 1:
-            found = {path: tuple(array.shape) for path, array in one.trained.items()}
-            raise InputError(
-                f"memory {number} is not a key/value prefix alone, but has "
-                f"{shown(found)}: give runs of remember"
-            )
-        prefixes.append(prefix)
-        if one.run.model != first.run.model:
-            raise InputError(
-                f"memory {number} belongs to {one.run.model.checkpoint}, and memory 0 "
-                f"to {first.run.model.checkpoint}, or they read it with other "
-                "settings: a prefix acts on its own model alone"
-            )
-    slots = sum(prefix.shape[2] for prefix in prefixes)
-    moved = [
-        move_prefix(prefix, slots - prefix.shape[2], first.config)
-        for prefix in prefixes
-    ]
-    joined = Configurable("KeyValuePrefix")(length=slots)
-    model = Model.open(first.settings, [joined])
-    return model.with_parameters({PREFIX_PATH: jnp.concatenate(moved, axis=2)})
 
 
 def _check_size(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What an update of a memory starts from, and whether old answers hold after it."""
+"""Updates of memories: where they start, and whether old answers hold after them."""
 
 import dataclasses
 import json

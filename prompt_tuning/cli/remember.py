@@ -65,9 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start",
         choices=("matching", "chunks", "first"),
-        default="matching",
-        help="where the slots start: by attention matching, at windows spread over the "
-        "document, or at its first tokens",
+        help="where the slots start: by attention matching (default), at windows "
+        "spread over the document, or at its first tokens",
     )
     parser.add_argument(
         "--slots",

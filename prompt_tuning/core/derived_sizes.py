@@ -25,7 +25,7 @@ class DerivedSizes:
 
     @property
     def memory_epsilon(self) -> float:
-        """What the norm of a recurrent mixer's output adds to the mean square."""
+        """The epsilon of the norm of a recurrent mixer's output."""
         own = self.recurrent_norm_epsilon
         return self.norm_epsilon if own is None else own
 

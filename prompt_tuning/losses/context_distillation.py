@@ -40,7 +40,7 @@ TOP_COLUMNS = TOP_IDS, TOP_LOGPROBS = "teacher_ids", "teacher_logprobs"
 
 
 class StoredTargets(NamedTuple):
-    """What of a teacher's predictions is stored; see `ContextDistillation`.
+    """The part of a teacher's predictions that is stored; see `ContextDistillation`.
 
     Attributes:
       kind: "hidden" or "top".

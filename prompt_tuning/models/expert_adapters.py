@@ -1,4 +1,4 @@
-"""What adapters add to the kernels of experts."""
+"""Products of adapters that are added to those of experts' kernels."""
 
 from typing import NamedTuple
 

@@ -156,13 +156,14 @@ def _read(examples: str | Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Returns the prompt and the completion of each example.
 
     Raises:
-      InputError: if one has none.
+      InputError: if one is no object, or has none.
     """
     source, rows = "ContextPrompt.examples", examples
     if isinstance(rows, str):
         source, content = rows, read_limited(Path(rows), LARGEST_FILE)
         rows = [parse_json(x, source) for x in content.splitlines() if x.strip()]
-    objects = [as_object(dict(row), source) for row in rows]
+    rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
+    objects = [as_object(row, source) for row in rows]
     return [(row.text("prompt"), row.text("completion")) for row in objects]
 
 

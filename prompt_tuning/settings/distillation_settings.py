@@ -9,7 +9,7 @@ from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
 DivergenceKind = Literal["forward", "reverse", "jsd"]
 """How the student is compared with its teacher; see `ContextDistillation`."""
 TargetKind = Literal["exact", "top", "hidden"]
-"""What of the teacher a step reads; see `ContextDistillation`."""
+"""The teacher's predictions that a step reads; see `ContextDistillation`."""
 
 
 @dataclasses.dataclass(frozen=True)

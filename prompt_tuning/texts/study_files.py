@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,10 +96,7 @@ def write_study(
     if not (folder / ROWS_FILE).exists():
         _write_lines(folder / ROWS_FILE, made_from, model, writer, advance)
     lines = [json.loads(x) for x in (folder / ROWS_FILE).read_text().splitlines()]
-    for file, part in zip(files[:2], split_rows(lines, study), strict=True):
-        if file is not None:
-            write_ids(file, part)
-    return files
+    return _write_parts(files, *split_rows(lines, study))
 
 
 def record_settings(folder: Path, made_from: dict[str, Any]) -> None:
@@ -115,12 +112,17 @@ def record_settings(folder: Path, made_from: dict[str, Any]) -> None:
         replace_file(folder / STUDY_FILE, json.dumps(made_from, indent=1) + "\n")
 
 
+def recorded_study(made_from: Mapping[str, Any]) -> TextStudy:
+    """Returns how rows were made, from what was recorded of them."""
+    names = {field.name for field in dataclasses.fields(TextStudy)}
+    return TextStudy(**{name: x for name, x in made_from.items() if name in names})
+
+
 def split_rows(
     lines: Sequence[Line], study: TextStudy
 ) -> tuple[list[Line], list[Line]]:
     """Divides rows into those to learn from and those that are held out."""
-    order = np.random.default_rng(study.seed).permutation(len(lines))
-    train, held_out = np.split(order, [study.rows])
+    train, held_out = np.split(_order(len(lines), study), [study.rows])
     return [lines[index] for index in train], [lines[index] for index in held_out]
 
 
@@ -146,14 +148,26 @@ def join_study(
     counts = {"rows": len(train), "held_out": len(held_out)}
     made_from = {**made_from, **counts}
     record_settings(folder, made_from)
-    names = {field.name for field in dataclasses.fields(TextStudy)}
-    study = TextStudy(**{name: x for name, x in made_from.items() if name in names})
-    whole = [*train, *held_out]
-    order = np.random.default_rng(study.seed).permutation(len(whole))
-    rows = [whole[index] for index in np.argsort(order)]
+    study, whole = recorded_study(made_from), [*train, *held_out]
     files = StudyFiles.of(folder, study)
-    for file, lines in ((files.chunks, chunks), (folder / ROWS_FILE, rows)):
-        replace_file(file, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file(files.chunks, _json_lines(chunks))
+    rows = [whole[index] for index in np.argsort(_order(len(whole), study))]
+    replace_file(folder / ROWS_FILE, _json_lines(rows))
+    return _write_parts(files, train, held_out)
+
+
+def _order(count: int, study: TextStudy) -> np.ndarray:
+    """Returns the rows to learn from and then the held-out ones, by their numbers."""
+    return np.random.default_rng(study.seed).permutation(count)
+
+
+def _json_lines(lines: Iterable[Line]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _write_parts(
+    files: StudyFiles, train: Sequence[Line], held_out: Sequence[Line]
+) -> StudyFiles:
     for file, part in zip(files[:2], (train, held_out), strict=True):
         if file is not None:
             write_ids(file, part)
@@ -193,11 +207,11 @@ def _write_chunks(
     model: PromptedModel,
 ) -> None:
     decode = model.needed_tokenizer().decode
-    lines = [
+    lines = (
         {"document": chunk.name, TEXT: decode(chunk.ids), IDS: list(context)}
         for chunk, context in zip(texts.chunks, contexts, strict=True)
-    ]
-    replace_file(file, "".join(json.dumps(line) + "\n" for line in lines))
+    )
+    replace_file(file, _json_lines(lines))
 
 
 def _write_lines(

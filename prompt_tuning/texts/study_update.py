@@ -9,7 +9,6 @@ import bisect
 import dataclasses
 import functools
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Parameters
-from prompt_tuning.core.typed_json import read_object
+from prompt_tuning.core.typed_json import as_object, parse_json, read_object
 from prompt_tuning.data.examples.context_column import IDS, TEXT
 from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.pretrained.prompted_model import PromptedModel
@@ -32,6 +31,7 @@ from prompt_tuning.texts.study_files import (
     Line,
     StudyFiles,
     join_study,
+    recorded_study,
     split_rows,
     write_ids,
     write_study,
@@ -48,7 +48,12 @@ CHANGED, KEPT = "changed", "kept.hdf5"
 UNIT = re.compile(r".+?(?:[.!?][\"')\]]*\s+|\n+|\Z)", re.DOTALL)
 """A sentence, or a line."""
 
+PART = "part "
+"""Beginning of the names of new parts, before their numbers."""
+
 Span = tuple[int, int]
+Numbers = Mapping[tuple[str, int], int]
+"""Numbers of chunks, by "old" or "new" and the number before."""
 
 
 class StudyUpdate(NamedTuple):
@@ -103,16 +108,10 @@ class OldStudy:
                     "the memory was made with: give the directory of a memory with its "
                     "study folder"
                 )
-        recorded = read_object(folder / STUDY_FILE)
-        names = {field.name for field in dataclasses.fields(TextStudy)}
-        fields = {name: x for name, x in recorded.values.items() if name in names}
-        study = TextStudy(**fields)
-        chunks, rows = (
-            [json.loads(line) for line in (folder / name).read_text().splitlines()]
-            for name in (CHUNKS_FILE, ROWS_FILE)
-        )
-        train, held_out = split_rows(rows, study)
-        return cls(text, chunks, train, held_out, dict(recorded.values))
+        recorded = read_object(folder / STUDY_FILE).values
+        chunks, rows = (_read_lines(folder / name) for name in (CHUNKS_FILE, ROWS_FILE))
+        train, held_out = split_rows(rows, recorded_study(recorded))
+        return cls(text, chunks, train, held_out, dict(recorded))
 
     @property
     def digest(self) -> str:
@@ -153,7 +152,7 @@ def update_study(
     tokenizer = model.needed_tokenizer()
     places = {} if old.text is not None else kept_chunks(old.chunks, text)
     spans = new_parts(old, text, tokenizer)
-    parts = {f"part {n}": text[start:stop] for n, (start, stop) in enumerate(spans)}
+    parts = {f"{PART}{n}": text[start:stop] for n, (start, stop) in enumerate(spans)}
     count, whole = (
         sum(len(tokenizer.encode(x)) for x in y) for y in (parts.values(), [text])
     )
@@ -166,20 +165,8 @@ def update_study(
     read = read_texts(parts, model, of_parts)
     write_study(folder / CHANGED, read, of_parts, model, parameters, advance)
     new = OldStudy.read(folder / CHANGED, None)
-    starts = {f"part {number}": start for number, (start, _) in enumerate(spans)}
-    if old.text is None:
-        chunks = [(start, old.chunks[n], ("old", n)) for n, start in places.items()]
-        chunks += [
-            (starts[line["document"]], line, ("new", n))
-            for n, line in enumerate(new.chunks)
-        ]
-        chunks.sort(key=lambda chunk: chunk[0])
-        numbers = {name: number for number, (_, _, name) in enumerate(chunks)}
-        lines = [line for _, line, _ in chunks]
-    else:
-        lines = [{"document": "the text", TEXT: text, IDS: tokenizer.encode(text)}]
-        numbers = {("new", number): 0 for number in range(len(new.chunks))}
-        numbers["old", 0] = 0
+    starts = [start for start, _ in spans]
+    lines, numbers = joined_chunks(old, new, text, starts, places, tokenizer)
     train, held_out = (
         [{**row, CHUNK_KEY: numbers["new", row[CHUNK_KEY]]} for row in rows]
         for rows in (new.train, new.held_out)
@@ -200,6 +187,49 @@ def update_study(
     return StudyUpdate(files, kept_file, len(train), len(order[:wanted]))
 
 
+def joined_chunks(
+    old: OldStudy,
+    new: OldStudy,
+    text: str,
+    starts: Sequence[int],
+    places: Mapping[int, int],
+    tokenizer: Tokenizer,
+) -> tuple[list[Line], Numbers]:
+    """Returns what the teacher of all rows reads, and the number of each old chunk.
+
+    Args:
+      old: the old rows.
+      new: the rows about what is new.
+      text: the text as it is.
+      starts: where each new part begins.
+      places: where the text has old chunks, by their number.
+      tokenizer: tokenizer of the model.
+
+    Returns:
+      the lines of the chunks in the order of the text, and their numbers by "old" or
+      "new" and the number before. If the teacher reads the whole text, it is the only
+      chunk.
+    """
+    if old.text is not None:
+        line = {"document": "the text", TEXT: text, IDS: tokenizer.encode(text)}
+        studies = {"old": old, "new": new}
+        names = [(kind, n) for kind, x in studies.items() for n in range(len(x.chunks))]
+        return [line], dict.fromkeys(names, 0)
+    found = [(start, old.chunks[n], ("old", n)) for n, start in places.items()]
+    for n, line in enumerate(new.chunks):
+        part = int(line["document"].removeprefix(PART))
+        found.append((starts[part], line, ("new", n)))
+    found.sort(key=lambda chunk: chunk[0])
+    numbers = {name: number for number, (_, _, name) in enumerate(found)}
+    return [line for _, line, _ in found], numbers
+
+
+def _read_lines(file: Path) -> list[Line]:
+    """Reads objects from the lines of a file."""
+    lines = file.read_text().splitlines()
+    return [dict(as_object(parse_json(x, str(file)), str(file)).values) for x in lines]
+
+
 def _check_folder(folder: Path) -> None:
     if (folder / STUDY_FILE).exists() and not (folder / CHANGED).exists():
         raise InputError(
@@ -212,7 +242,7 @@ def _kept_rows(
     old: OldStudy,
     text: str,
     model: PromptedModel,
-    numbers: Mapping[tuple[str, int], int],
+    numbers: Numbers,
     rows: Sequence[Line],
 ) -> list[Line]:
     """Returns old rows whose chunk or passage a text still has, with new numbers."""

@@ -1,4 +1,4 @@
-"""What a frozen model says of each row, computed once and stored beside the run."""
+"""Predictions of a frozen model for each row, computed once and stored in the run."""
 
 import dataclasses
 import hashlib
@@ -112,7 +112,7 @@ class StoredColumns:
                 missing[number] = rows
         if not missing:
             return known
-        with status("computing what the frozen model says of each row"):
+        with status("computing the predictions of the frozen model"):
             computed = self._compute(missing)
         rows = [row for of_example in missing.values() for row in of_example]
         pairs = zip(rows, computed, strict=True)
@@ -247,7 +247,7 @@ def compute_rows(
     data: DataSource,
     numbers: Collection[int],
 ) -> list[Any]:
-    """Computes what a function says of the learned tokens of some examples' rows.
+    """Applies a function to some examples, and returns its values by row.
 
     Args:
       function: returns arrays `[R, m, ...]` of a batch, in any structure.

@@ -1,4 +1,4 @@
-"""What the teacher of a distillation predicts, computed once and stored."""
+"""Predictions of the teacher of a distillation, computed once and stored."""
 
 import functools
 import hashlib

@@ -73,6 +73,13 @@ def test_a_context_needs_examples_or_typed_tokens(settings, found):
         ContextPrompt(KEY, VOCABULARY, **settings)
 
 
+@pytest.mark.parametrize("line", ["5", "[1, 2]", '["ab"]'])
+def test_a_line_of_examples_that_is_no_object_is_refused(line, tmp_path):
+    (tmp_path / "shots.jsonl").write_text(f"{line}\n")
+    with pytest.raises(InputError, match="expected a JSON object"):
+        ContextPrompt(KEY, VOCABULARY, examples=str(tmp_path / "shots.jsonl"))
+
+
 def open_context(base, **settings):
     prompt = functools.partial(
         ContextPrompt, token_ids=IDS, token_types=TYPES, decay=0.8, **settings

@@ -1,9 +1,14 @@
-"""What of a changed text is new."""
+"""The new parts of a text that has changed, and the rows that are kept."""
 
 import pytest
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.texts.study_update import OldStudy, kept_chunks, new_parts
+from prompt_tuning.texts.study_update import (
+    OldStudy,
+    joined_chunks,
+    kept_chunks,
+    new_parts,
+)
 from tests.support import dummies
 
 OLD = "One is here. Two is there.\nThree stands.\n\nFour falls. Five flies."
@@ -55,4 +60,21 @@ def test_chunks_that_the_text_still_has_keep_their_rows():
 
 def test_an_update_needs_the_rows_of_the_memory(tmp_path):
     with pytest.raises(InputError, match=r"study\.json is missing"):
+        OldStudy.read(tmp_path, None)
+
+
+def test_a_teacher_of_the_whole_text_keeps_the_rows_of_all_chunks():
+    # `chunk` divided the old text for the writer of its rows alone.
+    old, new = study(OLD, ["One is here.", "Four falls."]), study(None, ["No."])
+    lines, numbers = joined_chunks(old, new, "No.", [0], {}, Characters())
+    assert [line["text"] for line in lines] == ["No."]
+    assert numbers == {("old", 0): 0, ("old", 1): 0, ("new", 0): 0}
+
+
+@pytest.mark.parametrize("damaged", ["[1]", '{"ids": '])
+def test_a_damaged_line_of_rows_is_refused(damaged, tmp_path):
+    for name in ("study.json", "chunks.jsonl", "rows.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    (tmp_path / "chunks.jsonl").write_text(f"{damaged}\n")
+    with pytest.raises(InputError, match=r"chunks\.jsonl"):
         OldStudy.read(tmp_path, None)

@@ -128,8 +128,8 @@ def build_tokenizer(file: Path) -> BuiltTokenizer:
     tokenizer.encode_special_tokens = settings.get("split_special_tokens") is True
     kind = CLASSES.get(name)
     if file.name == word_pieces.FILE:
-        around = [tokens.text(role) or "" for role in ("cls_token", "sep_token")]
-        word_pieces.put_around(tokenizer, *around)
+        around = {role: tokens.text(role) for role in ("cls_token", "sep_token")}
+        word_pieces.put_around(tokenizer, around, str(file))
     has_post_processor = file.suffix != ".model" and file.name != "vocab.json"
     adds_bos = kind is not None and kind.add_bos
     if not has_post_processor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.typed_json import JsonObject, read_limited
 from prompt_tuning.data.text.library_errors import MAXIMUM_FILE, reporting_errors
 
@@ -65,10 +65,28 @@ def read_word_pieces(
     return tokenizer
 
 
-def put_around(tokenizer: "tokenizers.Tokenizer", first: str, last: str) -> None:
-    """Makes a tokenizer put a token before every text, and one after it."""
+def put_around(
+    tokenizer: "tokenizers.Tokenizer", around: Mapping[str, str | None], source: str
+) -> None:
+    """Makes a tokenizer put a token before every text, and one after it.
+
+    Args:
+      tokenizer: the tokenizer.
+      around: texts of the two tokens, by their roles.
+      source: file of the tokenizer, for messages.
+
+    Raises:
+      InputError: if a token has no text, or one that stands for the text itself.
+    """
     from tokenizers import processors
 
+    for role, text in around.items():
+        if not text or text.startswith("$"):
+            raise InputError(
+                f"{role} of {source} is {shown(text)}, expected the text of a token "
+                "that is put around every text, such as [CLS]"
+            )
+    first, last = map(str, around.values())
     pairs = [(text, tokenizer.token_to_id(text)) for text in (first, last)]
     single, second = f"{first}:0 $A:0 {last}:0", f"$B:1 {last}:1"
     tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore

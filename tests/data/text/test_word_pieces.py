@@ -81,6 +81,8 @@ def test_lines_may_end_as_on_windows(tmp_path):
     [
         ({"do_lower_case": "yes"}, "do_lower_case"),
         ({"tokenizer_class": "MPNetTokenizer"}, "MPNetTokenizer"),
+        ({"cls_token": None}, r"cls_token of .* expected the text of a token"),
+        ({"cls_token": "$A"}, r"cls_token of .* is '\$A'"),
     ],
 )
 def test_other_settings_and_classes_are_refused(settings, found, tmp_path):
