@@ -47,7 +47,8 @@ class ColumnForm:
       names: names of the stored arrays.
       columns: type of each column by its name, for one token.
       pack: makes the stored arrays of what is computed for the learned tokens of a row.
-      unpack: makes the columns of the stored arrays, each `[m, ...]`.
+      unpack: makes the columns of the stored arrays, each `[m, ...]`. A ValueError says
+        that the arrays are damaged.
     """
 
     names: tuple[str, ...]
@@ -123,9 +124,20 @@ class StoredColumns:
         return known
 
     def _has(self, known: Mapping[bytes, Values], row: Example) -> bool:
-        stored = known.get(digest(row))
-        learned = int((row.weights != 0).sum())
-        return stored is not None and len(stored[self.form.names[0]]) == learned
+        """Whether a row is known, and by values that can be its columns."""
+        stored, learned = known.get(digest(row)), int((row.weights != 0).sum())
+        if stored is None:
+            return False
+        try:
+            columns = self.form.unpack(stored)
+            again = self.form.pack(columns)
+        except (ValueError, TypeError):  # of a damaged file
+            return False
+        kinds = self.form.columns.items()
+        expected = [((learned, *kind.shape), kind.base) for _, kind in kinds]
+        found = [(columns[name].shape, columns[name].dtype) for name, _ in kinds]
+        same = (np.array_equal(again[name], x) for name, x in stored.items())
+        return found == expected and all(same)
 
 
 class CompletedExamples(Examples):
@@ -216,8 +228,9 @@ def read_stored(file: Path, model: str, names: Sequence[str]) -> dict[bytes, Val
             return {}
         columns = []
         for name in names:
-            stops = np.cumsum(arrays[name + SIZES])
-            if stops[-1] != len(arrays[name]):
+            sizes = arrays[name + SIZES]
+            stops = np.cumsum(sizes)
+            if (sizes < 0).any() or stops[-1] != len(arrays[name]):
                 return {}
             columns.append(np.split(arrays[name], stops[:-1]))
         rows = zip(arrays[ROWS], *columns, strict=True)

@@ -118,8 +118,9 @@ def _form(stored: StoredTargets, config: ModelConfig) -> ColumnForm:
         TOP_IDS: np.dtype((np.int32, (count,))),
         TOP_LOGPROBS: np.dtype((np.float32, (count,))),
     }
-    names = COUNTS, *TOP_COLUMNS
-    return ColumnForm(names, columns, _pack_top, functools.partial(_unpack_top, count))
+    names, size = (COUNTS, *TOP_COLUMNS), config.vocabulary_size
+    unpack = functools.partial(_unpack_top, count, size)
+    return ColumnForm(names, columns, _pack_top, unpack)
 
 
 def _pack_top(found: Values) -> Values:
@@ -130,9 +131,17 @@ def _pack_top(found: Values) -> Values:
     }
 
 
-def _unpack_top(count: int, values: Values) -> Values:
-    """Returns ids and log-probabilities `[m, K]`, of which -inf are of no token."""
-    kept = np.arange(count) < values[COUNTS][:, None]
+def _unpack_top(count: int, vocabulary_size: int, values: Values) -> Values:
+    """Returns ids and log-probabilities `[m, K]`, of which -inf are of no token.
+
+    Raises:
+      ValueError: if their numbers differ, or a token is unknown.
+    """
+    kept, tokens = np.arange(count) < values[COUNTS][:, None], values[TOP_IDS]
+    if not kept.sum() == len(tokens) == len(values[TOP_LOGPROBS]):
+        raise ValueError("other numbers of tokens are stored than counted")
+    if ((tokens < 0) | (tokens >= vocabulary_size)).any():
+        raise ValueError("a stored token is not in the vocabulary")
     ids = np.zeros(kept.shape, np.int32)
     logprobs = np.full(kept.shape, -np.inf, np.float32)
     ids[kept], logprobs[kept] = values[TOP_IDS], values[TOP_LOGPROBS]

@@ -17,6 +17,7 @@ from prompt_tuning.training import stored_targets
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.opening import open_run
 from prompt_tuning.training.run_plan import plan_run
+from prompt_tuning.training.stored_columns import CompletedExamples, StoredColumns
 from scripts import recall
 from tests.support.small_runs import logged
 
@@ -83,6 +84,74 @@ def test_the_gradient_is_nearly_that_of_the_teacher_in_the_step(
     assert norm > 0.01
     assert np.linalg.norm(stored - exact) < error * norm
     assert stored @ exact / norm / np.linalg.norm(stored) > 0.99
+
+
+def _more_counted(arrays):
+    arrays["counts"][0] += 1
+
+
+def _fewer_counted(arrays):
+    arrays["counts"][:] = 0
+
+
+def _one_of_all(arrays):  # which NumPy would give to each place
+    for name in ("teacher_ids", "teacher_logprobs"):
+        arrays[name] = arrays[name][:1]
+        arrays[f"{name}_sizes"] = (np.arange(len(arrays["rows"])) == 0).astype(int)
+
+
+def _negative_sizes(arrays):
+    for name in ("counts", "teacher_ids", "teacher_logprobs"):
+        arrays[f"{name}_sizes"][1:3] += [-99, 99]
+
+
+def _unknown_tokens(arrays):
+    arrays["teacher_ids"] += 1000
+
+
+def _fractions(arrays):
+    arrays["teacher_ids"] = arrays["teacher_ids"] + 0.5
+
+
+DAMAGES = [_more_counted, _fewer_counted, _one_of_all, _negative_sizes]
+DAMAGES += [_unknown_tokens, _fractions]
+
+
+@pytest.mark.slow
+def test_damaged_predictions_are_computed_again(tmp_path):
+    run = distilled(tmp_path / "run", 1, targets="top")
+    file = tmp_path / "run" / stored_targets.TARGETS_FILE
+    examples = open_run(run).examples
+    assert isinstance(examples, CompletedExamples)
+    whole = examples.stored
+    expected, content = whole.read(), file.read_bytes()
+
+    def again():
+        """Returns the rows that are read, and the numbers of those computed."""
+        computed = []
+
+        def compute(numbers):
+            computed.extend(numbers)
+            return whole._compute(numbers)
+
+        parts = whole.form, whole._examples, compute, file, whole._fingerprint
+        return StoredColumns(*parts).read(), computed
+
+    assert again()[1] == []
+    for damage in DAMAGES:
+        file.write_bytes(content)
+        with np.load(file) as archive:
+            arrays = dict(archive)
+        damage(arrays)
+        np.savez(file, **arrays)
+        found, computed = again()
+        assert computed, damage.__name__
+        for digest, values in expected.items():
+            for name, array in values.items():
+                np.testing.assert_array_equal(found[digest][name], array)
+    for size in (0, 100, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:size])
+        assert again()[1]
 
 
 KEYS = jax.random.split(jax.random.key(0), 3)
