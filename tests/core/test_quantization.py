@@ -141,6 +141,17 @@ def test_few_rows_are_multiplied_by_parts_of_a_kernel(store, monkeypatch):
     assert analysis.temp_size_in_bytes < weights.nbytes
 
 
+@pytest.mark.parametrize("store", ["int4", NF4])
+def test_a_kernel_is_widened_to_the_type_of_the_input(store):
+    """The product reads no float32 kernel, which would be written to memory first."""
+    weights = jnp.ones((512, 96))
+    held = store_kernel(weights, ("in", "out"), Store(store, STORED_GROUPS[store]))
+    x = jnp.ones((100, 512), jnp.bfloat16)
+    program = jax.jit(multiply).lower(x, *held.stored).as_text()
+    (barrier,) = [line for line in program.splitlines() if "barrier" in line]
+    assert "tensor<512x96xbf16>" in barrier
+
+
 STORED_GROUPS = {"int4": 64, NF4: 32}
 
 

@@ -192,9 +192,10 @@ def _widen_and_multiply(
     x: Array, kernel: Array, scale: Scales, codebook: Array | None, zero: Array | None
 ) -> Array:
     # The barrier keeps XLA from fusing the widening into the product, in which it
-    # would be repeated for each tile.
-    wide = jax.lax.optimization_barrier(widened(kernel, scale, codebook, zero))
-    return x @ wide.astype(x.dtype)
+    # would be repeated for each tile. The cast is before it, so that no float32 kernel
+    # is written to memory.
+    wide = widened(kernel, scale, codebook, zero).astype(x.dtype)
+    return x @ jax.lax.optimization_barrier(wide)
 
 
 def widened(
