@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from prompt_tuning.core.rematerialization import Rematerialization
 from prompt_tuning.models import attention_choice
 from scripts.bench import gpu_checks, plain_kernel, streaming
-from scripts.bench.gpu_shapes import find_cases
+from scripts.bench.gpu_decoding import measure_decoding
+from scripts.bench.gpu_shapes import decoding_case, find_cases
 from scripts.bench.gpu_step import GpuStep, model_config
 
 POLICIES = {
@@ -78,6 +79,14 @@ def measure_case(
     method = str(attention_choice.choose_attention(step.config))
     method += f", weights in {weights}" if weights else ""
     return {"attention": method, **result}
+
+
+def decode(weights: str, *, smoke: bool) -> Result:
+    """Measures decoding with one type of weights."""
+    compute = "float32" if smoke else "bfloat16"
+    say(f"decoding with weights in {weights}")
+    case = decoding_case(smoke)
+    return {"weights": weights, **measure_decoding(case, weights, compute)}
 
 
 def _choices(smoke: bool) -> dict[str, Any]:
@@ -192,6 +201,8 @@ PARTS: dict[str, Callable[..., Result]] = {
     "memory": measure_memory,
     "pinned": measure_pinned,
     "streaming": measure_streaming,
+    "decode:bfloat16": functools.partial(decode, "bfloat16"),
+    "decode:nf4": functools.partial(decode, "nf4"),
 }
 
 if __name__ == "__main__":

@@ -18,10 +18,19 @@ import peft
 import torch
 import transformers
 
-from scripts.bench.gpu_shapes import GpuCase, Shape, find_cases
-from scripts.bench.gpu_timing import time_steps
+from scripts.bench.gpu_shapes import (
+    DecodingCase,
+    GpuCase,
+    Shape,
+    decoding_case,
+    find_cases,
+)
+from scripts.bench.gpu_timing import time_rows, time_steps
 from scripts.bench.workers import versions
 from scripts.peft_versions import report_versions
+
+DECODE = "decode"
+"""Name of the case that continues rows."""
 
 
 def main() -> int:
@@ -34,8 +43,11 @@ def main() -> int:
     if not torch.cuda.is_available() and not options.smoke:
         print("torch finds no GPU", file=sys.stderr)
         return 1
-    case = find_cases(options.smoke)[options.case]
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.case == DECODE:
+        print(json.dumps(measure_decoding(decoding_case(options.smoke), device)))
+        return 0
+    case = find_cases(options.smoke)[options.case]
     step = PeftStep(case, device)
     print(json.dumps(step.measure("sdpa")), flush=True)
     if not options.smoke:
@@ -48,12 +60,8 @@ class PeftStep:
     """A model that PEFT tunes, its optimizer, and a batch."""
 
     def __init__(self, case: GpuCase, device: str):
-        torch.manual_seed(0)
         self.case, self.device = case, device
-        with torch.device(device):
-            torch.set_default_dtype(torch.bfloat16)
-            base = base_model(case.shape)
-            torch.set_default_dtype(torch.float32)
+        base = random_model(case.shape, device)
         self.model: Any = peft.get_peft_model(base, settings(case)).to(device)
         self.model.train()
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -78,6 +86,52 @@ class PeftStep:
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             **versions(torch, transformers, peft),
         }
+
+
+def measure_decoding(case: DecodingCase, device: str) -> dict[str, Any]:
+    """Measures how fast `generate` continues rows behind one soft prompt."""
+    prompt = peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=case.prompt
+    )
+    base = random_model(case.shape, device)
+    model: Any = peft.get_peft_model(base, prompt).to(device).eval()
+    results = {}
+    for rows in case.rows:
+        shape = (rows, case.length)
+        tokens = torch.randint(3, case.shape.vocabulary, shape, device=device)
+
+        def generate(tokens=tokens) -> None:
+            with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+                ids = model.generate(
+                    input_ids=tokens,
+                    attention_mask=torch.ones_like(tokens),
+                    max_new_tokens=case.new_tokens,
+                    min_new_tokens=case.new_tokens,
+                    do_sample=False,
+                    use_cache=True,
+                    pad_token_id=0,
+                )
+            ids.cpu()
+
+        results[str(rows)] = time_rows(case, rows, generate)
+    cuda = device == "cuda"
+    return {
+        "title": case.title,
+        "weights": "PEFT, bfloat16",
+        "rows": results,
+        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        **versions(torch, transformers, peft),
+    }
+
+
+def random_model(shape: Shape, device: str) -> Any:
+    """Returns the frozen model on the device, with random weights in bfloat16."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        torch.set_default_dtype(torch.bfloat16)
+        base = base_model(shape)
+        torch.set_default_dtype(torch.float32)
+    return base
 
 
 def base_model(shape: Shape) -> Any:

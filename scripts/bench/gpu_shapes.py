@@ -87,6 +87,36 @@ class GpuCase:
         return shape.layers * (4 * weights + 12 * inner * pairs) + head
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodingCase:
+    """Rows that a model continues behind one soft prompt.
+
+    Attributes:
+      shape: the model.
+      prompt: prompt vectors.
+      length: tokens of each row.
+      new_tokens: tokens that are written after each row.
+      rows: numbers of rows.
+      together: rows that our engine reads at once.
+    """
+
+    shape: Shape
+    prompt: int = 100
+    length: int = 128
+    new_tokens: int = 64
+    rows: tuple[int, ...] = (1, 32)
+    together: int = 8
+
+    @property
+    def title(self) -> str:
+        """Describes the case."""
+        shape = self.shape
+        return (
+            f"{shape.family} {shape.layers}L d{shape.width} V{shape.vocabulary}, "
+            f"P{self.prompt}, {self.length} + {self.new_tokens} tokens"
+        )
+
+
 LLAMA_8B = Shape(
     family="llama",
     vocabulary=128_256,
@@ -134,18 +164,22 @@ CASES = {
 }
 
 
-def _small(case: GpuCase) -> GpuCase:
-    """Returns a case with the same form and tiny sizes."""
-    shape = dataclasses.replace(
-        case.shape,
+def _small_shape(shape: Shape) -> Shape:
+    return dataclasses.replace(
+        shape,
         vocabulary=64,
         width=32,
         feed_forward=48,
         layers=2,
         heads=4,
-        groups=2 if case.shape.groups < case.shape.heads else 4,
+        groups=2 if shape.groups < shape.heads else 4,
         head_width=8,
     )
+
+
+def _small(case: GpuCase) -> GpuCase:
+    """Returns a case with the same form and tiny sizes."""
+    shape = _small_shape(case.shape)
     return dataclasses.replace(case, shape=shape, size=4, rows=2, length=16, learned=4)
 
 
@@ -155,3 +189,11 @@ SMOKE = {name: _small(case) for name, case in CASES.items()}
 def find_cases(smoke: bool) -> dict[str, GpuCase]:
     """Returns the cases, in real or in tiny sizes."""
     return SMOKE if smoke else CASES
+
+
+def decoding_case(smoke: bool) -> DecodingCase:
+    """Returns the case of decoding, in real or in tiny sizes."""
+    if not smoke:
+        return DecodingCase(shape=LLAMA_8B)
+    shape = _small_shape(LLAMA_8B)
+    return DecodingCase(shape=shape, prompt=4, length=8, new_tokens=4, rows=(1, 2))

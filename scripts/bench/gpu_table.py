@@ -26,6 +26,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         )
     lines += _checks(parts.get("checks"))
     lines += _steps(parts, rates.get("tflops"))
+    lines += _decoding(parts)
     lines += _memory(parts)
     if results["failed"]:
         rows = [(name, why) for name, why in results["failed"].items()]
@@ -74,6 +75,21 @@ def _steps(parts: Mapping[str, Any], rate: float | None) -> list[str]:
         "",
         *markdown_table(headings, sorted(rows)),
     ]
+
+
+def _decoding(parts: Mapping[str, Any]) -> list[str]:
+    found = [part for name, part in parts.items() if name.endswith(":decode")]
+    found += [part for name, part in parts.items() if name.startswith("decode:")]
+    rows = []
+    for part in found:
+        for count, one in part["rows"].items():
+            speed = f"{one['tokens_per_second']:,.0f}"
+            rows.append((part["weights"], count, speed, _size(part["peak_bytes"])))
+    if not rows:
+        return []
+    headings = ("weights", "rows", "new tokens/s", "peak memory")
+    lines = ["", "## Decoding behind a soft prompt", "", found[0]["title"], ""]
+    return [*lines, *markdown_table(headings, rows)]
 
 
 def _memory(parts: Mapping[str, Any]) -> list[str]:

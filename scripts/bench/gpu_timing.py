@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scripts.bench.gpu_shapes import GpuCase
+from scripts.bench.gpu_shapes import DecodingCase, GpuCase
 
 STEPS, WARM_UP, SECONDS = 20, 2, 12.0
 
@@ -40,4 +40,35 @@ def time_steps(
         "first_steps_seconds": first_steps,
         "losses": losses,
         "tflops": case.flops() / median / 1e12,
+    }
+
+
+def time_rows(
+    case: DecodingCase, rows: int, generate: Callable[[], object], most: int = 3
+) -> dict[str, Any]:
+    """Continues rows several times, after a first time that may compile.
+
+    Args:
+      case: the sizes.
+      rows: number of rows.
+      generate: continues all of them.
+      most: number of timed calls.
+
+    Returns:
+      the median of the seconds, their spread, and the new tokens of a second.
+    """
+    begun = time.perf_counter()
+    generate()
+    first = time.perf_counter() - begun
+    times = []
+    for _ in range(most):
+        begun = time.perf_counter()
+        generate()
+        times.append(time.perf_counter() - begun)
+    median = statistics.median(times)
+    return {
+        "seconds": median,
+        "spread": [min(times), max(times)],
+        "first_seconds": first,
+        "tokens_per_second": rows * case.new_tokens / median,
     }

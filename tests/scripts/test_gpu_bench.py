@@ -35,6 +35,15 @@ def test_a_part_is_measured_and_written(tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_decoding_is_measured_for_one_row_and_for_many(tmp_path):
+    code, results, page = run(tmp_path, "decode:bfloat16")
+    assert code == 0 and not results["failed"]
+    rows = results["parts"]["decode:bfloat16"]["rows"]
+    assert list(rows) == ["1", "2"]
+    assert "## Decoding behind a soft prompt" in page
+
+
+@pytest.mark.exhaustive
 def test_streamed_weights_are_compared_with_weights_on_the_device(tmp_path):
     code, results, _ = run(tmp_path, "streaming")
     assert code == 0 and not results["failed"]
