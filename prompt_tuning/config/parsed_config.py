@@ -21,13 +21,18 @@ from prompt_tuning.config.flat_options import TABLE
 from prompt_tuning.config.gin_sources import ConfigSources
 from prompt_tuning.config.gin_values import check_values
 from prompt_tuning.config.option_checks import Choices, option_bindings
-from prompt_tuning.config.recorded_paths import is_run_config, locate_in_gin
+from prompt_tuning.config.recorded_paths import (
+    is_run_config,
+    locate_in_gin,
+    value_holders,
+)
 from prompt_tuning.core.config_folder import CONFIG_FOLDERS
 from prompt_tuning.core.errors import InputError, did_you_mean, shortened, shown
 from prompt_tuning.core.private_parts import private_part
 
 MODULE = "prompt_tuning"
 """Module of the factories in gin's operative config."""
+EXAMPLES = "ContextPrompt.examples"
 Factories = Mapping[str, Callable[..., Any]]
 
 # Raised by gin, or by factories that are given values of a wrong type.
@@ -132,12 +137,20 @@ class GivenConfig:
             _override_scopes(self.bindings)
         _check_macros(self.bindings)
         with explained(self.label):
+            _read_examples(factories)
             check_values(factories)
         _check_model(self.label if self.files else "the config")
         if directory is not None:
             gin.bind_parameter("Run.directory", directory)
         with explained(self.label):
             gin.finalize()
+
+
+def _read_examples(factories: Factories) -> None:
+    """Puts examples in place of their file, so that a run's config keeps them."""
+    for _, owner, key in value_holders(EXAMPLES.__eq__):
+        prompt: Any = factories[EXAMPLES.partition(".")[0]]
+        owner[key] = prompt.read_examples(owner[key])
 
 
 def model_in_files(files: Sequence[str]) -> dict[str, str] | None:

@@ -141,7 +141,7 @@ def locate_in_gin(file: str) -> None:
     directory = Path(file).parent
     if not is_run_config(file):
         return
-    holders = _path_holders()
+    holders = value_holders(lambda name: is_path(name) or name == DIRECTORY)
     recorded = [owner[key] for name, owner, key in holders if name == DIRECTORY]
     if not recorded or not isinstance(recorded[0], str):
         return
@@ -154,14 +154,18 @@ def locate_in_gin(file: str) -> None:
             owner[key] = str(directory)
 
 
-def _path_holders() -> list[tuple[str, dict[str, Any], str]]:
-    """Returns the name of each path setting, and where gin keeps its value."""
+def value_holders(
+    chosen: Callable[[str], bool],
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Returns the name of each chosen setting that is a text, or a list of `SEVERAL`,
+    with the dict and the key where gin keeps its value.
+    """
     holders = []
     values = private_part("gin.config._CONFIG")
     for (_, selector), parameters in values.items():
         for key, value in parameters.items():
             name = f"{selector.rpartition('.')[2]}.{key}"
-            if not is_path(name) and name != DIRECTORY:
+            if not chosen(name):
                 continue
             owner = parameters
             if isinstance(value, gin_config.ConfigurableReference):

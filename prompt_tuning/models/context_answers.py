@@ -7,28 +7,37 @@ from jaxtyping import Array, Float
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.models.decoder_only import DecoderOnly
-from prompt_tuning.models.language_model import LanguageModel
+from prompt_tuning.models.language_model import LanguageModel, Prefix
 from prompt_tuning.prompts.cpt import ContextPrompt
 
 
+def learns_context(model: LanguageModel) -> bool:
+    """Tests whether a model's prompt has answers that its loss counts."""
+    prompt = model.prompts().get("decoder")
+    return isinstance(prompt, ContextPrompt) and bool(prompt.answers.ids)
+
+
 def with_context_answers(
-    model: LanguageModel, hidden: Float[Array, "B m D"], batch: Batch
+    model: LanguageModel,
+    hidden: Float[Array, "B m D"],
+    batch: Batch,
+    prefix: Prefix,
 ) -> tuple[Float[Array, "B _ D"], Batch]:
-    """Adds the answers in a `ContextPrompt` to the targets of every example.
+    """Adds the answers in the prompt to the targets of every example.
 
     Each example of a packed row counts, and a row that only fills a batch does not.
 
     Args:
-      model: the model; without such a prompt nothing is added.
+      model: the model; see `learns_context`.
       hidden: the states that predict the batch's targets.
       batch: the batch.
+      prefix: result of the model's `prefix`.
     """
-    prompt = model.prompts().get("decoder")
-    if not isinstance(prompt, ContextPrompt) or not prompt.answers.ids:
-        return hidden, batch
+    prompt = model.prompts()["decoder"]
+    assert isinstance(prompt, ContextPrompt)
     assert isinstance(model, DecoderOnly)  # `check_methods` has refused others
     positions, ids, weights = map(jnp.asarray, prompt.answers)
-    predicting = model.prompt_states()[:, positions - 1]  # [1, n, D]
+    predicting = model.prompt_states(prefix)[:, positions - 1]  # [1, n, D]
     rows, length = batch.targets.shape
     count = jnp.ones(rows) if batch.real_rows is None else batch.real_rows
     if batch.segment_ids is not None:

@@ -37,11 +37,11 @@ class DecoderPrefix(NamedTuple):
 
     Attributes:
       kept: keys and values of the prompt, `[L, G, N, P, K]`, and states after it.
-      last: hidden state of the last vector, `[N, D]`, which predicts a first token.
+      hidden: hidden states, `[N, P, D]`; the last one predicts a first token.
     """
 
     kept: Kept
-    last: Float[Array, "N D"]
+    hidden: Float[Array, "N P D"]
 
 
 class Decoder(Stack):
@@ -186,17 +186,11 @@ class DecoderOnly(LanguageModel):
         (hidden,), (kept,) = self.decoder.run(
             [stream], key=optional_key(key, "prefix"), keep=True
         )
-        return DecoderPrefix(kept, self.decoder.last_hidden(hidden))
+        return DecoderPrefix(kept, hidden)
 
-    def prompt_states(self) -> Float[Array, "N P D"]:
-        """Computes the states that predict what follows each vector of the prompts.
-
-        They must run ahead of all rows.
-        """
-        stream = self._prefix_stream(None)
-        assert stream is not None
-        (hidden,), _ = self.decoder.run([stream])
-        return self._normalize_output(hidden)
+    def prompt_states(self, prefix: DecoderPrefix) -> Float[Array, "N P D"]:
+        """Returns the states that predict what follows each vector of the prompts."""
+        return self._normalize_output(prefix.hidden)
 
     def hidden(
         self,
@@ -250,7 +244,7 @@ class DecoderOnly(LanguageModel):
             streams, past=past, key=optional_key(key, "decoder")
         )
         if prefix is not None:
-            return hidden, prefix.last
+            return hidden, self.decoder.last_hidden(prefix.hidden)
         if prompts is not None:
             return hidden[1:], self.decoder.last_hidden(hidden[0])
         return hidden, None
@@ -310,7 +304,7 @@ class DecoderOnly(LanguageModel):
             past = (*past, prompts.as_context(prefix.kept))
         stream = self._text_stream(tokens, rows, None)
         (hidden,), (kept,) = self.decoder.run([stream], past=past, keep=True)
-        last = None if prefix is None else prefix.last
+        last = None if prefix is None else self.decoder.last_hidden(prefix.hidden)
         # The token after the last one is predicted: position `lengths`, [B, 1, D].
         states = self.select_predicting(
             hidden, lengths[:, None], rows, last, tokens.shape[1]

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from prompt_tuning.core import intermediates
 from prompt_tuning.core.batch import Batch, LabelBatch
-from prompt_tuning.core.parameters import Parameters, merge
+from prompt_tuning.core.parameters import Parameters, merge, optional_key
 from prompt_tuning.losses.contrastive import mean_vectors
 from prompt_tuning.losses.cross_entropy import TokenLoss, token_loss
 from prompt_tuning.losses.objective import (
@@ -19,7 +19,7 @@ from prompt_tuning.losses.objective import (
     target_losses,
 )
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
-from prompt_tuning.models.context_answers import with_context_answers
+from prompt_tuning.models.context_answers import learns_context, with_context_answers
 from prompt_tuning.models.language_model import LanguageModel, Prefix
 
 
@@ -189,9 +189,13 @@ def loss_sums(
     model = merge_model(graph, parameters)
     if objective.embeds is not None:
         model = _without_transform(model)
+    in_context = learns_context(model)
+    if in_context and prefix is None:
+        prefix = model.prefix(optional_key(key, "prefix"))
     with intermediates.capture(objective.intermediates) as arrays:
         hidden = model.hidden(batch, key, prefix=prefix)
-    hidden, batch = with_context_answers(model, hidden, batch)
+    if in_context:
+        hidden, batch = with_context_answers(model, hidden, batch, prefix)
     sums = objective.sums(hidden, model.output_head(), batch, parameters)
     if not objective.intermediates:
         return sums

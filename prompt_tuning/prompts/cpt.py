@@ -19,6 +19,8 @@ from prompt_tuning.prompts.soft import SoftPrompt
 FORMAT, INPUT, ANSWER = (1, 3), 2, 0
 """Types of tokens modulo 4, as in PEFT: what separates inputs and answers, the inputs,
 and the answers. Each example adds 4; a type of 0 marks a token of no part."""
+PARTS = {"prompt": INPUT, "completion": 4}
+"""The texts of an example, with the type of their tokens in the first one."""
 USUAL_WIDTH = 2048
 """Width of the models that distances are stated for, as in PEFT."""
 LARGEST_FILE = 2**24
@@ -92,7 +94,8 @@ class ContextPrompt(SoftPrompt):
                 "ContextPrompt starts from examples or from token_ids: give one of them"
             )
         if examples is not None:
-            token_ids, token_types = _encode(_read(examples), vocabulary)
+            rows = self.read_examples(examples)
+            token_ids, token_types = _encode(rows, vocabulary)
         ids, types = (
             list(token_ids or ()),
             list(token_types or [1] * len(token_ids or ())),
@@ -110,6 +113,23 @@ class ContextPrompt(SoftPrompt):
         self.epsilon, self.format_epsilon = float(epsilon), float(format_epsilon)
         self.decay = float(decay)
         self._start = Constant(start)
+
+    @staticmethod
+    def read_examples(
+        examples: str | Sequence[Mapping[str, str]],
+    ) -> list[dict[str, str]]:
+        """Returns the prompt and the completion of each example, or line of a file.
+
+        Raises:
+          InputError: if one is no object, or has none.
+        """
+        source, rows = "ContextPrompt.examples", examples
+        if isinstance(rows, str):
+            source, content = rows, read_limited(Path(rows), LARGEST_FILE)
+            rows = [parse_json(x, source) for x in content.splitlines() if x.strip()]
+        rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
+        objects = [as_object(row, source) for row in rows]
+        return [{name: row.text(name) for name in PARTS} for row in objects]
 
     @property
     def ball(self) -> Ball:
@@ -152,33 +172,18 @@ class ContextPrompt(SoftPrompt):
         return ExportedPrompt(PROMPT, {"prompt": np.asarray(self())}, settings)
 
 
-def _read(examples: str | Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """Returns the prompt and the completion of each example.
-
-    Raises:
-      InputError: if one is no object, or has none.
-    """
-    source, rows = "ContextPrompt.examples", examples
-    if isinstance(rows, str):
-        source, content = rows, read_limited(Path(rows), LARGEST_FILE)
-        rows = [parse_json(x, source) for x in content.splitlines() if x.strip()]
-    rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
-    objects = [as_object(row, source) for row in rows]
-    return [(row.text("prompt"), row.text("completion")) for row in objects]
-
-
 def _encode(
-    examples: Sequence[tuple[str, str]], vocabulary: Vocabulary
+    examples: Sequence[Mapping[str, str]], vocabulary: Vocabulary
 ) -> tuple[list[int], list[int]]:
     """Encodes examples one after the other; returns the tokens and their types."""
     ids, types, tokenizer = [], [], vocabulary.tokenizer
     for number, texts in enumerate(examples):
-        for kind, text in zip((INPUT, 4), texts, strict=True):
+        for part, kind in PARTS.items():
             if not ids:
-                own = vocabulary.encode(text)
+                own = vocabulary.encode(texts[part])
             else:
                 assert tokenizer is not None  # `encode` has refused
-                own = tokenizer.encode_continuation(text)
+                own = tokenizer.encode_continuation(texts[part])
             ids += own
             types += [kind + 4 * number] * len(own)
     if not ids:

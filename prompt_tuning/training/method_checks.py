@@ -81,10 +81,6 @@ def _check_context_prompt(run: Run, model: PromptedModel) -> None:
         found = "the model has an encoder"
     elif not prompting.shared(causal=True) or config.positions == "disentangled":
         found = f"Run.prompting is {prompting}, so that each row has its own context"
-    elif run.stages > 1:
-        found = f"MeshShape.stage is {run.stages}"
-    elif model.weight_storage.by_layer:
-        found = "Pretrained.weights streams the layers"
     elif config.labels:
         found = "the model has a head of classes"
     elif not isinstance(run.objective, TokenObjective | None):

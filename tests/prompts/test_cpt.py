@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.cli.main import main
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameter_balls import Ball, stay_in_balls
@@ -196,18 +197,35 @@ def test_a_run_is_exported_as_cpt(tuned, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_keeps_the_examples_of_its_file(tmp_path):
+    shots, run = tmp_path / "shots.jsonl", tmp_path / "run"
+    shots.write_text("".join(f"{json.dumps(x)}\n" for x in EXAMPLES))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps(x)}\n" for x in ROWS))
+    options = ["--model", "bundled:skills-decoder", "--method", "cpt", "--train", rows]
+    options += ["--prompt_examples", shots, "--steps", 1, "--batch_size", 3]
+    assert main(["train", *map(str, [*options, "--out", run])]) == 0
+    before = pt.load_tuned(run).generate("upper: kl=", new_tokens=4)
+    shots.unlink()
+    assert pt.load_tuned(run).generate("upper: kl=", new_tokens=4) == before
+
+
+@pytest.mark.slow
 def test_packed_rows_meshes_and_micro_batches_count_each_example(tmp_path):
     losses = []
     rows = [ROWS[0]] * 4
+    streamed = pt.load("bundled:skills-decoder", weights="streamed")
     runs: dict[str, Any] = {
         "plain": {"batch_size": 4},
         "parts": {"batch_size": 2, "accumulate": 2},
         "mesh": {"batch_size": 8, "mesh": pt.MeshShape(data=4, tensor=2)},
+        "stages": {"batch_size": 4, "mesh": pt.MeshShape(data=4, stage=2)},
+        "streamed": {"batch_size": 4, "model": streamed},
         "packed": {"batch_size": 1, "packing": True, "packed_length": 64},
     }
     for name, settings in runs.items():
         pt.tune(
-            "bundled:skills-decoder",
+            settings.pop("model", "bundled:skills-decoder"),
             pt.ContextPrompt(examples=EXAMPLES),
             rows,
             steps=1,
