@@ -190,6 +190,9 @@ STATES: dict[str, Any] = {
     "mamba_d_head": 8,
     **{"mamba_d_conv": 3, "mamba_chunk_size": 4},
 }
+SCAN: dict[str, Any] = SPECIAL | {
+    **{"hidden_size": 12, "num_hidden_layers": 3, "state_size": 3, "conv_kernel": 3},
+}
 # Each layer has one part.
 PARTS: dict[str, Any] = {
     **DECODER,
@@ -652,6 +655,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"hidden_size": 12, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 6},
         **{"n_groups": 2, "state_size": 3, "conv_kernel": 3, "chunk_size": 4},
     },
+    "jamba": NO_HEAD_DIM
+    | {
+        **{"hidden_size": 16, "num_hidden_layers": 4},
+        **{"attn_layer_period": 3, "attn_layer_offset": 1},
+        **{"num_experts": 4, "num_experts_per_tok": 2},
+        **{"mamba_d_state": 3, "mamba_d_conv": 3, "mamba_dt_rank": 2},
+    },
+    "jamba_dense": NO_HEAD_DIM
+    | {
+        **{"model_type": "jamba", "num_experts": 1, "num_hidden_layers": 2},
+        **{"attn_layer_period": 2, "attn_layer_offset": 0, "mamba_d_state": 3},
+    },
+    "mamba": SCAN | {"tie_word_embeddings": False},
+    "falcon_mamba": SCAN | {"time_step_rank": 3, "mixer_rms_eps": 0.1},
     "nemotron_h": PARTS
     | {
         "layers_block_type": [
@@ -782,7 +799,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # Projections of other mixers than attention, of LFM2's and of latent attention.
 MIXERS = (
     *("conv.in_proj", "conv.out_proj", "self_attn.out_proj"),
-    *(f"{name}.{part}_proj" for name in ("mamba", "mixer") for part in ("in", "out")),
+    *(
+        f"{name}.{part}_proj"
+        for name in ("mamba", "mixer")
+        for part in ("in", "x", "out")
+    ),
     *("mixer.up_proj", "mixer.down_proj"),
     *(f"linear_attn.{part}_proj" for part in ("g", "b", "a")),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
@@ -940,21 +961,22 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         yield "prompt_tuning", peft.PromptTuningConfig(**task, **virtual, **tokens)
     # Falcon's cache has the keys of a group for each of its query heads, between which
     # a random prefix differs; no model of groups can express that. In Gemma 4 with
-    # unlike numbers of heads PEFT skips the layers with more of them. Mamba-2 has no
-    # keys, and ignores those of a prefix.
+    # unlike numbers of heads PEFT skips the layers with more of them. Mamba and
+    # Mamba-2 have no keys, and ignore those of a prefix.
     skipping = ("new_decoder_architecture", "attention_k_eq_v")
-    if model.config.model_type != "mamba2" and not any(
+    if "mamba" not in model.config.model_type and not any(
         getattr(model.config, name, False) for name in skipping
     ):
         yield "prefix_tuning", peft.PrefixTuningConfig(**task, **virtual, **cache)
     names = [name for name, _ in model.named_modules()]
     text = [name for name in names if ".language_model." in f".{name}"]
-    # PEFT counts experts among the linear layers; adapters of them are not read.
-    sparse = any(name.endswith(".experts") for name in names)
+    # PEFT counts experts among the linear layers; adapters of them are not read. Nor
+    # does transformers apply one of Mamba's steps.
+    apart = any(name.endswith((".experts", ".dt_proj")) for name in names)
     attention = ["q_proj", "k_proj", "v_proj", "o_proj", *MIXERS]
     # PEFT refuses the output projection of Mamba in most models that have it.
     refusing = model.config.model_type in (
-        *("bamba", "falcon_h1", "nemotron_h", "mamba2"),
+        *("bamba", "falcon_h1", "nemotron_h", "mamba2", "mamba", "falcon_mamba"),
     )
     linear: Any = (
         [
@@ -963,7 +985,7 @@ def adapters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
             if any(name.endswith(f".{end}") for name in names)
             and not (refusing and end.endswith(".out_proj"))
         ]
-        if sparse or refusing
+        if apart or refusing
         else "all-linear"
     )
     # Parts that read images are not adapted, although they have the same names.
@@ -997,6 +1019,9 @@ def sizes_of_part(config: Any) -> tuple[dict[str, int], dict[str, int]]:
         both = {"num_layers": config.n_layers, "num_attention_heads": config.n_heads}
         both |= {"token_dim": config.dim}
         return both, both
+    if config.model_type in ("mamba", "falcon_mamba"):
+        both = {"num_layers": config.num_hidden_layers, "num_attention_heads": 1}
+        return both | {"token_dim": config.hidden_size}, both
     decoder = getattr(config, "decoder", None)  # T5Gemma's
     if decoder is None:
         return {}, {}

@@ -7,6 +7,7 @@ class DerivedSizes:
     attention_multiplier: float | None
     head_width: int
     norm_epsilon: float
+    recurrence: str
     recurrent_heads: int
     recurrent_key_heads: int
     recurrent_key_width: int
@@ -21,6 +22,7 @@ class DerivedSizes:
     def convolution_channels(self) -> int:
         """Number of channels of the convolutions in recurrent layers."""
         keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
+        keys *= self.recurrence != "mamba"  # which computes them afterwards
         return keys + self.recurrent_heads * self.recurrent_width or self.width
 
     @property

@@ -31,6 +31,7 @@ MIXERS = {
     "short_convolution": "a short convolution",
     "gated_delta": "the gated delta rule",
     "mamba2": "Mamba-2",
+    "mamba": "Mamba",
 }
 """What messages call the recurrent mixers."""
 USUAL = (ATTENTION, FEED_FORWARD)

@@ -31,7 +31,7 @@ UNRANKED: tuple[ClassProblem, ...] = ("regression", "tokens")
 """Problems without one right class of each text, so without `label_accuracy`."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
-Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2"]
+Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2", "mamba"]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
@@ -195,20 +195,7 @@ def _check_mixers(config: Any) -> None:
             f"recurrence={shown(config.recurrence)} and "
             f"convolution_width={config.convolution_width}"
         )
-    heads = config.recurrent_heads, config.recurrent_key_heads
-    sizes = (*heads, config.recurrent_width, config.recurrent_key_width)
-    remembers = config.recurrence in ("gated_delta", "mamba2")
-    if remembers != all(sizes) or any(sizes) != all(sizes):
-        raise InputError(
-            "the recurrences 'gated_delta' and 'mamba2', and no others, need "
-            "recurrent_heads, recurrent_key_heads, recurrent_width and "
-            f"recurrent_key_width above 0, found {shown(config.recurrence)} and {sizes}"
-        )
-    if all(sizes) and heads[0] % heads[1]:
-        raise InputError(
-            f"{heads[0]} recurrent_heads cannot share {heads[1]} recurrent_key_heads: "
-            "the first must be a multiple of the second"
-        )
+    _check_memories(config)
     if some and config.architecture == "encoder_decoder":
         raise InputError("recurrent_layers are for decoder-only models")
     if config.recurrence_beside_attention and not (
@@ -243,6 +230,31 @@ def _check_mixers(config: Any) -> None:
         raise InputError(
             "feed_forward_width is 0, which is for decoders with recurrent_layers, and "
             "without experts, dense_layers and feed_forward_layers"
+        )
+
+
+def _check_memories(config: Any) -> None:
+    """Checks the sizes of recurrent layers that remember more than a window."""
+    heads = config.recurrent_heads, config.recurrent_key_heads
+    sizes = (*heads, config.recurrent_width, config.recurrent_key_width)
+    remembers = config.recurrence not in ("none", "short_convolution")
+    if remembers != all(sizes) or any(sizes) != all(sizes):
+        raise InputError(
+            "the recurrences 'gated_delta', 'mamba2' and 'mamba', and no others, need "
+            "recurrent_heads, recurrent_key_heads, recurrent_width and "
+            f"recurrent_key_width above 0, found {shown(config.recurrence)} and {sizes}"
+        )
+    own = config.recurrence == "mamba"
+    if own != (config.step_rank > 0) or (own and sizes[1:3] != (1, 1)):
+        raise InputError(
+            "the recurrence 'mamba', and no other, needs a step_rank above 0, and has "
+            f"one recurrent_key_heads and a recurrent_width of 1, found "
+            f"{shown(config.recurrence)}, {config.step_rank} and {sizes[1:3]}"
+        )
+    if all(sizes) and heads[0] % heads[1]:
+        raise InputError(
+            f"{heads[0]} recurrent_heads cannot share {heads[1]} recurrent_key_heads: "
+            "the first must be a multiple of the second"
         )
 
 

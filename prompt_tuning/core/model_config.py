@@ -130,7 +130,7 @@ class ModelConfig(DerivedSizes):
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       recurrence: mixer of some layers, named as its module: short convolution (LFM2),
-        gated delta rule (Qwen 3.5) or Mamba-2 (Granite 4).
+        gated delta rule (Qwen 3.5), Mamba-2 (Granite 4) or Mamba (Jamba).
       recurrent_layers: numbers of these layers.
       recurrence_beside_attention: whether they have attention, too, and the outputs are
         added (Falcon-H1); else they have it instead of attention.
@@ -142,7 +142,10 @@ class ModelConfig(DerivedSizes):
       recurrent_key_heads: number of its query and key heads, which divides the former.
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
-      recurrent_norm: whether the output of Mamba-2 has a norm (not in Falcon-H1).
+      recurrent_norm: whether the output of Mamba-2 has a norm (not in Falcon-H1), or
+        the keys, queries and steps of Mamba have one (not in Mamba itself).
+      recurrent_norm_scaled: whether the latter have scales (not in Falcon Mamba).
+      step_rank: width of the vector from which Mamba computes steps; 0 for others.
       recurrent_norms_before: whether layers with them have norms before their parts,
         but layers with attention after (OLMo Hybrid).
       recurrent_norm_epsilon: added to the mean square of the norm of their outputs, if
@@ -285,7 +288,9 @@ class ModelConfig(DerivedSizes):
     recurrent_key_heads: int = 0
     recurrent_width: int = 0
     recurrent_key_width: int = 0
+    step_rank: int = 0
     recurrent_norm: bool = True
+    recurrent_norm_scaled: bool = True
     recurrent_norms_before: bool = False
     recurrent_norm_epsilon: float | None = None
     maximum_strength: float = 1.0

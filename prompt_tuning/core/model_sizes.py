@@ -50,6 +50,7 @@ def check_sizes(config: Any) -> None:
         "recurrent_key_heads": (0, MAXIMUM_SIZE),
         "recurrent_width": (0, MAXIMUM_SIZE),
         "recurrent_key_width": (0, MAXIMUM_SIZE),
+        "step_rank": (0, MAXIMUM_SIZE),
         "recurrent_norm_epsilon": (0, 1),
         "maximum_strength": (0, 2),
         "minimum_step": (0, 1),

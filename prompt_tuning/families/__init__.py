@@ -36,6 +36,7 @@ from prompt_tuning.families.granitemoe import GRANITEMOE
 from prompt_tuning.families.granitemoehybrid import GRANITEMOEHYBRID
 from prompt_tuning.families.helium import HELIUM
 from prompt_tuning.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
+from prompt_tuning.families.jamba import JAMBA
 from prompt_tuning.families.lfm2 import LFM2
 from prompt_tuning.families.lfm2_moe import LFM2_MOE
 from prompt_tuning.families.llama import LLAMA
@@ -56,6 +57,7 @@ from prompt_tuning.families.opt import OPT
 from prompt_tuning.families.phi import PHI
 from prompt_tuning.families.phi3 import PHI3
 from prompt_tuning.families.phimoe import PHIMOE
+from prompt_tuning.families.pure_mamba import FALCON_MAMBA, MAMBA
 from prompt_tuning.families.pure_mamba2 import MAMBA2
 from prompt_tuning.families.qwen2 import QWEN2
 from prompt_tuning.families.qwen2_moe import QWEN2_MOE
@@ -143,6 +145,9 @@ FAMILIES: dict[str, Family] = {
         BAMBA,
         FALCON_H1,
         MAMBA2,
+        JAMBA,
+        FALCON_MAMBA,
+        MAMBA,
         GLM4_MOE,
         DEEPSEEK_V3,
         LLAMA4_TEXT,

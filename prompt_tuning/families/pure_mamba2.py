@@ -5,7 +5,12 @@ from typing import Any
 
 from prompt_tuning.checkpoints.stored_tensors import Recipe, identity
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.families.family import Family, decoder_recipes, projection_names
+from prompt_tuning.families.family import (
+    Family,
+    LayerNames,
+    decoder_recipes,
+    projection_names,
+)
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
 from prompt_tuning.families.mamba2_layout import (
     mamba2_parts,
@@ -28,46 +33,70 @@ def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     settings.require("use_bias", False, "biases are not implemented")
     settings.require("use_conv_bias", True, "other convolutions are not implemented")
-    width, layers = settings.size("hidden_size"), settings.layers("num_hidden_layers")
-    heads = settings.size("num_heads", DEFAULTS["heads"])
-    inner, of_head = settings.size("expand", 2) * width, settings.size("head_dim", 64)
+    fields = read_without_attention(settings, tied=False)
+    layers, heads = (
+        range(fields["layers"]),
+        settings.size("num_heads", DEFAULTS["heads"]),
+    )
+    inner = settings.size("expand", 2) * fields["width"]
+    of_head = settings.size("head_dim", 64)
     if heads * of_head != inner:
         settings.refuse("head_dim", f"{inner} divided by the {heads} heads")
-    # There is no attention, and its sizes mean nothing.
-    attention = {"heads": heads, "key_value_heads": heads, "head_width": 1}
     return (
-        attention
-        | {
-            "architecture": "decoder_only",
-            "vocabulary_size": settings.size("vocab_size"),
-            "width": width,
-            "feed_forward_width": 0,
-            "layers": layers,
-            "norm": "rms",
-            "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
-            "positions": "none",
-            "activation": "silu",
-            "gated": False,
-            "tied_head": settings.flag("tie_word_embeddings", False),
-        }
-        | read_mamba2(settings, range(layers), of_head, sizes=DEFAULTS, names=NAMES)
+        fields
+        | {"heads": heads, "key_value_heads": heads}
+        | read_mamba2(settings, layers, of_head, sizes=DEFAULTS, names=NAMES)
         | read_step_limit(settings)
     )
+
+
+def read_without_attention(
+    settings: HuggingFaceSettings, *, tied: bool
+) -> dict[str, Any]:
+    """Returns fields of models whose layers have a recurrent mixer and nothing else.
+
+    Args:
+      settings: the settings in `config.json`.
+      tied: whether the head is tied if there is no setting.
+    """
+    return {
+        "architecture": "decoder_only",
+        "vocabulary_size": settings.size("vocab_size"),
+        "width": settings.size("hidden_size"),
+        "feed_forward_width": 0,
+        "layers": settings.layers("num_hidden_layers"),
+        # There is no attention, and its sizes mean nothing.
+        **{"heads": 1, "key_value_heads": 1, "head_width": 1},
+        "norm": "rms",
+        "norm_epsilon": settings.positive("layer_norm_epsilon", 1e-5),
+        "positions": "none",
+        "activation": "silu",
+        "gated": False,
+        "tied_head": settings.flag("tie_word_embeddings", tied),
+    }
 
 
 def pure_mamba2_recipes(
     config: ModelConfig, names: Collection[str]
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`."""
-    prefix = "" if TABLE in names else STORED
     output = {"mamba2/output": "mixer.out_proj"}
-    norm = {"self_attention_norm/scale": ("norm.weight", identity)}
     projections = projection_names(config, output, mamba2_parts(config, "mixer"))
+    mixer = mamba2_tensors(config, "mixer") | projections
+    return recipes_without_attention(config, names, mixer)
+
+
+def recipes_without_attention(
+    config: ModelConfig, names: Collection[str], mixer: LayerNames
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters, from the names of a layer's mixer."""
+    prefix = "" if TABLE in names else STORED
+    norm = {"self_attention_norm/scale": ("norm.weight", identity)}
     return decoder_recipes(
         config,
         {"token_embedder/embedding": f"{prefix}{TABLE}"},
         f"{prefix}layers.{{}}.",
-        norm | mamba2_tensors(config, "mixer") | projections,
+        {**norm, **mixer},
         f"{prefix}norm_f",
     )
 

@@ -40,6 +40,7 @@ from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInput, layer_factor
 from prompt_tuning.models.layers import FeedForward
+from prompt_tuning.models.mamba import Mamba
 from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.memory_mixer import MemoryMixer
 from prompt_tuning.models.norms import Norm, normalize
@@ -54,6 +55,7 @@ RECURRENT = {
     "short_convolution": ShortConvolution,
     "gated_delta": GatedDelta,
     "mamba2": Mamba2,
+    "mamba": Mamba,
 }
 """Recurrent mixers, by their names among the parameters of a block."""
 OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())

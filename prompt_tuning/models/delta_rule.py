@@ -22,7 +22,7 @@ from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class DeltaInputs(NamedTuple):
-    """What positions of rows give to the rule.
+    """What positions give to the rule, of rows, `[R, T, ...]`, or all together.
 
     Attributes:
       query: `[R, T, H, K]`.
@@ -33,11 +33,11 @@ class DeltaInputs(NamedTuple):
         is.
     """
 
-    query: Float[Array, "R T H K"]
-    key: Float[Array, "R T H K"]
-    value: Float[Array, "R T H V"]
-    decay: Float[Array, "R T H"]
-    strength: Float[Array, "R T H"]
+    query: Float[Array, "*lead H K"]
+    key: Float[Array, "*lead H K"]
+    value: Float[Array, "*lead H V"]
+    decay: Float[Array, "*lead H"]
+    strength: Float[Array, "*lead H"]
 
 
 def recurrent_delta(

@@ -54,14 +54,14 @@ class GatedDelta(MemoryMixer):
 
     def inputs(
         self,
-        mixed: Mapping[str, Float[Array, "R Q _ _"]],
-        factors: Sequence[Float[Array, "R Q H"]],
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n H"]],
     ) -> DeltaInputs:
         """Returns the inputs of the rule, with queries and keys of length 1."""
         value, (decay, strength) = mixed["value"], factors
         query, key = (_unit(mixed[name]) for name in ("query", "key"))
-        shared = value.shape[2] // key.shape[2]
-        query, key = (jnp.repeat(x, shared, axis=2) for x in (query, key))
+        shared = value.shape[1] // key.shape[1]
+        query, key = (jnp.repeat(x, shared, axis=1) for x in (query, key))
         scaled = query * query.shape[-1] ** -0.5
         return DeltaInputs(scaled, key, value, decay, strength)
 
@@ -76,7 +76,7 @@ class GatedDelta(MemoryMixer):
         return (normed * opened).reshape(gate.shape).astype(output.dtype)
 
 
-def _unit(x: Float[Array, "R Q h k"]) -> Float[Array, "R Q h k"]:
+def _unit(x: Float[Array, "n h k"]) -> Float[Array, "n h k"]:
     """Normalizes heads to length 1, in float32."""
     wide = x.astype(jnp.float32)
     return wide * jax.lax.rsqrt((wide * wide).sum(-1, keepdims=True) + EPSILON)

@@ -58,8 +58,8 @@ class Mamba2(MemoryMixer):
 
     def inputs(
         self,
-        mixed: Mapping[str, Float[Array, "R Q _ _"]],
-        factors: Sequence[Float[Array, "R Q H"]],
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n H"]],
     ) -> StateInputs:
         """Returns the inputs of the rule."""
         decay, step = factors

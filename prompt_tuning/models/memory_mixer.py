@@ -1,4 +1,4 @@
-"""Mixers with a memory for each head: what the delta rule and Mamba-2 share.
+"""Mixers with a memory for each head: what the delta rule, Mamba and Mamba-2 share.
 
 A short convolution and SiLU precede the inputs of a rule. The output is normalized and
 multiplied by a gate.
@@ -90,14 +90,14 @@ class MemoryMixer(nnx.Module):
     Subclasses have the rule in both forms, and say what its inputs are.
 
     Attributes:
-      query: `[L, D, h k]`.
-      key: likewise.
+      query: `[L, D, h k]`, unless a subclass computes it of the others; key likewise.
       value: `[L, D, H v]`.
       gate: likewise.
-      taps: weights of the convolution of each of the first three, the latest position
+      taps: weights of the convolution of each name in `order`, the latest position
         last, `[L, W + 1, _]`.
       tap_bias: bias of each convolution, `[L, _]`; empty without.
-      decay_rate: logarithm of the factor of the decay, `[L, H]`.
+      decay_rate: logarithm of the factor of the decay, `[L, H]`, or of several for each
+        head, `[L, rates, H]`.
       output: `[L, H v, D]`.
     """
 
@@ -105,30 +105,27 @@ class MemoryMixer(nnx.Module):
     """Order of what the convolution reads, in its weights and its window."""
     biased: ClassVar[bool] = False
     """Whether the convolution has a bias."""
-    recurrent: ClassVar[Callable[..., Any]]
-    chunked: ClassVar[Callable[..., Any]]
+    recurrent: Callable[..., Any]
+    chunked: Callable[..., Any]
 
-    def __init__(self, parts: MixerParts):
+    def __init__(self, parts: MixerParts, rates: tuple[int, ...] = ()):
         config = parts.config
         self.config, heads = config, config.recurrent_heads
         values = heads * config.recurrent_width
         keys = config.recurrent_key_heads * config.recurrent_key_width
         taps, zeros = config.convolution_width, jax.nn.initializers.zeros
-        self.query, self.key = (
-            parts.inward(name, keys, MEMORY_KEYS) for name in ("query", "key")
-        )
-        self.value, self.gate = (
-            parts.inward(name, values) for name in ("value", "gate")
-        )
         self.taps, self.tap_bias = nnx.Dict(), nnx.Dict()
         for name in self.order:
-            size, axis = getattr(self, name).sizes[1], getattr(self, name).axes[1]
+            own = (values, MEMORY_HEADS) if name == "value" else (keys, MEMORY_KEYS)
+            size, axis = own
+            setattr(self, name, parts.inward(name, *own))
             own = f"{name}_taps", (taps, size), fan_in(taps), axis
             self.taps[name] = parts.array(*own)
             if self.biased:
                 own = f"{name}_tap_bias", (size,), zeros, axis
                 self.tap_bias[name] = parts.array(*own)
-        self.decay_rate = parts.array("decay_rate", (heads,), zeros)
+        self.gate = parts.inward("gate", values)
+        self.decay_rate = parts.array("decay_rate", (*rates, heads), zeros)
         self.output = parts.outward("output", values)
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
@@ -137,8 +134,8 @@ class MemoryMixer(nnx.Module):
 
     def inputs(
         self,
-        mixed: Mapping[str, Float[Array, "R Q _ _"]],
-        factors: Sequence[Float[Array, "R Q H"]],
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n _"]],
     ) -> Any:
         """Returns the inputs of the rule, from heads as they leave the convolution."""
         raise NotImplementedError
@@ -157,45 +154,57 @@ class MemoryMixer(nnx.Module):
     ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
         """Applies the mixer of one block; see `ShortConvolution`."""
         x = collectives.copy_to_shards(x, MEMORY_HEADS)
+        window, memory = (None, None) if state is None else state
+        mixed, windows = self._convolve(x, views, cast(Array | None, window))
+        real = _real(views)
+        inputs = self.inputs(mixed, [factor * real for factor in self.factors(x)])
+        split = [split_streams(part, views) for part in inputs]
+        outputs, states = [], []
+        for view, window, *parts in zip(views, windows, *split, strict=True):
+            assert view.state is not None  # every stream of such a model has one
+            of_stream = type(inputs)(*parts)
+            output, memory = self._run(of_stream, view.state, cast(Array, memory))
+            outputs.append(output.astype(x.dtype))
+            states.append(RecurrentState(window, memory))
+        output = flatten_streams(outputs)
+        finished = self.finish(output, inputs.value, self.gate(x))
+        return self.output(finished), tuple(states)
+
+    def _convolve(
+        self,
+        x: Float[Array, "n D"],
+        views: Sequence[StreamView],
+        window: Float[Array, "N W C"] | None,
+    ) -> tuple[dict[str, Float[Array, "n _ _"]], list[Float[Array, "R W C"]]]:
+        """Returns the heads after the convolution, and the windows of the streams."""
         taps = self._joined(self.taps, x.dtype)
         projected = [getattr(self, name)(x) for name in self.order]
         bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
-        parts = (jnp.concatenate(projected, axis=-1), *self.factors(x))
-        outputs, given, states = [], [], []
-        for view, *of_stream in zip(
-            views, *(split_streams(part, views) for part in parts), strict=True
-        ):
-            assert view.state is not None  # every stream of such a model has one
-            projected, *factors = of_stream
-            window, memory = (None, None) if state is None else state
-            mixed, window = convolve(
-                projected, taps, view.state, cast(Array | None, window)
-            )
-            if self.biased:
-                mixed = mixed + self._joined(self.tap_bias, x.dtype)
-            factors = _without_padding(factors, view.state)
-            divided = jnp.split(jax.nn.silu(mixed), bounds, axis=-1)
-            heads = map(self._heads, self.order, divided)
-            inputs = self.inputs(dict(zip(self.order, heads, strict=True)), factors)
-            output, memory = self._run(inputs, view.state, cast(Array | None, memory))
-            state = RecurrentState(window, memory)
-            outputs.append(output.astype(x.dtype))
-            given.append(inputs.value)
-            states.append(state)
-        output, values = flatten_streams(outputs), flatten_streams(given)
-        return self.output(self.finish(output, values, self.gate(x))), tuple(states)
+        streams = split_streams(jnp.concatenate(projected, axis=-1), views)
+        outputs, windows = [], []
+        for part, view in zip(streams, views, strict=True):
+            assert view.state is not None
+            output, window = convolve(part, taps, view.state, window)
+            outputs.append(output)
+            windows.append(window)
+        mixed = flatten_streams(outputs)
+        if self.biased:
+            mixed = mixed + self._joined(self.tap_bias, x.dtype)
+        divided = jnp.split(jax.nn.silu(mixed), bounds, axis=-1)
+        heads = map(self._heads, self.order, divided)
+        return dict(zip(self.order, heads, strict=True)), windows
 
     def _joined(self, arrays: Mapping[str, Any], dtype: jnp.dtype) -> Array:
         """Concatenates arrays of queries, keys and values in their order."""
         parts = [arrays[name][...] for name in self.order]
         return jnp.concatenate(parts, axis=-1).astype(dtype)
 
-    def _heads(self, name: str, part: Float[Array, "R Q _"]) -> Float[Array, "R Q _ _"]:
+    def _heads(self, name: str, part: Float[Array, "n _"]) -> Float[Array, "n _ _"]:
         """Splits queries, keys or values into heads."""
         config = self.config
         keys = config.recurrent_key_width
         width = config.recurrent_width if name == "value" else keys
-        return part.reshape(*part.shape[:2], -1, width)
+        return part.reshape(len(part), -1, width)
 
     def _run(
         self, inputs: Any, view: StateView, memory: Float[Array, "N H K V"] | None
@@ -206,14 +215,19 @@ class MemoryMixer(nnx.Module):
             memory = jnp.zeros((1, heads, inputs.key.shape[-1], values))
         start = rows_before(memory, view, rows)  # [R, (n,) H, K, V]
         if length == 1 and start.ndim == 4 and view.segments is None:
-            return type(self).recurrent(inputs, start)
+            return self.recurrent(inputs, start)
         starts = start if start.ndim == 5 else start[:, None]
-        return type(self).chunked(inputs, starts, view.segments)
+        return self.chunked(inputs, starts, view.segments)
 
 
-def _without_padding(factors: Sequence[Array], view: StateView) -> list[Array]:
-    """Sets the factors `[R, Q, H]` of padding to zero."""
-    if view.lengths is None:
-        return list(factors)
-    real = jnp.arange(factors[0].shape[1]) < jnp.reshape(view.lengths, (-1, 1))
-    return [x * real[..., None] for x in factors]
+def _real(views: Sequence[StreamView]) -> Float[Array, "n 1"]:
+    """Returns 1 for each position, and 0 for padding."""
+    parts = []
+    for view in views:
+        rows, length = view.shape
+        lengths = None if view.state is None else view.state.lengths
+        real = jnp.ones((rows, length, 1), bool)
+        if lengths is not None:
+            real = jnp.arange(length)[:, None] < jnp.reshape(lengths, (-1, 1, 1))
+        parts.append(jnp.broadcast_to(real, (rows, length, 1)))
+    return flatten_streams(parts).astype(jnp.float32)

@@ -22,7 +22,7 @@ from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class StateInputs(NamedTuple):
-    """What positions of rows give to the rule.
+    """What positions give to the rule, of rows, `[R, T, ...]`, or all together.
 
     Attributes:
       query: `[R, T, G, K]`, each for equally many consecutive heads.
@@ -32,11 +32,11 @@ class StateInputs(NamedTuple):
       step: `[R, T, H]`; with 0 and a decay of 0 a position leaves the memory as it is.
     """
 
-    query: Float[Array, "R T G K"]
-    key: Float[Array, "R T G K"]
-    value: Float[Array, "R T H V"]
-    decay: Float[Array, "R T H"]
-    step: Float[Array, "R T H"]
+    query: Float[Array, "*lead G K"]
+    key: Float[Array, "*lead G K"]
+    value: Float[Array, "*lead H V"]
+    decay: Float[Array, "*lead H"]
+    step: Float[Array, "*lead H"]
 
 
 def recurrent_states(

@@ -25,7 +25,7 @@ ROW_AXES = (DATA, FSDP)
 """The mesh axes that the rows of a batch are sharded over."""
 
 MEMORY_HEADS, MEMORY_KEYS = "memory_heads", "memory_keys"
-"""Heads of values and of keys in mixers with a memory (Mamba-2, gated delta rule)."""
+"""Heads of values and of keys in mixers with a memory (Mamba, gated delta rule)."""
 
 SPLIT_NAMES = ("heads", "key_value_heads", "mlp", MEMORY_HEADS, MEMORY_KEYS)
 """Dimensions that are computed in shards; all others, except the vocabulary, are

@@ -21,6 +21,7 @@ from tests.support.dummies import (
     GEMMA4,
     GPT2,
     GRANITE4,
+    JAMBA,
     LFM2,
     LLAMA,
     LLAMA4,
@@ -89,7 +90,7 @@ FEW = ("soft", "lora", "dora", "alora")
 EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 OTHERS = {
     **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
-    **{"falcon_h1": FALCON_H1, "mamba2": MAMBA2},
+    **{"falcon_h1": FALCON_H1, "mamba2": MAMBA2, "jamba": JAMBA},
     **{"deepseek": DEEPSEEK, "llama4": LLAMA4, "gemma4": GEMMA4},
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
@@ -108,7 +109,7 @@ EXPERTS = ("none", "experts", "alora", "experts_down")
             ("deepseek", EXPERTS),
             ("lfm2", RECURRENT),
             ("qwen3_5", RECURRENT),
-            *((x, RECURRENT) for x in ("granite4", "falcon_h1", "mamba2")),
+            *((x, RECURRENT) for x in ("granite4", "falcon_h1", "mamba2", "jamba")),
             *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
             ("llama4", EXPERTS),
             *((x, KINDS) for x in FAMILIES),

@@ -12,6 +12,11 @@ from prompt_tuning.models.delta_rule import (
     chunked_delta,
     recurrent_delta,
 )
+from prompt_tuning.models.selective_scan import (
+    ScanInputs,
+    chunked_scan,
+    recurrent_scan,
+)
 from prompt_tuning.models.state_space import (
     StateInputs,
     chunked_states,
@@ -19,6 +24,7 @@ from prompt_tuning.models.state_space import (
 )
 
 R, H, G, K, V = 2, 4, 2, 4, 3
+RATES = -jnp.exp(jnp.linspace(-3, 3, H * K).reshape(H, K))
 
 
 def normal(seed, *shape):
@@ -50,11 +56,29 @@ def states(length):
     )
 
 
+def scan(length):
+    return ScanInputs(
+        normal(0, R, length, K),
+        normal(1, R, length, K),
+        normal(2, R, length, H, 1),
+        jax.nn.softplus(normal(3, R, length, H)),
+    )
+
+
 RULES = {
     "delta": (delta, recurrent_delta, chunked_delta),
     "states": (states, recurrent_states, chunked_states),
+    "scan": (
+        scan,
+        functools.partial(recurrent_scan, rates=RATES),
+        functools.partial(chunked_scan, rates=RATES),
+    ),
 }
 MEMORY = normal(5, R, H, K, V)
+
+
+def memory_of(rule):
+    return MEMORY[..., :1] if rule == "scan" else MEMORY
 
 
 @pytest.mark.slow
@@ -64,9 +88,9 @@ MEMORY = normal(5, R, H, K, V)
 )
 def test_outputs_memories_and_gradients_are_those_of_the_recurrence(rule, length):
     drawn, recurrent, chunked = RULES[rule]
-    forms = (recurrent, lambda inputs, memory: chunked(inputs, memory[:, None]))
+    forms = (recurrent, lambda inputs, memory: chunked(inputs, memory[:, None], None))
     (expected, pull), (actual, pull_chunks) = (
-        jax.vjp(jax.jit(form), drawn(length), MEMORY) for form in forms
+        jax.vjp(jax.jit(form), drawn(length), memory_of(rule)) for form in forms
     )
     seeds = jax.tree.map(lambda x: normal(1, *x.shape), expected)
     gradients = (jax.tree.leaves(each(seeds)) for each in (pull_chunks, pull))
@@ -75,10 +99,14 @@ def test_outputs_memories_and_gradients_are_those_of_the_recurrence(rule, length
         np.testing.assert_allclose(one, other, atol=1e-5 * max(1, np.abs(other).max()))
 
 
-@pytest.mark.parametrize(("rule", "own"), [("delta", 0), ("delta", 1), ("states", 1)])
+@pytest.mark.parametrize(
+    ("rule", "own"),
+    [("delta", 0), ("delta", 1), ("states", 1), ("scan", 0), ("scan", 1)],
+)
 def test_packed_examples_begin_with_their_own_memory(rule, own):
     drawn, recurrent, chunked = RULES[rule]
-    inputs, starts = drawn(12), normal(2, R, 3 if own else 1, H, K, V)
+    width = memory_of(rule).shape[-1]
+    inputs, starts = drawn(12), normal(2, R, 3 if own else 1, H, K, width)
     segments = jnp.array([[1] * 5 + [2] * 3 + [3] * 4, [1] * 4 + [2] * 6 + [0] * 2])
     output, memory = jax.jit(functools.partial(chunked, chunk=4))(
         inputs, starts, segments
@@ -96,7 +124,7 @@ def test_packed_examples_begin_with_their_own_memory(rule, own):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_position_that_gives_nothing_leaves_the_memory(rule):
     drawn, _, chunked = RULES[rule]
-    *others, decay, last = drawn(3)
-    still = type(drawn(3))(*others, jnp.zeros_like(decay), jnp.zeros_like(last))
-    kept = chunked(still, MEMORY[:, None])[1]
-    np.testing.assert_allclose(kept, MEMORY, rtol=1e-6)
+    names = {"decay", "strength", "step"} & {*drawn(3)._fields}
+    still = drawn(3)._replace(**{x: jnp.zeros((R, 3, H)) for x in names})
+    kept = chunked(still, memory_of(rule)[:, None], None)[1]
+    np.testing.assert_allclose(kept, memory_of(rule), rtol=1e-6)

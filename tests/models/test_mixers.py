@@ -95,3 +95,5 @@ def test_a_model_with_half_a_recurrence_or_without_any_part_is_refused():
         dataclasses.replace(dummies.LFM2, convolution_width=0)
     with pytest.raises(InputError, match=r"recurrent_layers is .* 0 to 4"):
         dataclasses.replace(dummies.LFM2, recurrent_layers=(5,))
+    with pytest.raises(InputError, match=r"'mamba', and no other.* 'mamba2', 2 and"):
+        dataclasses.replace(dummies.MAMBA2, step_rank=2)

@@ -74,6 +74,8 @@ WAYS = {
     "falcon h1": (dummies.FALCON_H1, several_prompts, None, {}),
     "falcon h1 key/value prefix": (dummies.FALCON_H1, prefix, None, {}),
     "mamba2 state": (dummies.MAMBA2, state_prefix, None, {}),
+    "jamba": (dummies.JAMBA, several_prompts, None, {}),
+    "jamba state": (dummies.JAMBA, state_prefix, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),
     "lfm2 deep": (dummies.LFM2, deep, None, {}),

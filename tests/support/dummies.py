@@ -104,6 +104,13 @@ FALCON_H1 = dataclasses.replace(
 MAMBA2 = dataclasses.replace(
     GRANITE4, family="mamba2", recurrent_layers=(0, 1, 2), feed_forward_width=0
 )
+JAMBA = dataclasses.replace(
+    GRANITE4,
+    family="jamba",
+    recurrence="mamba",
+    **{"recurrent_heads": 6, "recurrent_key_heads": 1, "recurrent_width": 1},
+    **{"recurrent_key_width": 4, "step_rank": 2},
+)
 DEEPSEEK = dataclasses.replace(
     LLAMA,
     family="deepseek_v3",

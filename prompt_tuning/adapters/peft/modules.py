@@ -107,6 +107,12 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         **dict.fromkeys(("value", "gate"), (width, values)),
         "output": (values, width),
     }
+    keys, rank = config.recurrent_key_width, config.step_rank
+    scan = {
+        **{name: memory[name] for name in ("value", "gate", "output")},
+        **dict.fromkeys(("query", "key"), (values, keys)),
+        "step_down": (values, rank),
+    }
     kinds = (*ATTENTIONS, *SHARING.values(), "cross_attention")
     attention = {kind: _attention_sizes(config, kind) for kind in kinds}
     return {
@@ -119,8 +125,12 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "shared/down": (shared, width),
         **{
             f"{mixer}/{name}": size
-            for mixer in ("gated_delta", "mamba2")
-            for name, size in memory.items()
+            for mixer, sizes in (
+                ("gated_delta", memory),
+                ("mamba2", memory),
+                ("mamba", scan),
+            )
+            for name, size in sizes.items()
         },
         "layer_input/gate": (width, config.layer_input_width),
         "layer_input/projection": (config.layer_input_width, width),

@@ -1,0 +1,113 @@
+"""Jamba: Mamba, attention in a few layers, and experts in every second one."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.bamba import NORMS
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    BALANCING,
+    prefix_of,
+    read_experts,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama import LLAMA
+from prompt_tuning.families.llama_layout import layout_recipes, read_layout
+from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
+
+NAMES = {
+    **{"states": "mamba_d_state", "taps": "mamba_d_conv", "rank": "mamba_dt_rank"},
+    **{"bias": "mamba_proj_bias", "tap_bias": "mamba_conv_bias"},
+}
+
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
+
+
+def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings = settings.with_defaults(EXPERTS)
+    fields = read_layout(settings)
+    layers, width = range(fields["layers"]), fields["width"]
+    attention = _read_period(settings, "attn_layer", 8, 4)
+    sparse = _read_period(settings, "expert_layer", 2, 1)
+    mamba = [i for i in layers if i not in attention]
+    inner = settings.size("mamba_expand", 2) * width
+    experts, dense = {}, ()
+    if settings.size("num_experts") > 1 and sparse:
+        experts = read_experts(settings)
+        dense = tuple(i for i in layers if i not in sparse)
+    return (
+        fields
+        | experts
+        | {
+            "positions": "none",
+            "key_value_heads": settings.size("num_key_value_heads", 8),
+            "normalize_experts": False,
+            "dense_layers": dense,
+            "dense_width": fields["feed_forward_width"] if dense else 0,
+        }
+        | read_mamba(settings, mamba, width, inner, NAMES)
+    )
+
+
+def _read_period(
+    settings: HuggingFaceSettings, name: str, period: int, offset: int
+) -> range:
+    """Returns the numbers of the layers that have some part.
+
+    Raises:
+      InputError: if the offset is no number within a period.
+    """
+    period = settings.integer(f"{name}_period", period, minimum=1)
+    offset = settings.integer(f"{name}_offset", offset, minimum=0)
+    if offset >= period:
+        settings.refuse(f"{name}_offset", f"less than {name}_period, {period}")
+    return range(offset, settings.layers("num_hidden_layers"), period)
+
+
+def jamba_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    part, prefix, experts = "mlp", prefix_of(names), {}
+    if config.experts:
+        part = "dense_mlp"
+        experts = separate_experts(
+            config, prefix, block="feed_forward", router="router"
+        )
+    some = config.dense_layers or not config.experts
+    feed_forward = {
+        f"{part}/{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down") if some
+    }
+    return experts | layout_recipes(
+        config,
+        names,
+        modules=ATTENTION | feed_forward,
+        norms=NORMS,
+        final_norm="final_layernorm",
+        others=mamba_tensors(config, "mamba"),
+    )
+
+
+JAMBA = dataclasses.replace(
+    LLAMA,
+    model_type="jamba",
+    title="Jamba",
+    read_fields=read_jamba,
+    recipes=jamba_recipes,
+    write_settings=None,
+    inert=LLAMA.inert
+    | BALANCING
+    | {
+        "use_mamba_kernels",
+        "use_mambapy",
+        "use_associative_scan",
+        "num_logits_to_keep",
+    },
+)

@@ -1,0 +1,90 @@
+"""Names of tensors and settings of layers with Mamba."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Transform,
+    identity,
+    transpose,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.family import projection_names
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.memory_layout import tap_names
+
+TENSORS = {
+    "step_up": ("dt_proj.weight", transpose),
+    "step_bias": ("dt_proj.bias", identity),
+    "decay_rate": ("A_log", transpose),
+    "skip": ("D", identity),
+}
+NORMS = {"step_down": "dt_layernorm", "key": "b_layernorm", "query": "c_layernorm"}
+
+
+def read_mamba(
+    settings: HuggingFaceSettings,
+    layers: Sequence[int],
+    width: int,
+    inner: int,
+    names: Mapping[str, str],
+) -> dict[str, Any]:
+    """Reads the sizes of Mamba.
+
+    Args:
+      settings: the settings in `config.json`.
+      layers: numbers of the layers that have it.
+      width: the model's width.
+      inner: number of channels.
+      names: names of the settings of the states of a channel, the taps of the
+        convolution, the rank of steps, and the biases of both.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("hidden_act", "silu", "the convolution has SiLU")
+    settings.require(names["bias"], False, "biases are not implemented")
+    settings.require(names["tap_bias"], True, "other convolutions are not implemented")
+    rank = -(-width // 16)
+    if settings.value(names["rank"], "auto") != "auto":
+        rank = settings.size(names["rank"])
+    if not layers:
+        return {}
+    return {
+        "recurrence": "mamba",
+        "recurrent_layers": tuple(layers),
+        "convolution_width": settings.size(names["taps"], 4),
+        "recurrent_heads": inner,
+        "recurrent_key_heads": 1,
+        "recurrent_width": 1,
+        "recurrent_key_width": settings.size(names["states"], 16),
+        "step_rank": rank,
+    }
+
+
+def mamba_tensors(config: ModelConfig, module: str) -> dict[str, tuple[str, Transform]]:
+    """Returns the tensors of a layer's mixer, if layers have one."""
+    if not config.recurrent_layers:
+        return {}
+    keys, inner = config.recurrent_key_width, config.recurrent_heads
+    fused = {
+        f"mamba/{name}": (f"{module}.{stored}", FusedPart(i, shares, in_first=False))
+        for stored, shares, parts in (
+            ("in_proj", (inner, inner), ("value", "gate")),
+            ("x_proj", (config.step_rank, keys, keys), ("step_down", "key", "query")),
+        )
+        for i, name in enumerate(parts)
+    }
+    tensors = {
+        f"mamba/{ours}": (f"{module}.{name}", transform)
+        for ours, (name, transform) in TENSORS.items()
+    }
+    if config.recurrent_norm and config.recurrent_norm_scaled:
+        tensors |= {
+            f"mamba/norm_scales/{ours}": (f"{module}.{name}.weight", identity)
+            for ours, name in NORMS.items()
+        }
+    output = {"mamba/output": f"{module}.out_proj"}
+    taps = tap_names(config, f"{module}.conv1d", ("value",), biased=True)
+    return projection_names(config, output, fused) | tensors | taps

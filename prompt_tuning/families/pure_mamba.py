@@ -1,0 +1,66 @@
+"""Mamba (Gu and Dao 2023) and Falcon Mamba: layers of selective scans alone."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import Recipe
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.mamba_layout import mamba_tensors, read_mamba
+from prompt_tuning.families.pure_mamba2 import (
+    MAMBA2,
+    read_without_attention,
+    recipes_without_attention,
+)
+
+NAMES = {
+    **{"states": "state_size", "taps": "conv_kernel", "rank": "time_step_rank"},
+    **{"bias": "use_bias", "tap_bias": "use_conv_bias"},
+}
+
+
+def read_pure_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    fields = read_without_attention(settings, tied=True)
+    layers, width = range(fields["layers"]), fields["width"]
+    inner = settings.size("expand", 2) * width
+    mixer = read_mamba(settings, layers, width, inner, NAMES)
+    return fields | mixer | {"recurrent_norm": False}
+
+
+def read_falcon_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`; see `read_pure_mamba`."""
+    return read_pure_mamba(settings) | {
+        **{"recurrent_norm": True, "recurrent_norm_scaled": False},
+        "recurrent_norm_epsilon": settings.positive("mixer_rms_eps", 1e-6),
+    }
+
+
+def pure_mamba_recipes(
+    config: ModelConfig, names: Collection[str]
+) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    return recipes_without_attention(config, names, mamba_tensors(config, "mixer"))
+
+
+MAMBA = dataclasses.replace(
+    MAMBA2,
+    model_type="mamba",
+    title="Mamba",
+    read_fields=read_pure_mamba,
+    recipes=pure_mamba_recipes,
+    inert=(MAMBA2.inert - {"chunk_size", "time_step_rank"})
+    | {"use_mambapy", "use_associative_scan", "intermediate_size"}
+    | {"time_step_init_scheme", "time_step_scale"},
+)
+FALCON_MAMBA = dataclasses.replace(
+    MAMBA,
+    model_type="falcon_mamba",
+    title="Falcon Mamba",
+    read_fields=read_falcon_mamba,
+)

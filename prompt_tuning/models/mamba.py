@@ -1,0 +1,122 @@
+"""Mamba as a mixer (Jamba, Falcon Mamba); see `selective_scan`."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.core.parameters import declare, named_key
+from prompt_tuning.models.layers import Dense
+from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.norms import root_mean_square_norm
+from prompt_tuning.models.selective_scan import (
+    ScanInputs,
+    chunked_scan,
+    recurrent_scan,
+)
+from prompt_tuning.sharding import collectives
+from prompt_tuning.sharding.axis_rules import MEMORY_HEADS
+
+NORMED = ("step_down", "key", "query")
+
+
+class Mamba(MemoryMixer):
+    """Selective scan of `H` channels, each a head of width 1, with one key head.
+
+    The convolution reads the values alone, from which all else is computed.
+
+    Attributes:
+      key: `[L, H, k]`.
+      query: likewise.
+      step_down: likewise, to the rank `r` of steps.
+      norm_scales: scales of norms of these three, `[L, k]` or `[L, r]`, or none.
+      step_up: `[L, r, H]`. Like transformers, which PEFT's adapters do not reach there,
+        it is no projection.
+      step_bias: `[L, H]`.
+      skip: factor of each channel's value in its output, `[L, H]`.
+    """
+
+    order = ("value",)
+    biased = True
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        parts = MixerParts(key, config, layers)
+        keys, rank = config.recurrent_key_width, config.step_rank
+        super().__init__(parts, (keys,))
+        heads, ones = config.recurrent_heads, jax.nn.initializers.ones
+        sizes = dict(zip(NORMED, (rank, keys, keys), strict=True))
+        dtype, self.norm_scales = config.parameter_dtype, nnx.Dict()
+        for name, size in sizes.items():
+            own, axes = named_key(key, name), (MEMORY_HEADS, "latent")
+            dense = Dense(
+                own, (heads, size), axes, layers=layers, bias=False, dtype=dtype
+            )
+            setattr(self, name, dense)
+            if config.recurrent_norm and config.recurrent_norm_scaled:
+                own, axes = (layers, size), ("layers", "latent")
+                scale = declare(named_key(key, f"{name}_norm"), own, axes, ones, dtype)
+                self.norm_scales[name] = scale
+        small = jax.nn.initializers.normal(rank**-0.5)
+        self.step_up = parts.array("step_up", (rank, heads), small)
+        self.step_bias = parts.array("step_bias", (heads,), ones)
+        self.skip = parts.array("skip", (heads,), ones)
+
+    def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n 1"]]:
+        """Returns 1 for each position, of which padding keeps 0."""
+        return (jnp.ones((len(x), 1)),)
+
+    def inputs(
+        self,
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n _"]],
+    ) -> ScanInputs:
+        """Returns the inputs of the rule."""
+        value, [real] = mixed["value"], factors
+        down, key, query = (self._shared(name, value[..., 0]) for name in NORMED)
+        step = (down @ self.step_up[...].astype(down.dtype)).astype(jnp.float32)
+        step = jax.nn.softplus(step + self.step_bias[...].astype(jnp.float32))
+        return ScanInputs(query, key, value, step * real)
+
+    def _shared(self, name: str, x: Float[Array, "n H"]) -> Float[Array, "n _"]:
+        """Projects channels to what all of them share, and normalizes it."""
+        shared, scaled = getattr(self, name)(x), name in self.norm_scales
+        if self.config.recurrent_norm:
+            scale = (
+                self.norm_scales[name][...] if scaled else jnp.ones(shared.shape[-1])
+            )
+            shared = root_mean_square_norm(shared, scale, self.config.memory_epsilon)
+        return collectives.copy_to_shards(shared, MEMORY_HEADS)
+
+    def finish(
+        self,
+        output: Float[Array, "n H v"],
+        values: Float[Array, "n H v"],
+        gate: Float[Array, "n Hv"],
+    ) -> Float[Array, "n Hv"]:
+        """Adds the skipped values and applies the gate, in float32."""
+        wide = output.astype(jnp.float32)
+        wide = wide + values * self.skip[...].astype(jnp.float32)[:, None]
+        opened = wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        return opened.astype(output.dtype)
+
+    @property
+    def _rates(self) -> Float[Array, "H K"]:
+        return -jnp.exp(self.decay_rate[...].astype(jnp.float32)).T
+
+    def recurrent(
+        self, inputs: ScanInputs, memory: Float[Array, "R H K 1"]
+    ) -> tuple[Float[Array, "R T H 1"], Float[Array, "R H K 1"]]:
+        """Applies the rule; see `recurrent_scan`."""
+        return recurrent_scan(inputs, memory, self._rates)
+
+    def chunked(
+        self,
+        inputs: ScanInputs,
+        starts: Float[Array, "R n H K 1"],
+        segments: Int[Array, "R T"] | None,
+    ) -> tuple[Float[Array, "R T H 1"], Float[Array, "R H K 1"]]:
+        """Applies the rule; see `chunked_scan`."""
+        return chunked_scan(inputs, starts, segments, self._rates)
