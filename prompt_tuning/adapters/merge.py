@@ -35,7 +35,7 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.typed_json import read_object
-from prompt_tuning.families.hf_folder import find_recipes, read_config
+from prompt_tuning.families.hf_folder import as_tagger, find_recipes, read_config
 
 COPIED = (
     "config.json",
@@ -51,7 +51,12 @@ COPIED = (
 
 
 def write_merged(
-    folder: Path, base: Path, adapters: Sequence[Adapter], *, force: bool = False
+    folder: Path,
+    base: Path,
+    adapters: Sequence[Adapter],
+    *,
+    encoder: bool = False,
+    force: bool = False,
 ) -> None:
     """Writes a model with adapters merged into its weights.
 
@@ -61,6 +66,7 @@ def write_merged(
       folder: folder to write.
       base: Hugging Face folder of the frozen model.
       adapters: adapters of kind LORA or IA3, in the order of their application.
+      encoder: whether the adapters are of the encoder alone; see `as_tagger`.
       force: whether to replace a model that was written to this folder before.
 
     Raises:
@@ -80,21 +86,11 @@ def write_merged(
             "merge: merge into the model that was quantized",
         )
     stored = open_safetensors(base)
-    model = read_config(base)
+    model = as_tagger(read_config(base)) if encoder else read_config(base)
     by_path = projections(model, stored)
     experts = expert_projections(model)
     for adapter in adapters:
-        if adapter.kind not in (LORA, IA3):
-            raise InputError(
-                f"an adapter of kind {adapter.kind} does not change weights; only LORA "
-                "and IA3 can be merged"
-            )
-        if adapter.settings.get("alora_invocation_tokens"):
-            raise InputError(
-                "an adapter that tokens invoke (aLoRA, LoRA.invocation) leaves the "
-                "text before them as it is, so it cannot be merged into the weights: "
-                "write it as a PEFT folder"
-            )
+        _check_mergeable(adapter)
         check_projections(adapter, by_path | experts)
     biases: dict[str, np.ndarray] = {}
     for adapter in adapters:
@@ -121,6 +117,20 @@ def write_merged(
 
     written = {*(path.name for path in copied), *files}
     atomic_files.write_folder(folder, write, known=written, force=force)
+
+
+def _check_mergeable(adapter: Adapter) -> None:
+    if adapter.kind not in (LORA, IA3):
+        raise InputError(
+            f"an adapter of kind {adapter.kind} does not change weights; only LORA "
+            "and IA3 can be merged"
+        )
+    if adapter.settings.get("alora_invocation_tokens"):
+        raise InputError(
+            "an adapter that tokens invoke (aLoRA, LoRA.invocation) leaves the "
+            "text before them as it is, so it cannot be merged into the weights: "
+            "write it as a PEFT folder"
+        )
 
 
 def _merge(

@@ -90,9 +90,10 @@ def check_combinations(config: Any) -> None:
             f"rotary positions rotate pairs of elements, but {name} is "
             f"{config.rotated_width}: expected an even {name}"
         )
-    if config.positions == "relative" and config.architecture == "decoder_only":
+    causal = config.architecture == "decoder_only" and not config.bidirectional
+    if config.positions == "relative" and causal:
         raise InputError(
-            "relative positions are for encoder-decoder models: the rows of a "
+            "relative positions are for models with an encoder: the rows of a "
             "decoder-only model each have their own positions"
         )
     if config.positions == "learned" and config.maximum_positions is None:

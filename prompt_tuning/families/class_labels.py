@@ -6,7 +6,7 @@ padding, after the final norm, and the names of the classes are in `id2label`. E
 have a bias of each class, and a dense layer before, which `ClassLayers` names. So have
 BART and T5, whose decoder reads the text again, up to its end. The head
 of `AutoModelForTokenClassification` scores each token, with a bias and, but for
-ModernBERT, without a dense layer.
+ModernBERT, without a dense layer; that of T5 reads the encoder alone.
 """
 
 import dataclasses
@@ -58,6 +58,7 @@ class ClassLayers:
         of `rows`.
       token_dense: whether a head of tokens has the dense layer, too.
       biased: whether the rows have a bias even without a dense layer.
+      encodes_tokens: whether tokens of an encoder-decoder are scored by its encoder.
     """
 
     rows: str = "score"
@@ -69,6 +70,7 @@ class ClassLayers:
     token_rows: str = ""
     token_dense: bool = False
     biased: bool = False
+    encodes_tokens: bool = False
 
     def of(self, problem: ClassProblem) -> "ClassLayers":
         """Returns the layers of the family's head for a problem."""
@@ -77,7 +79,8 @@ class ClassLayers:
         rows = self.token_rows or self.rows.partition(".")[0]
         if self.token_dense:
             return dataclasses.replace(self, rows=rows)
-        return ClassLayers(rows, biased=True)
+        alone = self.encodes_tokens
+        return ClassLayers(rows, biased=True, encodes_tokens=alone)
 
     @property
     def has_bias(self) -> bool:
@@ -146,18 +149,30 @@ def class_fields(
     rows = f"{layers.rows}.weight"
     classifies = tags or named.endswith("ForSequenceClassification")
     if not classifies or rows not in stored:
-        return {}  # as for token classifiers that are the encoder of a T5 alone
-    if fields["architecture"] != "decoder_only" and not layers.dense:
+        return {}
+    encodes = fields["architecture"] != "decoder_only"
+    if encodes and not (layers.dense or layers.encodes_tokens):
         return {}
     problem = "tokens" if tags else _read_problem(settings, stored[rows])
     names = _read_names(settings, stored[rows])
-    fields = {**layers.fields, "labels": names, "problem": problem}
+    alone = encoder_alone(fields["encoder_layers"]) if encodes and tags else {}
+    fields = {**layers.fields, **alone, "labels": names, "problem": problem}
     if tags:
         return fields | {"pooling": "last"}
     if layers.dense:
         return fields
     pad = settings.integer(PAD, minimum=-1) if PAD in settings else -1
     return fields | {"unscored_end": None if pad < 0 else pad}
+
+
+def encoder_alone(layers: int) -> dict[str, Any]:
+    """Returns the fields of the encoder of an encoder-decoder, with its layers."""
+    return {
+        "architecture": "decoder_only",
+        "bidirectional": True,
+        "layers": layers,
+        "encoder_layers": 0,
+    }
 
 
 def _read_problem(settings: HuggingFaceSettings, head: StoredTensor) -> ClassProblem:

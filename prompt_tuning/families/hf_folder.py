@@ -37,6 +37,7 @@ from prompt_tuning.families import ALIASES, FAMILIES, REFUSED
 from prompt_tuning.families.class_labels import (
     ClassLayers,
     class_fields,
+    encoder_alone,
     with_class_head,
 )
 from prompt_tuning.families.family import Family
@@ -273,6 +274,14 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
     if not config.labels:
         return recipes
     return with_class_head(recipes, config, class_layers(config), names)
+
+
+def as_tagger(config: ModelConfig) -> ModelConfig:
+    """Returns the config of what classifies a model's tokens: of T5 the encoder."""
+    encoder = config.architecture == "encoder_decoder"
+    if not encoder or not find_family(config).class_layers.encodes_tokens:
+        return config
+    return dataclasses.replace(config, **encoder_alone(config.encoder_layers))
 
 
 def class_layers(config: ModelConfig) -> ClassLayers:

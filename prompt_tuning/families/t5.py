@@ -79,8 +79,13 @@ def t5_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]
     usual = f"{PREFIX}shared.weight" if config.labels else TABLES[0]
     table = next((name for name in TABLES if name in names), usual)
     prefix = PREFIX if table.startswith(PREFIX) else ""
+    tables = {"token_embedder/embedding": Recipe((table,))}
+    if config.bidirectional:  # the encoder alone is our stack without a causal mask
+        encoder = _stack_recipes("encoder", config.layers, config, prefix)
+        ours = {p.replace("encoder", "decoder", 1): x for p, x in encoder.items()}
+        return tables | ours | head_recipe(config)
     return {
-        "token_embedder/embedding": Recipe((table,)),
+        **tables,
         **_stack_recipes("encoder", config.encoder_layers, config, prefix),
         **_stack_recipes("decoder", config.layers, config, prefix),
         **head_recipe(config),
@@ -158,7 +163,10 @@ T5 = Family(
     embedding_tables=TABLES,
     prefix_aliases=(PREFIX,),
     class_layers=ClassLayers(
-        "classification_head.out_proj", "classification_head.dense"
+        "classification_head.out_proj",
+        "classification_head.dense",
+        token_rows="classifier",
+        encodes_tokens=True,
     ),
     inert=frozenset(
         {

@@ -131,7 +131,7 @@ class Stack(nnx.Module):
                 named_key(key, "relative_position_bias"),
                 config,
                 layers=layers,
-                bidirectional=bidirectional,
+                bidirectional=self.bidirectional,
             )
             if config.positions == "relative"
             else None

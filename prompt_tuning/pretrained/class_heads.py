@@ -102,9 +102,10 @@ def _check_architecture(layers: ClassLayers, config: ModelConfig) -> None:
     """
     if config.architecture == "encoder_decoder" and not layers.dense:
         raise InputError(
-            "ClassHead is for decoder-only models, encoders, and whole texts in BART "
-            f"and T5, and this is an encoder-decoder ({config.family}): rank the texts "
-            "of its labels instead, by Evaluation.labels (--labels)"
+            "ClassHead is for decoder-only models, encoders, whole texts in BART "
+            "and T5, and words in T5, and this is an encoder-decoder "
+            f"({config.family}): rank the texts of its labels instead, by "
+            "Evaluation.labels (--labels)"
         )
 
 

@@ -43,13 +43,12 @@ from prompt_tuning.pretrained.fresh_parameters import (
     initialized_by,
 )
 from prompt_tuning.pretrained.source import (
-    open_checkpoint,
     open_embeddings,
     with_tokenizer,
     with_whole_scales,
 )
 from prompt_tuning.pretrained.text_prefixes import check_start, start_prefix
-from prompt_tuning.pretrained.trained_rows import open_rows
+from prompt_tuning.pretrained.trained_rows import open_rows, open_tuned
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
 from prompt_tuning.prompts.initializers import Vocabulary
@@ -328,11 +327,11 @@ def open_pretrained(
     """
     policies = (source.rematerialization, source.encoder_rematerialization)
     check_location(source.weights, source.trained_weights, mesh is not None, policies)
-    config, recipes, stored = open_checkpoint(source)
+    tuning, started = tuning or Tuning(), PromptPair()
+    config, recipes, stored = open_tuned(source, tuning.class_head)
     config = with_whole_scales(config, mesh)
     check_attention(config)
     config, tokenizer = with_tokenizer(source, config)
-    tuning, started = tuning or Tuning(), PromptPair()
     if tuning.prompt is not None or tuning.decoder_prompt is not None:
         vocabulary = Vocabulary(open_embeddings(config, recipes, stored), tokenizer)
         started = tuning.start(key, vocabulary, config)

@@ -8,10 +8,24 @@ from jaxtyping import Array, Key
 from prompt_tuning.checkpoints.stored_tensors import Recipe, StoredTensor
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.data.text.tokenizers import Tokenizer
+from prompt_tuning.families.hf_folder import as_tagger, find_recipes
 from prompt_tuning.pretrained.class_heads import check_head, open_classes
+from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.token_tables import check_one_device, open_tokens
 from prompt_tuning.pretrained.tuning import PromptPair, Tuning
+from prompt_tuning.settings.class_head import ClassHead
 from prompt_tuning.settings.pretrained import Pretrained
+
+
+def open_tuned(
+    source: Pretrained, head: ClassHead | None
+) -> tuple[ModelConfig, dict[str, Recipe], dict[str, StoredTensor]]:
+    """Opens a checkpoint, and only the part of it that a head of tokens reads."""
+    config, recipes, stored = open_checkpoint(source)
+    if head is None or head.problem != "tokens" or as_tagger(config) is config:
+        return config, recipes, stored
+    config = as_tagger(config)
+    return config, find_recipes(config, stored), stored
 
 
 def open_rows(

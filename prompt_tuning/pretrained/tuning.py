@@ -21,6 +21,7 @@ from prompt_tuning.core.model_choices import Pooling
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameter_balls import Ball
 from prompt_tuning.core.parameters import named_key
+from prompt_tuning.families.hf_folder import as_tagger
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.prompts.adapter_kinds import (
     adapter_specs,
@@ -266,6 +267,8 @@ def rebuild_tuning(
     Raises:
       InputError: if the scaling of a LoRA is unknown.
     """
+    if adapter.settings.get("task_type") == TOKEN_CLS:
+        config = as_tagger(config)
     rows: list[TrainedTokens | ClassHead] = _rebuild_classes(adapter, config)
     adapter = dataclasses.replace(adapter, parameters=without_class_head(adapter))
     if adapter.tokens.rows:

@@ -13,6 +13,7 @@ from prompt_tuning.adapters.adapter import CLASSES, IA3, LORA, PEFT_KINDS, Adapt
 from prompt_tuning.adapters.merge import write_merged
 from prompt_tuning.adapters.peft.folder import find_folder, write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.adapters.peft.peft_settings import TOKEN_CLS
 from prompt_tuning.checkpoints.formats.t5x_writer import write_t5x_checkpoint
 from prompt_tuning.checkpoints.run_store import checkpoint_files
 from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER, KEPT
@@ -25,7 +26,7 @@ from prompt_tuning.core.gguf_files import is_gguf
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters, merge, split
 from prompt_tuning.core.setting_hints import how_to_set
-from prompt_tuning.families.hf_folder import read_config
+from prompt_tuning.families.hf_folder import as_tagger, read_config
 from prompt_tuning.families.t5x import t5x_arrays
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.checkpoint_path import (
@@ -138,6 +139,8 @@ def _open_adapter(path: Path, base: str | None) -> ConversionSource:
         config = read_config(folder)
         frozen = functools.partial(read_frozen, Pretrained(checkpoint=str(folder)))
     adapter = adapter_files.read_adapter(path, config, frozen)
+    if config is not None and adapter.settings.get("task_type") == TOKEN_CLS:
+        config = as_tagger(config)
     return ConversionSource(str(path), [adapter], config, base)
 
 
@@ -286,7 +289,11 @@ def _write_single(
     if form == "peft":
         adapters = join_classes(join_tokens(adapters))
     adapter = _single(adapters, source.origin)
-    _check_tokens(adapter, form)
+    if adapter.tokens.rows and form != "peft":
+        raise InputError(
+            f"--to {form} would not record the tokens whose rows were trained: write "
+            "the form of PEFT (--to peft)"
+        )
     arrays = adapter.parameters
     if form == "peft":
         adapter = convert_for_peft(adapter, source.model, source.prompting)
@@ -313,19 +320,6 @@ def _write_single(
     if adapter.kind not in PEFT_KINDS:
         lines.append("  (arrays of a kind that PEFT and servers do not support)")
     return lines
-
-
-def _check_tokens(adapter: Adapter, form: str) -> None:
-    """Checks that a form records the tokens of trained rows.
-
-    Raises:
-      InputError: if it does not.
-    """
-    if adapter.tokens.rows and form != "peft":
-        raise InputError(
-            f"--to {form} would not record the tokens whose rows were trained: write "
-            "the form of PEFT (--to peft)"
-        )
 
 
 def _single(adapters: Sequence[Adapter], origin: str) -> Adapter:
@@ -362,7 +356,8 @@ def _merge(
             "--merge needs the frozen model as a Hugging Face folder: --base_model PATH"
         )
     base = find_checkpoint(source.base)
-    write_merged(target, base, adapters, force=force)
+    alone = source.config.bidirectional
+    write_merged(target, base, adapters, encoder=alone, force=force)
     kinds = " and ".join(adapter.kind for adapter in adapters)
     return [f"{target}: the model of {base} with {kinds} in its weights"]
 

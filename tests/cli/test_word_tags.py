@@ -17,6 +17,7 @@ from prompt_tuning.evaluation.tag_measure import entities, entity_metrics
 from prompt_tuning.settings.data_source import DataSource
 
 LABELS = ["O", "B-PER", "I-PER"]
+WEIGHTS = "model.safetensors"
 RECORDS = [
     {"tokens": ["ann", "lee", "saw", "bob"], "tags": ["B-PER", "I-PER", "O", "B-PER"]},
     {"tokens": ["so", "it", "goes"], "tags": ["O", "O", None]},
@@ -250,3 +251,23 @@ def test_f1_of_entities_is_that_of_seqeval():
 @pytest.mark.parametrize("tags", SPANS)
 def test_entities_begin_and_end_as_in_conlleval(tags):
     assert [*entities(tags.split())] == SPANS[tags]
+
+
+@pytest.mark.slow
+def test_the_encoder_of_a_t5_tags_words_and_merges(files, tmp_path):
+    data = write(tmp_path / "words.jsonl")
+    base, run, merged = str(files.t5), str(tmp_path / "run"), tmp_path / "merged"
+    head = ("--head", "last", "--problem", "tokens", "--labels", *LABELS)
+    given = ("--model", base, "--train", data, "--eval", data, "--method", "lora")
+    rest = ("--steps", "20", "--batch_size", "3", "--learning_rate", "0.03")
+    assert main(["train", *given, *head, *rest, "--out", run]) == 0
+    tuned = pt.load_tuned(run)
+    assert tuned.evaluate(data)["accuracy"] > 0.9
+    assert main(["convert", run, str(merged), "--merge", "--only", "LORA"]) == 0
+    before, after = load_file(files.t5 / WEIGHTS), load_file(merged / WEIGHTS)
+    changed = {x for x in before if not np.array_equal(before[x], after[x])}
+    assert changed and all(name.startswith("encoder.") for name in changed)
+    assert main(["convert", run, str(tmp_path / "peft")]) == 0
+    again = pt.load_tuned(tmp_path / "peft", base=base).predict(["ann lee"])
+    expected = tuned.predict(["ann lee"])[0].probabilities
+    np.testing.assert_allclose(again[0].probabilities, expected, atol=1e-5)

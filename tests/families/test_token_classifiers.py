@@ -16,6 +16,7 @@ from prompt_tuning.settings.pretrained import Pretrained
 from tests.families.test_sequence_classifiers import (
     COMMON,
     ENCODED,
+    ENCODER_DECODERS,
     ENCODERS,
     FAMILIES,
     LABELS,
@@ -27,7 +28,10 @@ from tests.families.test_sequence_classifiers import (
 )
 
 pytestmark = pytest.mark.torch
-BASES = FAMILIES | ENCODERS
+T5 = ENCODER_DECODERS["t5"]
+T5S = {"t5": T5, "mt5": T5, "umt5": T5}
+READERS = ENCODERS | T5S
+BASES = FAMILIES | READERS
 # The base, the method, and modules that PEFT saves besides the head.
 ADAPTED = {
     **{f"qwen3 {kind}": ("qwen3", kind, OF_PEFT[kind]) for kind in OF_PEFT},
@@ -35,6 +39,12 @@ ADAPTED = {
         f"roberta {kind}": ("roberta", kind, OF_ENCODERS[kind])
         for kind in [*OF_ENCODERS][:4]
     },
+    "t5 LORA": ("t5", "LORA", {"r": 2, "target_modules": ["q", "v", "wo"]}),
+    "t5 PROMPT_TUNING": ("t5", "PROMPT_TUNING", OF_PEFT["PROMPT_TUNING"]),
+    "t5 IA3": (
+        *("t5", "IA3"),
+        {"target_modules": ["k", "v", "wo"], "feedforward_modules": ["wo"]},
+    ),
     "modernbert head": (
         *("modernbert", "LORA"),
         {**OF_ENCODERS["LORA Wo"], "modules_to_save": ["classifier", "head"]},
@@ -43,14 +53,14 @@ ADAPTED = {
 
 
 def rows_of(base):
-    return ENCODED if base in ENCODERS else ROWS
+    return ENCODED if base in READERS else ROWS
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     folder, jobs = tmp_path_factory.mktemp("published"), {}
     for name, settings in BASES.items():
-        end = {"eos_token_id": 2} if name in ENCODERS else {}
+        end = {"eos_token_id": 2} if name in READERS else {}
         given = {"settings": COMMON | end | settings, "model_type": name}
         jobs[name] = {"folder": folder / name, "rows": rows_of(name), **given}
     for name, (base, kind, settings) in ADAPTED.items():

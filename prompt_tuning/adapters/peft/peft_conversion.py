@@ -34,6 +34,7 @@ from prompt_tuning.adapters.peft.peft_class_head import (
     write_class_head,
 )
 from prompt_tuning.adapters.peft.peft_settings import (
+    TOKEN_CLS,
     Settings,
     check_supported,
 )
@@ -66,6 +67,7 @@ from prompt_tuning.adapters.peft.shape_checks import IA3 as IA3_ENDING
 from prompt_tuning.adapters.peft.table_copies import FrozenReader, without_copies
 from prompt_tuning.core.errors import InputError, shortened, shown
 from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.hf_folder import as_tagger
 
 READ = (PROMPT, "P_TUNING", "CPT", MULTITASK, PREFIX, CARTRIDGE, LORA, IA3, TOKENS)
 TASKS = {"decoder_only": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM"}
@@ -100,6 +102,8 @@ def from_peft(
       InputError: for a method or variant that is not supported, a tensor that does not
         belong to it, or a shape that does not fit the model.
     """
+    if folder.settings.get("task_type") == TOKEN_CLS:
+        config = as_tagger(config)
     head, tensors = split_class_head(folder.tensors, folder.settings, config, source)
     adapter = _read(AdapterFolder(folder.settings, tensors), config, source, frozen)
     return dataclasses.replace(adapter, parameters=adapter.parameters | head)
