@@ -1,7 +1,7 @@
 """LoRA that starts from the activations of the first batches (EVA)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from prompt_tuning.prompts.activation_probes import (
     distribute_ranks,
     first_factors,
 )
+from prompt_tuning.prompts.dora import LORA_A
 from prompt_tuning.prompts.low_rank import EVA
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.training.gradients import objective_gradient
@@ -39,6 +40,8 @@ def start_from_activations(
     model: PromptedModel,
     parameters: Parameters,
     read_batch: Callable[[int], Batch],
+    *,
+    known: Collection[str] = (),
 ) -> Parameters:
     """Returns the first factors of the LoRAs that start from activations.
 
@@ -47,8 +50,10 @@ def start_from_activations(
       model: the model with all of it.
       parameters: all parameters, as restored and initialized.
       read_batch: reads the batch of a step.
+      known: paths of parameters whose values the run starts from.
     """
-    if not any(lora.initial == EVA for lora in model.loras.values()):
+    starting = [path for path, x in model.loras.items() if x.initial == EVA]
+    if all(path + LORA_A in known for path in starting):
         return {}
     components, ranks = read_components(tuning, model, parameters, read_batch)
     return first_factors(components, ranks, parameters)

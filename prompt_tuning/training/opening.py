@@ -50,6 +50,7 @@ from prompt_tuning.training.stored_targets import TARGETS_FILE, with_stored_targ
 from prompt_tuning.training.streamed_step import streamed_step
 from prompt_tuning.training.sweep_step import compile_sweep_step, prompt_counts
 from prompt_tuning.training.trainer import AnyStep, Trainer
+from prompt_tuning.training.transfer import Transfer
 
 
 def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
@@ -131,7 +132,7 @@ def open_members(
         if member is not members[0]:
             own = member.model.complete(parameters | member.model.initialize())
         if not resumes:
-            own = own | _activation_starts(member, own, examples, batch_plan)
+            own = _with_activation_starts(member, own, examples, batch_plan, transfer)
         trainers.append(
             Trainer(
                 run=member.run,
@@ -150,16 +151,19 @@ def open_members(
     return tuple(_with_stored_columns(trainers, objective, parameters))
 
 
-def _activation_starts(
+def _with_activation_starts(
     member: RunPlan,
     parameters: Parameters,
     examples: Examples | ExampleGroups,
     batch_plan: BatchPlan,
+    transfer: Transfer | None,
 ) -> Parameters:
-    """Computes the parameters that start from the first batches, if there are any."""
+    """Computes the parameters that start from the first batches, and adds them."""
+    known = () if transfer is None else transfer.initial_values
     pad_id = member.model.config.pad_id
     read = functools.partial(read_batch, examples, batch_plan, pad_id=pad_id)
-    return start_from_activations(member.run.tuning, member.model, parameters, read)
+    given = member.run.tuning, member.model, parameters, read
+    return parameters | start_from_activations(*given, known=known)
 
 
 def _with_stored_columns(
