@@ -667,6 +667,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **{"model_type": "jamba", "num_experts": 1, "num_hidden_layers": 2},
         **{"attn_layer_period": 2, "attn_layer_offset": 0, "mamba_d_state": 3},
     },
+    "minimax": DECODER
+    | {
+        **{"num_hidden_layers": 4, "num_local_experts": 4, "block_size": 4},
+        **{"full_attn_alpha_factor": 3.0, "full_attn_beta_factor": 0.7},
+        **{"linear_attn_alpha_factor": 3.0, "linear_attn_beta_factor": 0.7},
+        **{"mlp_alpha_factor": 3.0, "mlp_beta_factor": 0.7},
+        "rope_parameters": DEFAULT,
+    },
     "mamba": SCAN | {"tie_word_embeddings": False},
     "falcon_mamba": SCAN | {"time_step_rank": 3, "mixer_rms_eps": 0.1},
     "nemotron_h": PARTS
@@ -807,7 +815,7 @@ MIXERS = (
     *("mixer.up_proj", "mixer.down_proj"),
     *(f"linear_attn.{part}_proj" for part in ("g", "b", "a")),
     *(f"in_proj_{part}" for part in ("qkvz", "ba", "qkv", "z", "b", "a")),
-    "linear_attn.out_proj",
+    *("linear_attn.out_proj", "self_attn.qkv_proj", "self_attn.output_gate"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
 )
 # Modules that IA3 scales at their input, and at their output.

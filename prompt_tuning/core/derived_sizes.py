@@ -5,6 +5,7 @@ class DerivedSizes:
     """Base class of `ModelConfig` with what its fields determine."""
 
     attention_multiplier: float | None
+    convolution_width: int
     head_width: int
     norm_epsilon: float
     recurrence: str
@@ -24,6 +25,11 @@ class DerivedSizes:
         keys = 2 * self.recurrent_key_heads * self.recurrent_key_width
         keys *= self.recurrence != "mamba"  # which computes them afterwards
         return keys + self.recurrent_heads * self.recurrent_width or self.width
+
+    @property
+    def window_inputs(self) -> int:
+        """Number of earlier inputs that the convolutions in recurrent layers read."""
+        return max(self.convolution_width - 1, 0)
 
     @property
     def memory_epsilon(self) -> float:

@@ -32,6 +32,7 @@ MIXERS = {
     "gated_delta": "the gated delta rule",
     "mamba2": "Mamba-2",
     "mamba": "Mamba",
+    "lightning": "lightning attention",
 }
 """What messages call the recurrent mixers."""
 USUAL = (ATTENTION, FEED_FORWARD)

@@ -127,7 +127,10 @@ def _run_part(run, hidden, kinds, part, policy):
     if not in_loop:
         return repetition(hidden, 0)
     hidden, outputs = jax.lax.scan(repetition, hidden, jnp.arange(part.count))
-    return hidden, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    # An array may be empty, which leaves no size open.
+    return hidden, jax.tree.map(
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), outputs
+    )
 
 
 def _counts(kinds: Sequence[Kind]) -> Counter[str]:

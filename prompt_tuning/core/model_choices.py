@@ -31,7 +31,9 @@ UNRANKED: tuple[ClassProblem, ...] = ("regression", "tokens")
 """Problems without one right class of each text, so without `label_accuracy`."""
 Biases = Literal["none", "qkv", "attention", "latent", "mlp", "out_mlp", "all"]
 Routing = Literal["softmax", "sigmoid", "sigmoid_inputs", "sparse_mixer"]
-Recurrence = Literal["none", "short_convolution", "gated_delta", "mamba2", "mamba"]
+Recurrence = Literal[
+    "none", "short_convolution", "gated_delta", "mamba2", "mamba", "lightning"
+]
 EncoderInput = Literal["text_eos", "bos_text_eos", "bos_text"]
 AttentionMethod = Literal["auto", "reference", "flash"]
 
@@ -189,9 +191,12 @@ def _fits_latent_attention(config: Any) -> bool:
 def _check_mixers(config: Any) -> None:
     """Checks the choices for layers with another mixer than attention, or without."""
     some = bool(config.recurrent_layers)
-    if some != (config.recurrence != "none") or some != (config.convolution_width > 1):
+    wide = config.convolution_width > 1
+    convolves = some and config.recurrence != "lightning"
+    if some != (config.recurrence != "none") or convolves != wide:
         raise InputError(
-            "recurrent layers need a recurrence and a convolution_width of at least 2, "
+            "recurrent layers need a recurrence and, except for lightning attention, "
+            "a convolution_width of at least 2, "
             f"found recurrent_layers={shown(config.recurrent_layers)}, "
             f"recurrence={shown(config.recurrence)} and "
             f"convolution_width={config.convolution_width}"
@@ -241,7 +246,7 @@ def _check_memories(config: Any) -> None:
     remembers = config.recurrence not in ("none", "short_convolution")
     if remembers != all(sizes) or any(sizes) != all(sizes):
         raise InputError(
-            "the recurrences 'gated_delta', 'mamba2' and 'mamba', and no others, need "
+            "all recurrences but 'short_convolution', and no other choice, need "
             "recurrent_heads, recurrent_key_heads, recurrent_width and "
             f"recurrent_key_width above 0, found {shown(config.recurrence)} and {sizes}"
         )

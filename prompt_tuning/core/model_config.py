@@ -130,10 +130,9 @@ class ModelConfig(DerivedSizes):
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
         None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
       recurrence: mixer of some layers, named as its module: short convolution (LFM2),
-        gated delta rule (Qwen 3.5), Mamba-2 (Granite 4) or Mamba (Jamba).
+        gated delta rule (Qwen 3.5), Mamba-2 (Granite 4), Mamba or lightning attention.
       recurrent_layers: numbers of these layers.
-      recurrence_beside_attention: whether they have attention, too, and the outputs are
-        added (Falcon-H1); else they have it instead of attention.
+      recurrence_beside_attention: whether they add to attention (Falcon-H1).
       feed_forward_layers: numbers of the layers without a mixer; all others then have a
         mixer alone (Nemotron-H). Empty if all have both.
       convolution_width: number of positions that their convolutions read, the current
@@ -148,8 +147,7 @@ class ModelConfig(DerivedSizes):
       step_rank: width of the vector from which Mamba computes steps; 0 for others.
       recurrent_norms_before: whether layers with them have norms before their parts,
         but layers with attention after (OLMo Hybrid).
-      recurrent_norm_epsilon: added to the mean square of the norm of their outputs, if
-        not `norm_epsilon`.
+      recurrent_norm_epsilon: that of the norm of their outputs, if not `norm_epsilon`.
       maximum_strength: largest strength of the delta rule.
       minimum_step: least step of Mamba-2.
       key_value_rank: width of the vector of keys and values in latent attention
@@ -182,6 +180,7 @@ class ModelConfig(DerivedSizes):
       embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
+      skip_multiplier: factor of what that is added to (MiniMax).
       logit_multiplier: factor of logits (Granite).
       projection_multipliers: factors of the outputs of projections (Falcon-H1), by
         their paths in a block, such as `self_attention/key`.
@@ -315,6 +314,7 @@ class ModelConfig(DerivedSizes):
     embedding_multiplier: float = 1.0
     input_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    skip_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     projection_multipliers: tuple[tuple[str, float], ...] = ()
     bos_id: int | None = None

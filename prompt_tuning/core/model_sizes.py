@@ -55,6 +55,7 @@ def check_sizes(config: Any) -> None:
         "maximum_strength": (0, 2),
         "minimum_step": (0, 1),
         "expert_margin": (0, math.inf),
+        "skip_multiplier": (0, math.inf),
         "window": (1, MAXIMUM_INTEGER),
         "window_rotary_base": (0, math.inf),
         "maximum_positions": (1, MAXIMUM_INTEGER),

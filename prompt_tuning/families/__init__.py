@@ -43,6 +43,7 @@ from prompt_tuning.families.llama import LLAMA
 from prompt_tuning.families.llama4 import LLAMA4, LLAMA4_TEXT
 from prompt_tuning.families.marian import MARIAN, PEGASUS
 from prompt_tuning.families.mbart import M2M_100, MBART
+from prompt_tuning.families.minimax import MINIMAX
 from prompt_tuning.families.ministral3 import MINISTRAL3
 from prompt_tuning.families.mistral import MINISTRAL, MISTRAL
 from prompt_tuning.families.mistral3 import MISTRAL3
@@ -146,6 +147,7 @@ FAMILIES: dict[str, Family] = {
         FALCON_H1,
         MAMBA2,
         JAMBA,
+        MINIMAX,
         FALCON_MAMBA,
         MAMBA,
         GLM4_MOE,

@@ -40,6 +40,7 @@ from prompt_tuning.models.gated_delta import GatedDelta
 from prompt_tuning.models.latent_attention import LatentAttention
 from prompt_tuning.models.layer_inputs import LayerInput, layer_factor
 from prompt_tuning.models.layers import FeedForward
+from prompt_tuning.models.lightning import Lightning
 from prompt_tuning.models.mamba import Mamba
 from prompt_tuning.models.mamba2 import Mamba2
 from prompt_tuning.models.memory_mixer import MemoryMixer
@@ -56,6 +57,7 @@ RECURRENT = {
     "gated_delta": GatedDelta,
     "mamba2": Mamba2,
     "mamba": Mamba,
+    "lightning": Lightning,
 }
 """Recurrent mixers, by their names among the parameters of a block."""
 OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())
@@ -123,6 +125,7 @@ class Block(nnx.Module):
         self.parallel = config.parallel
         self.shares_norm = config.shared_norm or all(len(kind) == 1 for kind in kinds)
         self.multiplier = config.residual_multiplier
+        self.skip_multiplier = config.skip_multiplier
         before = config.norm_placement in ("before", "around")
         after = config.norm_placement in ("after", "around", "after_sum")
         self.norms_sum = config.norm_placement == "after_sum"
@@ -224,6 +227,7 @@ class Block(nnx.Module):
                 update = normalize(norm, update)
             key_of_name = optional_key(key, name)
             update = dropout(update, self.dropout_rate, key_of_name, index)
+            x = x if self.skip_multiplier == 1 else x * self.skip_multiplier
             x = x + (update if self.multiplier == 1 else update * self.multiplier)
             return normalize(norm, x) if self.norms_sum else x
 

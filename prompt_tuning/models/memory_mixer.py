@@ -1,7 +1,7 @@
 """Mixers with a memory for each head: what the delta rule, Mamba and Mamba-2 share.
 
-A short convolution and SiLU precede the inputs of a rule. The output is normalized and
-multiplied by a gate.
+A short convolution, except in lightning attention, and SiLU precede the inputs of a
+rule. The output is normalized and multiplied by a gate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class MemoryMixer(nnx.Module):
       value: `[L, D, H v]`.
       gate: likewise.
       taps: weights of the convolution of each name in `order`, the latest position
-        last, `[L, W + 1, _]`.
+        last, `[L, W + 1, _]`; empty without convolution.
       tap_bias: bias of each convolution, `[L, _]`; empty without.
       decay_rate: logarithm of the factor of the decay, `[L, H]`, or of several for each
         head, `[L, rates, H]`.
@@ -119,8 +119,9 @@ class MemoryMixer(nnx.Module):
             own = (values, MEMORY_HEADS) if name == "value" else (keys, MEMORY_KEYS)
             size, axis = own
             setattr(self, name, parts.inward(name, *own))
-            own = f"{name}_taps", (taps, size), fan_in(taps), axis
-            self.taps[name] = parts.array(*own)
+            own = f"{name}_taps", (taps, size), fan_in(max(taps, 1)), axis
+            if taps:
+                self.taps[name] = parts.array(*own)
             if self.biased:
                 own = f"{name}_tap_bias", (size,), zeros, axis
                 self.tap_bias[name] = parts.array(*own)
@@ -176,18 +177,21 @@ class MemoryMixer(nnx.Module):
         views: Sequence[StreamView],
         window: Float[Array, "N W C"] | None,
     ) -> tuple[dict[str, Float[Array, "n _ _"]], list[Float[Array, "R W C"]]]:
-        """Returns the heads after the convolution, and the windows of the streams."""
-        taps = self._joined(self.taps, x.dtype)
+        """Returns the heads after convolution and SiLU, and the windows of streams."""
         projected = [getattr(self, name)(x) for name in self.order]
         bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
-        streams = split_streams(jnp.concatenate(projected, axis=-1), views)
+        mixed = jnp.concatenate(projected, axis=-1)
         outputs, windows = [], []
-        for part, view in zip(streams, views, strict=True):
+        for part, view in zip(split_streams(mixed, views), views, strict=True):
+            if not self.taps:
+                windows.append(part[:, :0])
+                continue
             assert view.state is not None
+            taps = self._joined(self.taps, x.dtype)
             output, window = convolve(part, taps, view.state, window)
             outputs.append(output)
             windows.append(window)
-        mixed = flatten_streams(outputs)
+        mixed = flatten_streams(outputs) if self.taps else mixed
         if self.biased:
             mixed = mixed + self._joined(self.tap_bias, x.dtype)
         divided = jnp.split(jax.nn.silu(mixed), bounds, axis=-1)

@@ -34,7 +34,7 @@ class RecurrentState(NamedTuple):
     def zeros(cls, config: ModelConfig, rows: int) -> "RecurrentState":
         """Returns the states before the first position of rows."""
         shape = (len(config.recurrent_layers), rows)
-        window = (config.convolution_width - 1, config.convolution_channels)
+        window = (config.window_inputs, config.convolution_channels)
         memory = None
         if config.recurrent_heads:
             sizes = (config.recurrent_key_width, config.recurrent_width)

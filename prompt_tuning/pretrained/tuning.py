@@ -250,7 +250,7 @@ def stack_shape(config: ModelConfig, layers: int) -> StackShape:
     """Returns the shape of a stack with a number of layers."""
     states, recurrent = None, len(config.recurrent_layers)
     if recurrent:
-        window = config.convolution_width - 1, config.convolution_channels
+        window = config.window_inputs, config.convolution_channels
         widths = config.recurrent_key_width, config.recurrent_width
         memory = (config.recurrent_heads, *widths) if config.recurrent_heads else None
         others = config.layers - key_layers(config)

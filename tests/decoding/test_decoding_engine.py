@@ -26,6 +26,7 @@ from tests.support.dummies import (
     LLAMA,
     LLAMA4,
     MAMBA2,
+    MINIMAX,
     QWEN3_5,
     T5_GATED,
     LetterTokenizer,
@@ -91,6 +92,7 @@ EIGHT = ("soft", "deep", "prefix", "lora", "dora", "alora", "ia3", "suffix")
 OTHERS = {
     **{"lfm2": LFM2, "qwen3_5": QWEN3_5, "granite4": GRANITE4},
     **{"falcon_h1": FALCON_H1, "mamba2": MAMBA2, "jamba": JAMBA},
+    "minimax": MINIMAX,
     **{"deepseek": DEEPSEEK, "llama4": LLAMA4, "gemma4": GEMMA4},
 }
 RECURRENT = ("none", "soft", "state", "suffix", "tasks", "lora")
@@ -107,9 +109,8 @@ EXPERTS = ("none", "experts", "alora", "experts_down")
             ("llama", FEW),
             ("gpt2", BIASED),
             ("deepseek", EXPERTS),
-            ("lfm2", RECURRENT),
-            ("qwen3_5", RECURRENT),
-            *((x, RECURRENT) for x in ("granite4", "falcon_h1", "mamba2", "jamba")),
+            *((x, RECURRENT) for x in ("lfm2", "qwen3_5", "granite4", "falcon_h1")),
+            *((x, RECURRENT) for x in ("mamba2", "jamba", "minimax")),
             *((x, (*FEW, "prefix")) for x in ("deepseek", "llama4", "gemma4")),
             ("llama4", EXPERTS),
             *((x, KINDS) for x in FAMILIES),

@@ -75,6 +75,8 @@ WAYS = {
     "falcon h1 key/value prefix": (dummies.FALCON_H1, prefix, None, {}),
     "mamba2 state": (dummies.MAMBA2, state_prefix, None, {}),
     "jamba": (dummies.JAMBA, several_prompts, None, {}),
+    "minimax": (dummies.MINIMAX, several_prompts, None, {}),
+    "minimax state": (dummies.MINIMAX, state_prefix, None, {}),
     "jamba state": (dummies.JAMBA, state_prefix, None, {}),
     "lfm2 suffix": (dummies.LFM2, several_prompts, Prompting("suffix"), {}),
     "lfm2 instance": (dummies.LFM2, instance, None, {}),

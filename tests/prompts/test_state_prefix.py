@@ -33,7 +33,7 @@ TRAINED = ("decoder/prompt/prompt", "decoder/prompt/state")
 CONFIGS = {
     **{"lfm2": dummies.LFM2, "granite4": dummies.GRANITE4},
     **{"falcon_h1": dummies.FALCON_H1, "mamba2": dummies.MAMBA2},
-    "jamba": dummies.JAMBA,
+    **{"jamba": dummies.JAMBA, "minimax": dummies.MINIMAX},
 }
 HYBRID = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

@@ -52,7 +52,7 @@ CASES = [
     ("granitemoehybrid", TENSOR),
     ("granitemoehybrid_dense", MeshShape(data=1, fsdp=4)),
     # Both mixers in a layer, and no attention.
-    *((name, TENSOR) for name in ("falcon_h1", "mamba2", "jamba", "falcon_mamba")),
+    *((name, TENSOR) for name in ("falcon_h1", "mamba2", "jamba", "minimax")),
     # Layers of one part, and experts without gates.
     ("nemotron_h", TENSOR),
     # Norms of rotated queries and keys, and a shared expert.
@@ -109,7 +109,7 @@ CURVES = {
     "data 2, tensor 2": TENSOR,
     "fsdp 4": MeshShape(data=1, fsdp=4),
 }
-HYBRID = {"lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "jamba"}
+HYBRID = {"lfm2", "granitemoehybrid", "falcon_h1", "mamba2", "jamba", "minimax"}
 STEEP = {"qwen3_5", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"}
 """Fixtures whose losses jump; small models with the delta rule are tested instead."""
 FAMILIES = sorted(
@@ -123,6 +123,7 @@ MEMORIES = {
     "states, state prefix": (dummies.GRANITE4, 2),
     "states, one key head": (dataclasses.replace(dummies.GRANITE4, **ONE_KEY), 2),
     "scan": (dummies.JAMBA, 2),
+    "lightning": (dummies.MINIMAX, 2),
     # Devices that do not divide the key heads compute all heads.
     "delta, undivided": (dummies.QWEN3_5, 4),
 }

@@ -111,6 +111,16 @@ JAMBA = dataclasses.replace(
     **{"recurrent_heads": 6, "recurrent_key_heads": 1, "recurrent_width": 1},
     **{"recurrent_key_width": 4, "step_rank": 2},
 )
+MINIMAX = dataclasses.replace(
+    LLAMA,
+    family="minimax",
+    layers=3,
+    **{"norm_placement": "after_sum", "embedding_norm": True},
+    **{"skip_multiplier": 2.0, "recurrence": "lightning", "recurrent_layers": (0, 2)},
+    **{"recurrent_heads": 4, "recurrent_key_heads": 4},
+    **{"recurrent_width": 4, "recurrent_key_width": 4},
+    **{"experts": 4, "experts_per_token": 2, "feed_forward_width": 8},
+)
 DEEPSEEK = dataclasses.replace(
     LLAMA,
     family="deepseek_v3",

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 from prompt_tuning.checkpoints.fused_experts import EveryOther
 from prompt_tuning.checkpoints.stored_tensors import FusedPart, transpose
 from prompt_tuning.core.errors import InputError, shortened
-from prompt_tuning.core.layer_kinds import ATTENTIONS, SHARING, attention_sizes
+from prompt_tuning.core.layer_kinds import (
+    ATTENTIONS,
+    MIXERS,
+    SHARING,
+    attention_sizes,
+)
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.patterns import compile_pattern
 from prompt_tuning.families import FAMILIES, hf_folder
@@ -125,12 +130,8 @@ def _sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "shared/down": (shared, width),
         **{
             f"{mixer}/{name}": size
-            for mixer, sizes in (
-                ("gated_delta", memory),
-                ("mamba2", memory),
-                ("mamba", scan),
-            )
-            for name, size in sizes.items()
+            for mixer in MIXERS
+            for name, size in (scan if mixer == "mamba" else memory).items()
         },
         "layer_input/gate": (width, config.layer_input_width),
         "layer_input/projection": (config.layer_input_width, width),

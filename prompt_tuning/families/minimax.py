@@ -1,0 +1,138 @@
+"""MiniMax-Text-01: lightning attention in most layers, and experts in all.
+
+What a sublayer computes is added to the norm of its input, so each of these norms is
+that of the sum before it.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+from prompt_tuning.checkpoints.stored_tensors import (
+    FusedPart,
+    Recipe,
+    Transform,
+    flattened,
+    identity,
+)
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.families.expert_layout import (
+    ATTENTION,
+    prefix_of,
+    read_experts,
+    separate_experts,
+)
+from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.llama_layout import (
+    AFTER,
+    BEFORE,
+    layout_recipes,
+    read_layout,
+)
+from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
+from prompt_tuning.families.mixtral import MIXTRAL
+from prompt_tuning.families.rotary_settings import FULL, read_rotary
+
+SUBLAYERS = ("full_attn", "linear_attn", "mlp")
+ORDER = ("query", "key", "value")
+STACK = "decoder/layers"
+
+
+def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
+    """Returns fields of `ModelConfig`.
+
+    Raises:
+      InputError: for a missing setting or an unsupported choice.
+    """
+    settings.require("hidden_act", "silu", "lightning attention has SiLU")
+    settings.require("sliding_window", None, "windows are not implemented")
+    fields = read_layout(settings)
+    heads, width, layers = fields["heads"], fields["head_width"], fields["layers"]
+    usual = [LINEAR if i % 2 else FULL for i in range(layers)]
+    kinds = read_kinds(settings.with_defaults({"layer_types": usual}), layers)
+    linear = tuple(i for i, kind in enumerate(kinds) if kind == LINEAR)
+    recurrence = {
+        "recurrence": "lightning",
+        "recurrent_layers": linear,
+        **{"recurrent_heads": heads, "recurrent_key_heads": heads},
+        **{"recurrent_width": width, "recurrent_key_width": width},
+        "recurrent_norm_epsilon": 1e-6,
+    }
+    return (
+        fields
+        | read_rotary(settings, width, base=1_000_000.0)
+        | read_experts(
+            settings.with_defaults({"num_local_experts": 8, "num_experts_per_tok": 2}),
+            "num_local_experts",
+        )
+        | (recurrence if linear else {})
+        | {
+            "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),
+            "key_value_heads": settings.size("num_key_value_heads", 8),
+            **{"norm_placement": "after_sum", "embedding_norm": True},
+        }
+        | _read_factors(settings)
+    )
+
+
+def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
+    """Reads the factors of what is added.
+
+    Raises:
+      InputError: if sublayers have unlike factors.
+    """
+    found = {}
+    for ours, kind in (("skip", "alpha"), ("residual", "beta")):
+        names = [f"{name}_{kind}_factor" for name in SUBLAYERS]
+        first, *others = (settings.positive(name, 1.0) for name in names)
+        for name, value in zip(names[1:], others, strict=True):
+            if value != first:
+                settings.refuse(name, f"{first}, as {names[0]}")
+        found[f"{ours}_multiplier"] = first
+    return found
+
+
+def minimax_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
+    """Returns the recipes of all parameters; see `Family.recipes`."""
+    prefix, fused, output, others = prefix_of(names), {}, {}, {}
+    if config.recurrent_layers:
+        shares = (1,) * len(ORDER)
+        fused = {
+            f"lightning/{name}": (
+                "self_attn.qkv_proj",
+                FusedPart(i, shares, config.recurrent_heads, in_first=False),
+            )
+            for i, name in enumerate(ORDER)
+        }
+        output = {"gate": "self_attn.output_gate", "output": "self_attn.out_proj"}
+        tensors: dict[str, tuple[str, Transform]] = {
+            "decay_rate": ("self_attn.slope_rate", flattened),
+            "norm_scale": ("self_attn.norm.weight", identity),
+        }
+        others = {f"lightning/{ours}": x for ours, x in tensors.items()}
+    recipes = layout_recipes(
+        config,
+        names,
+        modules=ATTENTION | {f"lightning/{ours}": x for ours, x in output.items()},
+        norms={"self_attention_out_norm": AFTER},
+        fused=fused,
+        others=others,
+    )
+    final = recipes.pop("decoder/final_norm/scale")
+    first, *norms = (
+        f"{prefix}layers.{i}.{BEFORE}.weight" for i in range(config.layers)
+    )
+    recipes["embedding_norm/scale"] = Recipe((first,))
+    recipes[f"{STACK}/mlp_out_norm/scale"] = Recipe((*norms, *final.sources), True)
+    block, parts = "block_sparse_moe", ("w1", "w3", "w2")
+    return recipes | separate_experts(config, prefix, block=block, parts=parts)
+
+
+MINIMAX = dataclasses.replace(
+    MIXTRAL,
+    model_type="minimax",
+    title="MiniMax-Text-01",
+    read_fields=read_minimax,
+    recipes=minimax_recipes,
+    inert=MIXTRAL.inert | {"block_size"},
+)

@@ -1,0 +1,68 @@
+"""Lightning attention as a mixer (MiniMax-Text-01); see `state_space`.
+
+MiniMax 2025, "MiniMax-01: Scaling Foundation Models with Lightning Attention", section
+2.2: linear attention whose memory decays by a fixed factor of each head. There is no
+convolution.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from prompt_tuning.core.model_config import ModelConfig
+from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.norms import sharded_mean_square_norm
+from prompt_tuning.models.state_space import (
+    StateInputs,
+    chunked_states,
+    recurrent_states,
+)
+from prompt_tuning.sharding.axis_rules import MEMORY_HEADS
+
+
+class Lightning(MemoryMixer):
+    """Linear attention with a fixed decay.
+
+    Attributes:
+      decay_rate: how much smaller the logarithm of what is left gets by a position,
+        `[L, H]`.
+      norm_scale: scale of the norm of all heads together, `[L, H v]`.
+    """
+
+    recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
+
+    def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
+        parts = MixerParts(key, config, layers)
+        super().__init__(parts)
+        self.width = config.recurrent_heads * config.recurrent_width
+        ones = jax.nn.initializers.ones
+        self.norm_scale = parts.array("norm_scale", (self.width,), ones)
+
+    def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
+        """Returns the decay and the step of each position, which is 1."""
+        rate = self.decay_rate[...].astype(jnp.float32)
+        ones = jnp.ones((len(x), *rate.shape))
+        return -rate * ones, ones
+
+    def inputs(
+        self,
+        mixed: Mapping[str, Float[Array, "n _ _"]],
+        factors: Sequence[Float[Array, "n H"]],
+    ) -> StateInputs:
+        """Returns the inputs of the rule."""
+        decay, step = factors
+        return StateInputs(**mixed, decay=decay, step=step)
+
+    def finish(
+        self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]
+    ) -> Float[Array, "n Hv"]:
+        """Normalizes all heads together, and applies the gate."""
+        del values
+        flat, epsilon = output.reshape(gate.shape), self.config.memory_epsilon
+        scale, whole = self.norm_scale[...], (MEMORY_HEADS, self.width)
+        return jax.nn.sigmoid(gate) * sharded_mean_square_norm(
+            flat, scale, epsilon, *whole
+        )
