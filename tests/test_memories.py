@@ -329,6 +329,40 @@ def test_an_update_leaves_the_rows_of_the_old_memory_alone(tmp_path):
     assert not (old / "study" / "changed").exists()
 
 
+@pytest.mark.slow
+def test_memories_that_are_trained_together_answer_behind_each_other(tmp_path):
+    tables = [recall.document(seed, 12) for seed in (3, 4)]
+    settings: dict[str, Any] = {"passage": 6, "rows": 192, "batch_size": 32}
+    settings |= {"held_out": 16, "steps": 100, "progress": False}
+    for number, (text, _) in enumerate(tables):
+        pt.remember(
+            RECALL, text, slots=12, directory=tmp_path / f"{number}", **settings
+        )
+    folders = [tmp_path / "0", tmp_path / "1"]
+    together = {"steps": 60, "directory": tmp_path / "both", "progress": False}
+    apart, both = pt.compose(folders), pt.compose(folders, **together)
+    parts = [tmp_path / "both" / "parts" / str(number) for number in (0, 1)]
+    alone = [pt.load_tuned(part, base=RECALL) for part in parts]
+    for number, (_, asked) in enumerate(tables):
+        rows = [{"prompt": q, "completion": a, "chunk": number} for q, a in asked]
+        exact = [
+            model.evaluate(rows, exact_match=True)["exact_match"]
+            for model in (apart, both, alone[number])
+        ]
+        assert exact[1] > max(exact[0], 0.8) and exact[2] > 0.5
+    measured = json.loads((tmp_path / "both" / "memory.json").read_text())
+    assert measured["memory"]["positions"] == 24 and "its chunk" in measured
+    # The parts are what the whole consists of, and the same call finds all done.
+    whole = pt.compose(alone).trained[PREFIX]
+    np.testing.assert_allclose(whole, both.trained[PREFIX], atol=1e-5)
+    again = pt.compose(folders, **together)
+    np.testing.assert_array_equal(again.trained[PREFIX], both.trained[PREFIX])
+    with pytest.raises(InputError, match="whose rows could be learned again"):
+        pt.compose(alone, steps=1)
+    with pytest.raises(InputError, match="give their number of steps"):
+        pt.compose(folders, directory=tmp_path / "other")
+
+
 def test_an_update_has_one_number_of_slots(tmp_path, capsys):
     document = tmp_path / "text"
     document.write_text(TEXT)

@@ -172,7 +172,7 @@ def remember(
     if temporary:
         tuned.keep_until_collected(str(folder))
     if tuned.result is None or tuned.result.finished:
-        _finish(tuned, progress=progress)
+        finish_memory(tuned, progress=progress)
     return tuned
 
 
@@ -327,7 +327,7 @@ def _prefix(text: str, slots: int, start: Start) -> Configured:
     )
 
 
-def _finish(tuned: TunedModel, *, progress: bool) -> None:
+def finish_memory(tuned: TunedModel, *, progress: bool) -> None:
     """Measures a memory, and writes the results and the PEFT folder."""
     folder = Path(tuned.run.directory)
     assert tuned.run.evaluation is not None

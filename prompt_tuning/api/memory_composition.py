@@ -1,35 +1,69 @@
 """Several memories become one: `compose`."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
+from prompt_tuning.api.memories import RATE, finish_memory
+from prompt_tuning.api.memory_update import STUDY, study_of
 from prompt_tuning.api.model import Model
-from prompt_tuning.api.tune import TunedModel, load_tuned
+from prompt_tuning.api.tune import TunedModel, load_tuned, tune
 from prompt_tuning.config.deferred_factories import Configurable
+from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
+from prompt_tuning.core.numpy_files import numpy_bytes
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.memory_comparison import key_value_prefix
+from prompt_tuning.texts.study_files import CHUNK_KEY
+from prompt_tuning.texts.study_update import join_studies
+
+APART, PARTS = "apart.npy", "parts"
+"""File of the memories as they were trained apart, and folder of those after it."""
+
+Prefix = Float[Array, "L 2 P G K"]
 
 
-def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
+def compose(
+    memories: Sequence[TunedModel | str | Path],
+    *,
+    steps: int | None = None,
+    batch_size: int = 64,
+    directory: str | Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> TunedModel:
     """Puts memories of several texts one after the other, as a single prefix.
 
-    The keys of each are rotated on, so that they keep their distance to the row. The
-    memories were not trained together, so each answers worse than alone: measure it.
+    The keys of each are rotated on, so that they keep their distance to the row: their
+    order does not matter. Memories that were trained apart disturb each other, so each
+    answers worse than alone. With `steps` they are trained further, together: the rows
+    of all are read behind all memories, and the teacher of a row reads its own text
+    alone. The directory is then that of an ordinary run, and has a comparison
+    (`memory.json`) and PEFT folders of the whole (`peft`) and of each memory
+    (`parts/0`, ...). If that call is interrupted, the same call goes on.
 
     Args:
       memories: at least two runs of `remember` with the same frozen model, or their
         directories.
+      steps: number of steps to train them together; None for none.
+      batch_size: number of rows of such a step, about all texts.
+      directory: run directory of this training; None for a temporary one.
+      seed: seed of the order of the rows.
+      progress: whether to show the progress and the comparison.
 
     Returns:
       the frozen model behind all of them; its prefix has the slots of all.
 
     Raises:
-      InputError: if there are fewer than two, one is not a key/value prefix, or they
-        belong to different models.
+      InputError: if there are fewer than two, one is not a key/value prefix, they
+        belong to different models, or the rows to train them with are gone.
 
     Examples:
       >>> prefix = pt.KeyValuePrefix(length=4)
@@ -38,14 +72,62 @@ def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
       ...     for i in (0, 1)
       ... ]
       >>> both = pt.compose(parts)
-      >>> both.partition()[0]["decoder/prompt/prompt"].shape
+      >>> both.trained["decoder/prompt/prompt"].shape
       (4, 2, 8, 4, 32)
     """
+    check_value("steps", steps, PositiveInteger | None)
+    check_value("seed", seed, NonnegativeInteger)
+    if steps is None and directory is not None:
+        raise InputError(
+            "a directory is for memories that are trained together: give their number "
+            "of steps, too"
+        )
     if len(memories) < 2:
         raise InputError(f"compose has {len(memories)} memories, expected at least two")
     loaded = [x if isinstance(x, TunedModel) else load_tuned(x) for x in memories]
-    first, prefixes = loaded[0], []  # each [L, 2, P, G, K]
-    for number, one in enumerate(loaded):
+    prefixes = _prefixes(loaded)
+    lengths = [prefix.shape[2] for prefix in prefixes]
+    moved = [
+        move_prefix(prefix, sum(lengths) - length, loaded[0].config)
+        for prefix, length in zip(prefixes, lengths, strict=True)
+    ]
+    both = _behind(loaded[0], jnp.concatenate(moved, axis=2))
+    if steps is None:
+        return both
+    studies = [study_of(memory) for memory in loaded]
+    folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
+    files = join_studies(folder / STUDY, studies, both.prompted.needed_tokenizer())
+    start = folder / STUDY / APART
+    replace_file(start, numpy_bytes(np.asarray(both.trained[PREFIX_PATH])))
+    tuned = tune(
+        both,
+        Configurable("KeyValuePrefix")(length=sum(lengths), frozen_slots=1),
+        [files.train],
+        steps=steps,
+        learning_rate=RATE,
+        evaluation=files.held_out and [files.held_out],
+        objective=Configurable("ContextDistillation")(
+            context_key=CHUNK_KEY, contexts=str(files.chunks)
+        ),
+        batch_size=batch_size,
+        directory=folder,
+        seed=seed,
+        start_from=str(start),
+        progress=progress,
+    )
+    if directory is None:
+        tuned.keep_until_collected(str(folder))
+    if tuned.result is None or tuned.result.finished:
+        if files.held_out is not None:
+            finish_memory(tuned, progress=progress)
+        _write_parts(tuned, lengths, folder / PARTS)
+    return tuned
+
+
+def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
+    """Returns the prefixes of memories of one model."""
+    first, prefixes = memories[0], []
+    for number, one in enumerate(memories):
         prefix = key_value_prefix(one.trained)
         if prefix is None or len(one.trained) > 1:
             found = {path: tuple(array.shape) for path, array in one.trained.items()}
@@ -60,11 +142,21 @@ def compose(memories: Sequence[TunedModel | str | Path]) -> Model:
                 f"to {first.run.model.checkpoint}, or they read it with other "
                 "settings: a prefix acts on its own model alone"
             )
-    slots = sum(prefix.shape[2] for prefix in prefixes)
-    moved = [
-        move_prefix(prefix, slots - prefix.shape[2], first.config)
-        for prefix in prefixes
-    ]
-    joined = Configurable("KeyValuePrefix")(length=slots)
-    model = Model.open(first.settings, [joined])
-    return model.with_parameters({PREFIX_PATH: jnp.concatenate(moved, axis=2)})
+    return prefixes
+
+
+def _behind(base: Model, prefix: Prefix) -> TunedModel:
+    """Returns the frozen model of another behind a prefix."""
+    config = Configurable("KeyValuePrefix")(length=prefix.shape[2])
+    model = Model.open(base.settings, [config])
+    parameters = base.parameters | {PREFIX_PATH: prefix}
+    return TunedModel(base.settings, model.run, model.prompted, parameters)
+
+
+def _write_parts(tuned: TunedModel, lengths: Sequence[int], folder: Path) -> None:
+    """Writes each memory as it is alone."""
+    whole = tuned.trained[PREFIX_PATH]
+    parts = jnp.split(whole, np.cumsum(lengths)[:-1], axis=2)
+    for number, part in enumerate(parts):
+        moved = move_prefix(part, part.shape[2] - whole.shape[2], tuned.config)
+        _behind(tuned, moved).to_peft(folder / str(number), force=True)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from prompt_tuning.adapters.adapter import PREFIX_PATH
 from prompt_tuning.api.memory_budget import EPOCHS, MemoryPlan
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load_tuned
@@ -17,6 +18,26 @@ from prompt_tuning.texts.study_update import OldStudy, update_study
 from prompt_tuning.texts.text_study import TextStudy
 
 STUDY, UPDATE = "study", "update.json"
+
+
+def study_of(memory: TunedModel) -> OldStudy:
+    """Reads the rows that a memory was made with.
+
+    Raises:
+      InputError: if the model has no memory of a text, or its rows are gone.
+    """
+    folder, objective = memory.directory, memory.run.objective
+    prefix = key_value_prefix(memory.trained)
+    context = isinstance(objective, ContextDistillation) and objective.context
+    if folder is None or prefix is None or context is False:
+        raise InputError(
+            f"{folder or 'a memory'} is no run that made a memory of a text, whose "
+            "rows could be learned again: give the directory of a run of remember"
+        )
+    rows = folder / STUDY
+    if not rows.exists():  # memories of several sizes share their rows
+        rows = folder.parent / STUDY
+    return OldStudy.read(rows, context or None)
 
 
 @runtime_checkable
@@ -61,12 +82,7 @@ class OldMemory:
           InputError: if it is none, or has another model or number of slots.
         """
         memory = load_tuned(folder)
-        prefix, objective = key_value_prefix(memory.trained), memory.run.objective
-        if prefix is None or not isinstance(objective, ContextDistillation):
-            raise InputError(
-                f"{folder} has no memory of a text to start from: give the directory "
-                "of a run of remember"
-            )
+        study, prefix = study_of(memory), memory.trained[PREFIX_PATH]
         if memory.run.model != model.run.model:
             raise InputError(
                 f"{folder} is a memory of {memory.run.model.checkpoint}, and this is "
@@ -79,10 +95,7 @@ class OldMemory:
                 f"{folder} has {length} slots, and this memory is to have {slots}: "
                 "leave out the number of slots, or remember the text anew"
             )
-        rows = folder / STUDY
-        if not rows.exists():  # memories of several sizes share their rows
-            rows = folder.parent / STUDY
-        return cls(memory, length, OldStudy.read(rows, objective.context or None))
+        return cls(memory, length, study)
 
     @property
     def prefix(self) -> Configured:

@@ -211,7 +211,7 @@ def joined_chunks(
       chunk.
     """
     if old.text is not None:
-        line = {"document": "the text", TEXT: text, IDS: tokenizer.encode(text)}
+        line = _whole_text(text, tokenizer)
         studies = {"old": old, "new": new}
         names = [(kind, n) for kind, x in studies.items() for n in range(len(x.chunks))]
         return [line], dict.fromkeys(names, 0)
@@ -222,6 +222,39 @@ def joined_chunks(
     found.sort(key=lambda chunk: chunk[0])
     numbers = {name: number for number, (_, _, name) in enumerate(found)}
     return [line for _, line, _ in found], numbers
+
+
+def _whole_text(text: str, tokenizer: Tokenizer) -> Line:
+    return {"document": "the text", TEXT: text, IDS: tokenizer.encode(text)}
+
+
+def join_studies(
+    folder: Path, studies: Sequence[OldStudy], tokenizer: Tokenizer
+) -> StudyFiles:
+    """Writes rows about several texts as one study, each with its teacher's context.
+
+    Args:
+      folder: folder of the files.
+      studies: rows about each text.
+      tokenizer: tokenizer of the model.
+
+    Raises:
+      InputError: if the folder has rows that were made from something else.
+    """
+    lines: list[Line] = []
+    train: list[Line] = []
+    held_out: list[Line] = []
+    for study in studies:
+        first, whole = len(lines), study.text is not None
+        lines += [_whole_text(study.text, tokenizer)] if study.text else study.chunks
+        for rows, joined in ((study.train, train), (study.held_out, held_out)):
+            for row in rows:
+                number = first + (0 if whole else row[CHUNK_KEY])
+                joined.append({**row, CHUNK_KEY: number})
+    digests = " ".join(study.digest for study in studies)
+    text = hashlib.sha256(digests.encode()).hexdigest()
+    made_from = studies[0].settings | {"text": text}
+    return join_study(folder, train, held_out, lines, made_from)
 
 
 def _read_lines(file: Path) -> list[Line]:

@@ -5,16 +5,18 @@
 Tables of 48 facts, which `bundled:recall` never saw, become key/value prefixes of an
 eighth and of a 24th of their tokens, by context distillation of one question for each
 line. The numbers are exact answers to all 48 questions, as shares of those behind the
-whole table. Further rows have questions that the model asked itself, and two memories
-that were trained apart, composed, each on its own questions.
+whole table. Further rows have questions that the model asked itself, and two memories,
+composed, each on its own questions: trained apart, and then together, and one of these
+alone.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from rich.console import Console
 
 import prompt_tuning as pt
 from prompt_tuning.api.memories import RATE, STARTS
+from prompt_tuning.api.memory_update import STUDY
 from prompt_tuning.config.deferred_factories import Configurable
-from prompt_tuning.texts.study_files import write_study
-from prompt_tuning.texts.text_study import CONTINUATION, TextStudy, read_texts
+from prompt_tuning.texts.study_files import join_study, write_study
+from prompt_tuning.texts.text_study import CONTINUATION, LINE, TextStudy, read_texts
 from prompt_tuning.training.metrics_log import EVALUATION, METRICS_FILE
 from scripts import recall
 from scripts.bench.markdown import markdown_table
@@ -38,6 +41,8 @@ LINES, OWN = "of lines", "of the model"
 SHOWN = (0, 50, 100, 200, 300, 500)
 ASKED = 1024
 """Number of questions that the model asks itself."""
+APART, TOGETHER, ALONE = "trained apart", "then together", "one of these alone"
+JOINT_STEPS = 100
 
 EXACT = f"{EVALUATION}exact_match"
 
@@ -87,6 +92,47 @@ def own_questions(model: pt.Model, text: str, folder: Path, seed: int) -> str:
     return str(files.train)
 
 
+def given_questions(model: pt.Model, text: str, asked: Rows, folder: Path) -> None:
+    """Writes the questions of a table as the rows that its memory was made with."""
+    encode = model.tokenizer.encode
+    line = {"document": "the table", "text": text, "ids": encode(text)}
+    rows = [
+        {
+            "chunk": 0,
+            "kind": LINE,
+            "given_ids": encode(question),
+            "learned_ids": [*encode(answer), recall.EOS_ID],
+        }
+        for question, answer in asked
+    ]
+    made_from = {"text": hashlib.sha256(text.encode()).hexdigest(), "kinds": [LINE]}
+    join_study(folder, rows, [], [line], made_from)
+
+
+def composed(
+    memories: Mapping[int, tuple[pt.TunedModel, Rows, float]],
+    pair: tuple[int, int],
+    folder: Path,
+) -> Iterator[dict[str, Any]]:
+    """Measures two memories behind each other, and one alone after that."""
+    parts = [memories[seed][0] for seed in pair]
+    together = pt.compose(
+        parts,
+        steps=JOINT_STEPS,
+        batch_size=2 * FACTS,
+        directory=folder,
+        progress=False,
+    )
+    both = {APART: pt.compose(parts), TOGETHER: together}
+    for place, seed in enumerate(pair):
+        _, asked, whole = memories[seed]
+        rows = [{"prompt": q, "completion": a, "chunk": place} for q, a in asked]
+        part = pt.load_tuned(folder / "parts" / str(place), base=MODEL)
+        for kind, model in {**both, ALONE: part}.items():
+            share = exact_match(model, rows) / whole
+            yield {"composed": pair, "kind": kind, "seed": seed, "share": share}
+
+
 def measure(seeds: Sequence[int], console: Console) -> list[dict[str, Any]]:
     """Trains and measures all memories.
 
@@ -118,19 +164,18 @@ def measure(seeds: Sequence[int], console: Console) -> list[dict[str, Any]]:
                 results.append(row | {"whole": whole, "shares": shares})
                 console.print(results[-1])
                 if (slots, start) == EIGHTH and kind == LINES:
+                    assert memory.directory is not None
+                    given_questions(model, text, asked, memory.directory / STUDY)
                     memories[seed] = memory, asked, whole
         for one, other in itertools.pairwise([*memories, *list(memories)[:1]]):
-            both = pt.compose([memories[seed][0] for seed in (one, other)])
-            for seed in (one, other):
-                _, asked, whole = memories[seed]
-                found = exact_match(both, asked) / whole
-                row = {"composed": [one, other], "seed": seed, "share": found}
+            target = Path(folder) / f"both_{one}_{other}"
+            for row in composed(memories, (one, other), target):
                 results.append(row)
                 console.print(row)
     return results
 
 
-def exact_match(model: pt.Model, rows: Rows) -> float:
+def exact_match(model: pt.Model, rows: Any) -> float:
     """Returns the share of questions that a model answers exactly."""
     return model.evaluate(rows, exact_match=True)["exact_match"]
 
@@ -138,19 +183,21 @@ def exact_match(model: pt.Model, rows: Rows) -> float:
 def tabulate(results: Sequence[dict[str, Any]]) -> str:
     """Returns a table of mean shares over the tables of facts, and the least."""
     cases: dict[tuple[int, str, str], list[dict[int, float]]] = {}
-    composed = [row["share"] for row in results if "composed" in row]
+    composed: dict[str, list[float]] = {}
     for row in results:
-        if "composed" not in row:
+        if "composed" in row:
+            composed.setdefault(row["kind"], []).append(row["share"])
+        else:
             case = row["slots"], row["start"], row["questions"]
             cases.setdefault(case, []).append(row["shares"])
     lines = []
     for (slots, start, kind), curves in cases.items():
         cells = [_cell([x[step] for x in curves if step in x]) for step in SHOWN]
         lines.append([str(slots), start, kind, *cells])
-    if composed:
+    for kind, shares in composed.items():
         cells = [""] * (len(SHOWN) - 1)
-        two = f"two of {EIGHTH[0]}, composed"
-        lines.append([two, EIGHTH[1], LINES, *cells, _cell(composed)])
+        two = f"two of {EIGHTH[0]}, {kind}"
+        lines.append([two, EIGHTH[1], LINES, *cells, _cell(shares)])
     headings = ["slots", "start", "questions", *map(str, SHOWN)]
     return "\n".join(markdown_table(headings, lines))
 
