@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from prompt_tuning.adapters.int8_prefixes import CODES, SCALES, from_int8
 from prompt_tuning.adapters.peft import folder as peft_folder
 from prompt_tuning.adapters.peft.shape_checks import EMBEDDINGS
 from prompt_tuning.checkpoints.formats.safetensors import read_header
@@ -87,6 +88,8 @@ def find_checkpoint(
 def read_array(path: Path) -> np.ndarray:
     """Reads the one array of a safetensors file, or of a NumPy file of any name.
 
+    A prefix in int8 is restored; see `int8_prefixes`.
+
     Raises:
       InputError: if the file is damaged, of another format, or has several arrays.
     """
@@ -95,6 +98,9 @@ def read_array(path: Path) -> np.ndarray:
     if (path.parent / peft_folder.CONFIG).is_file():
         raise InputError(f"{path} is part of an adapter; name its folder")
     stored = read_header(path)
+    if stored.keys() == {CODES, SCALES}:
+        tensors = {name: tensor.read() for name, tensor in stored.items()}
+        return from_int8(tensors, str(path))
     if len(stored) != 1:
         raise InputError(
             f"{path} has {len(stored)} tensors, expected one: "

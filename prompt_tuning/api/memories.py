@@ -28,10 +28,8 @@ from prompt_tuning.core.number_ranges import AxisLength, PositiveInteger, Positi
 from prompt_tuning.core.progress_display import noted_bar
 from prompt_tuning.data.text.chat_templates import has_chat_template
 from prompt_tuning.decoding.row_checks import check_generates
-from prompt_tuning.texts.memory_comparison import (
-    measure_memory,
-    memory_tables,
-)
+from prompt_tuning.texts.memory_comparison import measure_memory
+from prompt_tuning.texts.memory_tables import memory_tables
 from prompt_tuning.texts.study_files import CHUNK_KEY, StudyFiles, write_study
 from prompt_tuning.texts.text_study import (
     CONTINUATION,

@@ -111,9 +111,10 @@ class TunedModel(Model):
 
         Args:
           target: file or folder to write.
-          form: "peft", "npy", "safetensors", "checkpoint", "t5x", or "merged" for the
-            whole model with LoRA or IA3 in its weights; None chooses by the target's
-            suffix, PEFT without one.
+          form: "peft", "npy", "safetensors", "int8" (a key/value prefix as safetensors,
+            with a scale for each head and slot), "checkpoint", "t5x", or "merged" for
+            the whole model with LoRA or IA3 in its weights; None chooses by the
+            target's suffix, PEFT without one.
           force: whether to replace an existing target.
 
         Raises:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 HELP = "write a tuned prompt or adapter in another form, or read PEFT's"
 USES_JAX = True
 SEVERAL_PROCESSES = False
+WRITTEN = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model"
 PROMPT_KV = "prompt_kv"
 """The target that is next to the source."""
 
@@ -37,12 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--to",
-        choices=("peft", "checkpoint", "npy", "safetensors", "t5x", "t5x_model"),
-        help="the form to write: npy and safetensors hold a single array, t5x is a "
-        "folder of prompts with the names of google-research/prompt-tuning, t5x_model "
-        "a whole T5X checkpoint of a run's model and prompts (default: by TARGET's "
-        "suffix, else a checkpoint to start runs from if SOURCE is a PEFT folder, and "
-        "a PEFT folder if it is not)",
+        choices=WRITTEN,
+        help="the form to write: npy and safetensors hold a single array, int8 a "
+        "key/value prefix (*.safetensors), t5x a folder of prompts with the names of "
+        "google-research/prompt-tuning, t5x_model a whole T5X checkpoint of a run's "
+        "model and prompts (default: by TARGET's suffix, else a checkpoint to start "
+        "runs from if SOURCE is a PEFT folder, and a PEFT folder if it is not)",
     )
     parser.add_argument(
         "--merge",

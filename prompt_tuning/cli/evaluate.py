@@ -108,7 +108,8 @@ def run(options: argparse.Namespace) -> int:
     console = Console(quiet=not is_first())
     if options.memory:
         from prompt_tuning.cli.console import print_table
-        from prompt_tuning.texts.memory_comparison import measure_memory, memory_tables
+        from prompt_tuning.texts.memory_comparison import measure_memory
+        from prompt_tuning.texts.memory_tables import memory_tables
 
         for table in memory_tables(measure_memory(run, run.evaluation)):
             print_table(console, table)

@@ -5,7 +5,7 @@
     folder of a T5X prompt             `encoder.prompt.prompt.prompt`, in NumPy's format
     .npy, .safetensors, no extension   one array: a prompt `[P, D]` or `[1, P, D]`, a
                                        deep prompt `[L, P, D]`, a prefix
-                                       `[L, 2, P, G, K]`
+                                       `[L, 2, P, G, K]`, perhaps in int8
 
 google-research/prompt-tuning has one more module than we do in a parameter's name:
 their `encoder/prompt/prompt/prompt` is our `encoder/prompt/prompt`.
@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from prompt_tuning.adapters.adapter import PROMPT, Adapter, Arrays
+from prompt_tuning.adapters.int8_prefixes import to_int8
 from prompt_tuning.adapters.peft.folder import find_folder, read_folder
 from prompt_tuning.adapters.peft.peft_conversion import from_peft
 from prompt_tuning.adapters.peft.prompts import STACKS
@@ -40,6 +41,7 @@ from prompt_tuning.prompts.adapter_kinds import (
     find_prompt_class,
     prompt_classes,
 )
+from prompt_tuning.prompts.initializers import PREFIX_DIMENSIONS
 from prompt_tuning.prompts.prompt_module import Attachment
 from prompt_tuning.prompts.weight_starts import plain_factors
 
@@ -187,13 +189,22 @@ def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
     return checkpoint_path(folder / FOLDER, 0)
 
 
-def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
+def write_array(
+    file: Path, adapter: Adapter, *, int8: bool = False, force: bool = False
+) -> None:
     """Writes an adapter of one array, as `.npy` or safetensors by the file's name.
 
     Inference servers that accept prompt embeddings read a lone tensor `[P, D]`.
 
+    Args:
+      file: the file.
+      adapter: the adapter.
+      int8: whether it is a prefix, to be stored in int8.
+      force: whether to replace an existing file.
+
     Raises:
-      InputError: if the adapter has several arrays, or the file exists.
+      InputError: if the adapter has several arrays or is no prefix as it should be, or
+        the file exists.
     """
     if len(adapter.parameters) != 1:
         raise InputError(
@@ -203,9 +214,14 @@ def write_array(file: Path, adapter: Adapter, *, force: bool = False) -> None:
         )
     ((path, array),) = adapter.parameters.items()
     _check_name(file, path, array)
+    if int8 and array.ndim != PREFIX_DIMENSIONS:
+        raise InputError(
+            f"the adapter is an array of shape {array.shape}, and int8 is a form of "
+            "key/value prefixes [L, 2, P, G, K]: write safetensors"
+        )
     if file.suffix == ".safetensors":
-        array = np.ascontiguousarray(array)
-        atomic_files.write_file(file, save({EMBEDDINGS: array}), force=force)
+        tensors = to_int8(array) if int8 else {EMBEDDINGS: np.ascontiguousarray(array)}
+        atomic_files.write_file(file, save(tensors), force=force)
     else:
         atomic_files.write_file(file, numpy_bytes(array), force=force)
 

@@ -10,14 +10,14 @@ import functools
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
-from rich.table import Table
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
+from prompt_tuning.adapters.int8_prefixes import from_int8, to_int8
 from prompt_tuning.config.run import Run
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import key_layers
@@ -71,6 +71,8 @@ UNRELATED = (
 )
 """Texts that no document is about."""
 
+INT8 = "divergence_int8"
+
 Measured = dict[str, dict[str, float]]
 """Numbers of each of what rows follow, by their names."""
 
@@ -97,7 +99,9 @@ def measure_memory(
       that is `closed`, both of which retrieved texts do not have; `part_1` to `part_4`,
       the divergence of rows whose learned tokens are in each quarter of the text; of
       generated answers the `exact_match`, the `f1` of their words, and the `speed`, in
-      tokens a second. The memory has its `drift`, too; see `memory_drift`.
+      tokens a second. The memory has its `drift`, too (see `memory_drift`), and
+      `divergence_int8`, that of the memory as `save` stores it in int8, unless answers
+      are generated.
 
     Raises:
       InputError: if the run has no such prefix, or no such text.
@@ -137,6 +141,8 @@ def measure_memory(
             **_values(result),
             **_divergence_of_parts(result, parts),
         }
+        if name == MEMORY and not evaluation.generates:
+            measured[name][INT8] = _divergence_in_int8(evaluator, own)
         if evaluation.generates:
             if not evaluation.text_metrics:  # not all answers were generated
                 evaluator.generate(own)
@@ -152,6 +158,13 @@ def measure_memory(
         if "divergence" in values:
             values["closed"] = 1 - (values["divergence"] / nothing if nothing else 0.0)
     return {name: measured[name] for name in ORDER if name in measured}
+
+
+def _divergence_in_int8(evaluator: Evaluator, parameters: Parameters) -> float:
+    prefix = np.asarray(parameters[PREFIX_PATH])
+    rounded = jnp.asarray(from_int8(to_int8(prefix), MEMORY))
+    result = evaluator.measure(parameters | {PREFIX_PATH: rounded})
+    return float(result.metrics[LOSS].value)
 
 
 def _answering_speed(evaluator: Evaluator, parameters: Parameters) -> float:
@@ -341,57 +354,3 @@ def _values(result: EvaluationResult) -> dict[str, float]:
         for metric, name in METRICS.items()
         if metric in metrics
     }
-
-
-def _memory_table(measured: Measured, title: str) -> Table:
-    shown = [name for name in COLUMNS if name in measured[MEMORY]]
-    if "exact_match" in shown:
-        shown = [name for name in shown if name not in ("divergence", "cross_entropy")]
-    table = Table(title=title)
-    table.add_column("behind", no_wrap=True)
-    for name in shown:
-        table.add_column(COLUMNS[name][0], justify="right")
-    for name, values in measured.items():
-        cells = (
-            COLUMNS[column][1](values[column]) if column in values else "-"
-            for column in shown
-        )
-        table.add_row(name, *cells)
-    return table
-
-
-def memory_tables(measured: Measured, title: str = "held-out rows") -> list[Table]:
-    """Tabulates what `measure_memory` returns, and rows by quarter of the text."""
-    tables = [_memory_table(measured, title)]
-    if any(name in measured[MEMORY] for name in PART_NAMES):
-        tables.append(_part_table(measured))
-    drift = measured[MEMORY].get("drift")
-    if drift is not None:
-        tables[-1].caption = f"KL in unrelated text: {drift:.4f} nats per token"
-    return tables
-
-
-def _part_table(measured: Measured) -> Table:
-    table = Table(title="KL of rows by quarter of the text")
-    table.add_column("behind", no_wrap=True)
-    for number in range(PARTS):
-        table.add_column(str(number + 1), justify="right")
-    for behind, values in measured.items():
-        if any(name in values for name in PART_NAMES):
-            cells = (f"{values[x]:.4f}" if x in values else "-" for x in PART_NAMES)
-            table.add_row(behind, *cells)
-    return table
-
-
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "positions": ("positions", "{:.0f}".format),
-    "bytes": ("size", lambda size: f"{size / 1000:,.1f} kB" if size else "0"),
-    "compression": ("ratio", lambda value: f"{value:.1f}x" if value else "-"),
-    "exact_match": ("exact", "{:.1%}".format),
-    "f1": ("F1", "{:.1%}".format),
-    "divergence": ("KL", "{:.4f}".format),
-    "cross_entropy": ("cross entropy", "{:.4f}".format),
-    "closed": ("closed", "{:.1%}".format),
-    "speed": ("tokens/s", "{:,.0f}".format),
-}
-"""Headings of the columns, and how their values are written."""

@@ -52,7 +52,7 @@ from prompt_tuning.tuned.export_adapters import (
 )
 from prompt_tuning.tuned.load_tuned import best_checkpoint, load_tuned
 
-FORMS = ("peft", "checkpoint", "npy", "safetensors", "t5x", "t5x_model", "merged")
+FORMS = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model", "merged"
 SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 
 
@@ -314,7 +314,7 @@ def _write_single(
         adapter_files.write_t5x(target, adapter, force=force)
     else:
         _check_suffix(form, target)
-        adapter_files.write_array(target, adapter, force=force)
+        adapter_files.write_array(target, adapter, int8=form == "int8", force=force)
     lines = [f"{target}: {adapter.kind}"]
     lines += [f"  {name} {list(array.shape)}" for name, array in arrays.items()]
     if adapter.kind not in PEFT_KINDS:
@@ -390,6 +390,6 @@ def _write_t5x_model(target: Path, source: ConversionSource) -> list[str]:
 
 def _check_suffix(form: str, target: Path) -> None:
     """Refuses a name that would hide the format of the file."""
-    suffix = {name: suffix for suffix, name in SUFFIXES.items()}[form]
+    suffix = ".npy" if form == "npy" else ".safetensors"
     if target.suffix != suffix:
         raise InputError(f"--to {form} writes a file named *{suffix}, found {target}")

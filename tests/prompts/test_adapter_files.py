@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from prompt_tuning.adapters.adapter import Adapter
 from prompt_tuning.adapters.peft.folder import write_folder
 from prompt_tuning.adapters.peft.peft_conversion import to_peft
+from prompt_tuning.adapters.prefix_files import read_prefix_file
 from prompt_tuning.adapters.prompt_files import read_prompt
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.core.errors import InputError
@@ -105,6 +106,32 @@ def test_a_prefix_is_identified_by_its_axes(tmp_path):
     converted = read_adapter(tmp_path / "prefix.npy", None)
     assert converted.kind == "PREFIX_TUNING"
     assert_same(converted.parameters, adapter.parameters)
+
+
+def test_a_prefix_in_int8_is_rounded_by_head_and_slot(tmp_path):
+    adapter, file = random_adapter(LLAMA, "PREFIX_TUNING"), tmp_path / "a.safetensors"
+    ((path, prefix),) = adapter.parameters.items()
+    stack = (len(prefix), *prefix.shape[3:])
+    prefix *= np.geomspace(1e-3, 1e3, prefix.shape[2])[:, None, None]
+    prefix[0, 0, 0, 0] = 0
+    write_array(file, adapter, int8=True)
+    assert file.stat().st_size < prefix.nbytes * (1 + 4 / prefix.shape[4]) / 4 + 300
+    restored = read_adapter(file, None).parameters[path]
+    step = np.abs(prefix).max(axis=-1, keepdims=True) / 127
+    assert restored.dtype == np.float32
+    assert (np.abs(restored - prefix) <= step / 2 * (1 + 1e-5)).all()
+    np.testing.assert_array_equal(read_prefix_file(file, stack), restored)
+    with pytest.raises(InputError, match="int8 is a form of key/value prefixes"):
+        write_array(tmp_path / "b.safetensors", prompt(), int8=True)
+    tensors = load_file(file)
+    for damage in (
+        {"prefix_scales": tensors["prefix_scales"][..., :1]},
+        {"prefix_codes": tensors["prefix_codes"].astype(np.int16)},
+        {"prefix_scales": tensors["prefix_scales"] * np.nan},
+    ):
+        save_file(tensors | damage, file)
+        with pytest.raises(InputError, match=r"expected int8|not finite"):
+            read_adapter(file, None)
 
 
 def test_exports_for_servers_have_one_tensor_of_rows(tmp_path):
