@@ -1,6 +1,7 @@
 """The options of LoRA: where it adapts the model, and how."""
 
 from prompt_tuning.config.flat_option import METHOD, FlatOption
+from prompt_tuning.core.adapter_names import LORA_PLUS_RATIO
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveNumber
 
 LORA_OPTIONS = (
@@ -96,6 +97,6 @@ LORA_OPTIONS = (
         "learning rate of LoRA's second factor b, in units of the first one's (LoRA+)",
         "ParameterGroup.lora_plus_ratio",
         kind=PositiveNumber,
-        default=1.0,
+        default=LORA_PLUS_RATIO,
     ),
 )

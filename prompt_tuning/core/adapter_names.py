@@ -1,4 +1,6 @@
-"""The names `base` (the model alone) and `trained` (with the adapters of its run)."""
+"""The names `base` (the model alone) and `trained` (with the adapters of its run), and
+the usual ratio of learning rates in a LoRA.
+"""
 
 BASE = "base"
 """Name by which a text chooses the frozen model."""
@@ -6,6 +8,8 @@ TRAINED = "trained"
 """Name by which it chooses the prompts and adapters of the run."""
 OWN = "(trained)"
 """Name under which an engine has the prompts and adapters of its model."""
+LORA_PLUS_RATIO = 1.0
+"""Default of `ParameterGroup.lora_plus_ratio`."""
 
 
 def shown_name(adapter: str | None) -> str:

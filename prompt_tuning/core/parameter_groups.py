@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import jax
 import optax
 
+from prompt_tuning.core.adapter_names import LORA_PLUS_RATIO
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value, checks_arguments
 from prompt_tuning.core.moving_slots import MOVING, update_moving_slots
@@ -81,7 +82,7 @@ class ParameterGroup:
 
     regexes: Sequence[str]
     optimizer: optax.GradientTransformation
-    lora_plus_ratio: PositiveNumber = 1.0
+    lora_plus_ratio: PositiveNumber = LORA_PLUS_RATIO
 
     def __post_init__(self):
         check_value(
