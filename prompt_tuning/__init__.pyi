@@ -1863,7 +1863,7 @@ def StatePrefix(
     """A prefix for models with recurrent layers, which get a trained initial state.
 
     Layers with attention read `P` trained keys and values, as with `KeyValuePrefix`.
-    Recurrent layers (Mamba-2, gated delta rule, short convolution) begin every text
+    Recurrent layers (Mamba, gated delta rule, short convolution) begin every text
     with a trained state, as if they had read those positions: the window of their
     convolution, and the memory of each head. It costs no time in these layers. Use it
     for hybrid models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and
