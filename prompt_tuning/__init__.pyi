@@ -43,7 +43,6 @@ from prompt_tuning.losses.orpo import ORPO as _ORPO
 from prompt_tuning.losses.policy_gradient import PolicyGradient as _PolicyGradient
 from prompt_tuning.losses.simpo import SimPO as _SimPO
 from prompt_tuning.losses.token_objective import TokenObjective as _TokenObjective
-from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.prompts.cpt import ContextPrompt as _ContextPrompt
 from prompt_tuning.prompts.deep import AddedDeepPrompt as _AddedDeepPrompt
 from prompt_tuning.prompts.deep import DeepPrompt as _DeepPrompt
@@ -73,21 +72,22 @@ from prompt_tuning.prompts.prefix import (
 )
 from prompt_tuning.prompts.projection_adapters import IA3 as _IA3
 from prompt_tuning.prompts.prompt_module import InputPrompt
-from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt as _MLPPrompt
 from prompt_tuning.prompts.reparameterized import ResidualPrompt as _ResidualPrompt
 from prompt_tuning.prompts.soft import InferenceOnlyPrompt as _InferenceOnlyPrompt
 from prompt_tuning.prompts.soft import SoftPrompt as _SoftPrompt
 from prompt_tuning.prompts.state_prefix import StatePrefix as _StatePrefix
 from prompt_tuning.prompts.wayward import WaywardPrompt as _WaywardPrompt
+from prompt_tuning.settings.axis_rules import AxisRules as _AxisRules
 from prompt_tuning.settings.class_head import ClassHead as _ClassHead
 from prompt_tuning.settings.data_source import DataSource as _DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation as _Evaluation
+from prompt_tuning.settings.mesh_shape import MeshShape as _MeshShape
+from prompt_tuning.settings.pipeline import Pipeline as _Pipeline
 from prompt_tuning.settings.pretrained import Pretrained as _Pretrained
+from prompt_tuning.settings.prompting import Prompting as _Prompting
 from prompt_tuning.settings.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.settings.trained_tokens import TrainedTokens as _TrainedTokens
-from prompt_tuning.sharding.axis_rules import AxisRules as _AxisRules
-from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 from prompt_tuning.training.gradients import gradients as gradients
 from prompt_tuning.training.loop import TrainingResult as TrainingResult
 from prompt_tuning.training.loop import train as train

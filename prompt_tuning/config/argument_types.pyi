@@ -16,14 +16,14 @@ from prompt_tuning.core.rematerialization import Rematerialization as _Remateria
 from prompt_tuning.losses.foreign_objective import LossFunctions
 from prompt_tuning.losses.function_objective import LossFunction
 from prompt_tuning.losses.objective import ObjectiveConfig
-from prompt_tuning.pipeline.pipeline_settings import Pipeline as _Pipeline
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
-from prompt_tuning.prompts.prompt_settings import Prompting as _Prompting
 from prompt_tuning.settings.class_head import ClassHead as _ClassHead
+from prompt_tuning.settings.mesh_shape import MeshShape as _MeshShape
+from prompt_tuning.settings.pipeline import Pipeline as _Pipeline
+from prompt_tuning.settings.prompting import Prompting as _Prompting
 from prompt_tuning.settings.rollout_settings import Rollouts as _Rollouts
 from prompt_tuning.settings.trained_tokens import TrainedTokens as _TrainedTokens
-from prompt_tuning.sharding.mesh import MeshShape as _MeshShape
 
 Method = (
     Configured[PromptModule]

@@ -11,19 +11,20 @@ from prompt_tuning.core.model_choices import UNRANKED
 from prompt_tuning.core.parameter_groups import ParameterGroup
 from prompt_tuning.losses.foreign_objective import LossFunctions, foreign_objective
 from prompt_tuning.losses.objective import ObjectiveConfig
-from prompt_tuning.pipeline.pipeline_settings import Pipeline
+from prompt_tuning.pipeline.pipeline_checks import check_pipeline
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.class_head import ClassHead
 from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
+from prompt_tuning.settings.mesh_shape import MeshShape
+from prompt_tuning.settings.pipeline import Pipeline
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.settings.rollout_settings import Rollouts
 from prompt_tuning.settings.run_settings import RunSettings
 from prompt_tuning.settings.trained_tokens import TrainedTokens
-from prompt_tuning.sharding.mesh import MeshShape
 
 if TYPE_CHECKING:
     GivenObjective = ObjectiveConfig
@@ -253,7 +254,7 @@ class Run(RunSettings):
             )
         pipeline = self.pipeline or Pipeline()
         object.__setattr__(self, "pipeline", pipeline)
-        pipeline.check(self.stages, self.accumulate)
+        check_pipeline(pipeline, self.stages, self.accumulate)
 
     def _check_early_stopping(self) -> None:
         """Refuses early stopping without evaluations during training.

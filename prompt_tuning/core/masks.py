@@ -4,61 +4,15 @@ Every mask broadcasts to `[B, 1, Q, S]`. Rows are padded on the right, so a caus
 decoder needs no padding mask: padding follows all real tokens.
 """
 
-import dataclasses
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from prompt_tuning.core.errors import InputError, shown
+from prompt_tuning.core.visibility import Visibility
 
 Count = int | Int[Array, ""]
 """Number of vectors of a prompt; an array if prompts are padded to one length."""
-
-ALWAYS = ("input->input", "input->prompt")
-PROMPT_TO_PROMPT = "prompt->prompt"
-PROMPT_TO_PROMPT_CAUSAL = "prompt->prompt;causal"
-PROMPT_TO_INPUT = "prompt->input"
-VISIBLE = (*ALWAYS, PROMPT_TO_PROMPT, PROMPT_TO_PROMPT_CAUSAL, PROMPT_TO_INPUT)
-
-
-@dataclasses.dataclass(frozen=True)
-class Visibility:
-    """Keys of prompt vectors, where prompt and text attend in both directions.
-
-    Text attends to text and to every prompt vector.
-
-    Attributes:
-      prompt: whether a vector attends to other vectors of its prompt; it always attends
-        to itself.
-      causal: whether it attends only to the vectors before it; ignored unless `prompt`.
-      input: whether it attends to text.
-    """
-
-    prompt: bool = True
-    causal: bool = False
-    input: bool = True
-
-    @classmethod
-    def from_names(cls, names: Iterable[str]) -> "Visibility":
-        """Parses the names that google-research/prompt-tuning uses.
-
-        If both "prompt->prompt" and "prompt->prompt;causal" are given, the causal one
-        wins.
-
-        Raises:
-          InputError: if a name is unknown.
-        """
-        names = set(names)
-        if unknown := sorted(names - set(VISIBLE)):
-            raise InputError(
-                f"visibility names {shown(unknown[0])}, expected some of "
-                f"{', '.join(map(repr, VISIBLE))}"
-            )
-        causal = PROMPT_TO_PROMPT_CAUSAL in names
-        prompt = causal or PROMPT_TO_PROMPT in names
-        return cls(prompt, causal, PROMPT_TO_INPUT in names)
 
 
 def real_tokens(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B T"]:

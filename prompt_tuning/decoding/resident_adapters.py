@@ -27,7 +27,7 @@ from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.pretrained.tuning import PromptPair
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 
 
 class ResidentAdapters:

@@ -49,8 +49,8 @@ from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.rotary import RotaryAngles
 from prompt_tuning.models.short_convolution import ShortConvolution
 from prompt_tuning.models.streams import StreamView, split_streams
+from prompt_tuning.settings.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 
 RECURRENT = {
     "short_convolution": ShortConvolution,

@@ -36,9 +36,9 @@ from prompt_tuning.prompts.class_rows import ClassRows
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import AdaptedProjection, AdapterSpec
 from prompt_tuning.prompts.prompt_module import Attachment, PromptModule
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
 from prompt_tuning.prompts.trained_bias import TrainedBias
+from prompt_tuning.settings.prompting import Prompting
 
 ENCODERS: Mapping[Attachment, Callable[..., Encoder]] = {
     Attachment.INPUT: PromptEncoder,

@@ -17,8 +17,8 @@ from prompt_tuning.models.selective_scan import (
     chunked_scan,
     recurrent_scan,
 )
+from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.axis_rules import MEMORY_HEADS
 
 NORMED = ("step_down", "key", "query")
 

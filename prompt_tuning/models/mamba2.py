@@ -17,7 +17,7 @@ from prompt_tuning.models.state_space import (
     chunked_states,
     recurrent_states,
 )
-from prompt_tuning.sharding.axis_rules import MEMORY_HEADS
+from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 
 
 class Mamba2(MemoryMixer):

@@ -23,8 +23,8 @@ from prompt_tuning.models.recurrent_state import (
 )
 from prompt_tuning.models.short_convolution import convolve
 from prompt_tuning.models.streams import StreamView, flatten_streams, split_streams
+from prompt_tuning.settings.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.axis_rules import MEMORY_HEADS, MEMORY_KEYS
 
 
 class MixerParts(NamedTuple):

@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import Initializer
+from prompt_tuning.settings.axis_rules import TENSOR
 from prompt_tuning.sharding import shard_operators
-from prompt_tuning.sharding.axis_rules import TENSOR
 
 
 class ParallelEmbedding(nnx.Module):

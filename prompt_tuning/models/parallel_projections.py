@@ -19,8 +19,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.parameters import Initializer, fan_in
+from prompt_tuning.settings.axis_rules import TENSOR
 from prompt_tuning.sharding import shard_operators
-from prompt_tuning.sharding.axis_rules import TENSOR
 
 
 class ColumnParallel(nnx.Module):

@@ -22,8 +22,8 @@ from prompt_tuning.models.recurrent_state import RecurrentState
 from prompt_tuning.models.row_info import RowInfo
 from prompt_tuning.models.streams import Context, Stream
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.state_prefix import StatePrefix
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sharding import collectives
 
 

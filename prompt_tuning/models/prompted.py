@@ -30,6 +30,7 @@ from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
 from prompt_tuning.prompts.placement import (
+    PLACEMENTS,
     TEMPLATE,
     JoinedLayout,
     join,
@@ -43,7 +44,7 @@ from prompt_tuning.prompts.prompt_module import (
     InputDependentPrompt,
     InputPrompt,
 )
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 
 
 class _Prompted:
@@ -86,13 +87,12 @@ class _Prompted:
 
     def insertion_points(self, rows: RowInfo, text_length: int) -> Int[Array, "B n"]:
         """Returns the number of the row's tokens before each example's prompt."""
-        lengths = rows.example_lengths(text_length)
-        given = lengths
+        given = lengths = rows.example_lengths(text_length)
         if self.stack == "decoder":
             given = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
         ends_with_eos = self.bidirectional and self.config.encoder_input != "bos_text"
-        points = starts + self.prompting.place(given, ends_with_eos)
+        points = starts + PLACEMENTS[self.prompting.placement](given, ends_with_eos)
         # An empty row still has one prompt.
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
         return jnp.where(present, points, text_length)

@@ -14,13 +14,12 @@ from prompt_tuning.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
-    ONE_F_ONE_B,
     PREFIX_BACKWARD,
     PREFIX_FORWARD,
     WEIGHT_GRADIENT,
-    ZERO_BUBBLE,
     Operation,
 )
+from prompt_tuning.settings.pipeline import ONE_F_ONE_B, ZERO_BUBBLE
 
 MEMBER_SCHEDULES = (ONE_F_ONE_B, ZERO_BUBBLE)
 """Schedules that continue from one step to the next."""

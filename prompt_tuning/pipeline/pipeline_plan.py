@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from prompt_tuning.pipeline.operation_counts import ModelWork, Work
-from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
+from prompt_tuning.pipeline.pipeline_checks import check_blocks
 from prompt_tuning.pipeline.schedules import (
     Order,
     stage_orders,
@@ -18,6 +18,7 @@ from prompt_tuning.pipeline.simulation import (
     peak_held,
     simulate,
 )
+from prompt_tuning.settings.pipeline import Pipeline
 
 Value = TypeVar("Value")
 

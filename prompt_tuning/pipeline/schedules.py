@@ -28,10 +28,14 @@ from prompt_tuning.pipeline.operations import (
     Operation,
     Order,
 )
-
-NONE, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "none", "gpipe", "1f1b", "zb-h1"
-ONE_F_ONE_B_DOUBLE = "1f1b-2"
-SCHEDULES = (NONE, GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_DOUBLE, ZERO_BUBBLE)
+from prompt_tuning.settings.pipeline import (
+    GPIPE,
+    NONE,
+    ONE_F_ONE_B,
+    ONE_F_ONE_B_DOUBLE,
+    SCHEDULES,
+    ZERO_BUBBLE,
+)
 
 ONE_PART_OR_TWO = ({FORWARD, BACKWARD}, {FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT})
 """The operations of a micro-batch on a stage, by the parts of its backward pass."""

@@ -8,7 +8,6 @@ from prompt_tuning.pipeline.schedules import (
     BACKWARD,
     FORWARD,
     INPUT_GRADIENT,
-    NONE,
     PREFIX_BACKWARD,
     PREFIX_FORWARD,
     WEIGHT_GRADIENT,
@@ -22,6 +21,7 @@ from prompt_tuning.pipeline.schedules import (
     runnable_sequence,
     stage_orders,
 )
+from prompt_tuning.settings.pipeline import NONE
 
 Cost = float | int
 """A time, a number of operations or of bytes."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from prompt_tuning.core.parameters import ParameterAxes
+from prompt_tuning.settings.axis_rules import MESH_AXES
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.axis_rules import MESH_AXES
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import gather_unstacked, reduce_gradient
 

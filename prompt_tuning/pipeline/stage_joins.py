@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from prompt_tuning.core.parameters import ParameterAxes, Parameters
 from prompt_tuning.pipeline.stage_devices import WHOLE, StageDevices
 from prompt_tuning.pipeline.staged_model import StagedModel
-from prompt_tuning.sharding.axis_rules import MESH_AXES, STAGE
+from prompt_tuning.settings.axis_rules import MESH_AXES, STAGE
 
 
 class GradientJoin:

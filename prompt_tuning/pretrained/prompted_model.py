@@ -55,10 +55,11 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.low_rank import LowRank
 from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.sharding.mesh import mesh_layout
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
@@ -349,7 +350,7 @@ def open_pretrained(
 
     model_key = named_key(key, "model")
     graph, abstract = describe(build, model_key)
-    placement = mesh and Placement.create(mesh.layout(config), graph, abstract)
+    placement = mesh and Placement.create(mesh_layout(mesh, config), graph, abstract)
     plan = plan_restore(
         abstract,
         recipes,

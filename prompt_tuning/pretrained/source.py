@@ -24,8 +24,8 @@ from prompt_tuning.families.hf_folder import (
 from prompt_tuning.pretrained.checkpoint_path import BUNDLED_PREFIX, find_checkpoint
 from prompt_tuning.pretrained.weight_storage import check_by_layer
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
-from prompt_tuning.sharding.mesh import MeshShape
 
 
 def open_checkpoint(

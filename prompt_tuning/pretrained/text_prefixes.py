@@ -27,8 +27,8 @@ from prompt_tuning.pretrained.attention_matching import (
 )
 from prompt_tuning.pretrained.weight_storage import DEVICE
 from prompt_tuning.prompts.prefix_start import PrefixStart
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh import MeshShape
 
 
 def check_start(

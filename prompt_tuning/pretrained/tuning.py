@@ -35,10 +35,10 @@ from prompt_tuning.prompts.initializers import (
 from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptFactory, PromptModule
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.stack_shape import StackShape, StateShape
 from prompt_tuning.prompts.token_rows import TokenRows
 from prompt_tuning.settings.class_head import ClassHead
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.settings.trained_tokens import TrainedTokens
 
 

@@ -30,7 +30,7 @@ _LISTED = {
     "IA3": "prompt_tuning.prompts.projection_adapters",
     "TrainedTokens": "prompt_tuning.settings.trained_tokens",
     "ClassHead": "prompt_tuning.settings.class_head",
-    "Prompting": "prompt_tuning.prompts.prompt_settings",
+    "Prompting": "prompt_tuning.settings.prompting",
     "uniform": "prompt_tuning.prompts.initializers",
     "from_file": "prompt_tuning.prompts.initializers",
     "from_sampled_vocabulary": "prompt_tuning.prompts.initializers",

@@ -6,14 +6,13 @@ packed row has a prompt for each of its examples.
 """
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from prompt_tuning.core.masks import Count
 
-Position = Literal["prefix", "after_bos", "suffix", "suffix_after_eos", "template"]
 TEMPLATE: Final = "template"
 """The data sets the positions of the prompt's vectors."""
 

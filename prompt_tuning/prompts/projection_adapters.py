@@ -25,7 +25,7 @@ from prompt_tuning.core.errors import InputError, kind_of, shown
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.parameter_groups import match_any
 from prompt_tuning.core.parameters import split
-from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
+from prompt_tuning.settings.axis_rules import SPLIT_NAMES
 
 IA3_SCALE = "/adapters/ia3/scale"
 NAMES_IN_PEFT = {

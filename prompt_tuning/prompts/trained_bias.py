@@ -15,7 +15,7 @@ from jaxtyping import Array, Float32
 from prompt_tuning.adapters.adapter import LORA
 from prompt_tuning.adapters.peft.lora_biases import BIAS, FROZEN
 from prompt_tuning.prompts.projection_adapters import ProjectionAdapter
-from prompt_tuning.sharding.axis_rules import SPLIT_NAMES
+from prompt_tuning.settings.axis_rules import SPLIT_NAMES
 
 
 class TrainedBias(ProjectionAdapter):

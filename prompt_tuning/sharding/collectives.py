@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from prompt_tuning.core.quantization.tables import Table
-from prompt_tuning.sharding.axis_rules import (
+from prompt_tuning.settings.axis_rules import (
     MEMORY_KEYS,
     ROW_AXES,
     SPLIT_NAMES,

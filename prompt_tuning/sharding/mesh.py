@@ -1,6 +1,5 @@
-"""The mesh: the number of devices along each axis."""
+"""Meshes of devices, and layouts of models on them."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,122 +8,48 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.core.number_ranges import DeviceCount, PositiveInteger
-from prompt_tuning.sharding.axis_rules import DATA, MESH_AXES, STAGE, AxisRules
+from prompt_tuning.settings.axis_rules import AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshShape:
-    """Number of devices along each axis of the mesh; -1 on one axis means the rest.
-
-    Give it to `tune` as `mesh`. Start with `MeshShape()`, which splits the rows of a
-    batch over all devices; use `fsdp` when the weights do not fit one device, `tensor`
-    when a block is too slow, `stage` when devices are far apart. Results do not depend
-    on the mesh, up to rounding.
-
-    Attributes:
-      stage: stages of a pipeline, each with blocks of the model and with devices along
-        the other axes; always given as a number.
-      data: devices that split the rows of a batch; each group along the other axes has
-        all parameters.
-      fsdp: devices that split rows and also parameters, which are gathered one block at
-        a time.
-      tensor: devices that split heads, feed-forward columns and the vocabulary.
-      rules: mesh axis of each parameter dimension; Megatron's if None.
+def mesh_layout(shape: MeshShape, config: ModelConfig) -> MeshLayout:
+    """Lays a model out on the mesh of all devices.
 
     Raises:
-      InputError: if a number is neither -1 nor at least 1, or two are -1.
-
-    Examples:
-      >>> pt.MeshShape(data=2, fsdp=4).build().sizes
-      {'data': 2, 'fsdp': 4, 'tensor': 1}
+      InputError: if the devices do not fit the mesh, or the model cannot be
+        divided.
     """
+    return MeshLayout(build_mesh(shape), shape.rules or AxisRules(), config)
 
-    stage: PositiveInteger = 1
-    data: DeviceCount = -1
-    fsdp: DeviceCount = 1
-    tensor: DeviceCount = 1
-    rules: AxisRules | None = None
 
-    def __post_init__(self):
-        check_fields(self)
-        free = [name for name, count in self.sizes.items() if count == -1]
-        if len(free) > 1:
-            raise InputError(
-                f"MeshShape has -1 for {' and '.join(free)}; set all but one of them "
-                "to a number of devices"
-            )
+def build_mesh(shape: MeshShape, devices: Sequence[Any] | None = None) -> Mesh:
+    """Builds the mesh of some devices; of all devices of all processes if None.
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of devices by axis, in the order of the mesh.
-
-        Stages are the outermost axis, because they exchange the least; one alone is no
-        axis.
-        """
-        names = MESH_AXES if self.stage == 1 else (STAGE, *MESH_AXES)
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def keeps_weights_whole(self) -> bool:
-        """Whether the mesh only splits rows, so that each device has all weights."""
-        whole = all(n == 1 for axis, n in self.sizes.items() if axis != DATA)
-        return whole and self.rules is None
-
-    @property
-    def without_stages(self) -> "MeshShape":
-        """The same devices in one stage: stages become more parts of `fsdp`."""
-        fsdp = self.fsdp if self.fsdp == -1 else self.fsdp * self.stage
-        return dataclasses.replace(self, stage=1, fsdp=fsdp)
-
-    def within_stage(self, devices: int) -> "MeshShape":
-        """The mesh of one stage."""
-        fixed = math.prod(count for count in self.sizes.values() if count != -1)
-        sizes = {
-            name: devices // fixed if count == -1 else count
-            for name, count in self.sizes.items()
-            if name in MESH_AXES
-        }
-        return dataclasses.replace(self, stage=1, **sizes)
-
-    def layout(self, config: ModelConfig) -> MeshLayout:
-        """Lays a model out on the mesh of all devices.
-
-        Raises:
-          InputError: if the devices do not fit the mesh, or the model cannot be
-            divided.
-        """
-        return MeshLayout(self.build(), self.rules or AxisRules(), config)
-
-    def build(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """Builds the mesh of some devices; of all devices of all processes if None.
-
-        Raises:
-          InputError: if the number of devices does not fit the mesh.
-        """
-        devices = jax.devices() if devices is None else devices
-        sizes = self.sizes
-        fixed = math.prod(count for count in sizes.values() if count != -1)
-        description = " x ".join(f"{name} {count}" for name, count in sizes.items())
-        free = -1 in sizes.values()
-        if free and len(devices) % fixed:
-            raise InputError(
-                f"the number of devices, {len(devices)}, is not a multiple of {fixed}, "
-                f"so they cannot be arranged as {description}: set MeshShape's axes to "
-                "numbers that divide it, or --gin.Run.mesh=None for one device"
-            )
-        if not free and fixed != len(devices):
-            raise InputError(
-                f"{description} takes {fixed} devices, but there are {len(devices)}; "
-                f"set one of MeshShape's axes to -1, or provide {fixed} devices"
-            )
-        shape = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
-        return jax.make_mesh(
-            tuple(shape),
-            tuple(sizes),
-            axis_types=(AxisType.Auto,) * len(shape),
-            devices=devices,
+    Raises:
+      InputError: if the number of devices does not fit the mesh.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = shape.sizes
+    fixed = math.prod(count for count in sizes.values() if count != -1)
+    description = " x ".join(f"{name} {count}" for name, count in sizes.items())
+    free = -1 in sizes.values()
+    if free and len(devices) % fixed:
+        raise InputError(
+            f"the number of devices, {len(devices)}, is not a multiple of {fixed}, "
+            f"so they cannot be arranged as {description}: set MeshShape's axes to "
+            "numbers that divide it, or --gin.Run.mesh=None for one device"
         )
+    if not free and fixed != len(devices):
+        raise InputError(
+            f"{description} takes {fixed} devices, but there are {len(devices)}; "
+            f"set one of MeshShape's axes to -1, or provide {fixed} devices"
+        )
+    counts = [len(devices) // fixed if x == -1 else x for x in sizes.values()]
+    return jax.make_mesh(
+        tuple(counts),
+        tuple(sizes),
+        axis_types=(AxisType.Auto,) * len(counts),
+        devices=devices,
+    )

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import ParameterAxes
-from prompt_tuning.sharding.axis_rules import (
+from prompt_tuning.settings.axis_rules import (
     MEMORY_HEADS,
     MEMORY_KEYS,
     ROW_AXES,
@@ -20,6 +20,7 @@ from prompt_tuning.sharding.axis_rules import (
     AxisRules,
     axes_of,
 )
+from prompt_tuning.sharding.partition_specs import partition_spec
 
 GROUPS = "key_value_heads"
 VOCABULARY = "vocab"
@@ -89,7 +90,7 @@ class MeshLayout:
         return self._axes_by_rules(name)
 
     def _axes_by_rules(self, name: str) -> tuple[str, ...]:
-        spec = self.rules.spec(f"a dimension {name!r}", (name, "embed"))
+        spec = partition_spec(self.rules, f"a dimension {name!r}", (name, "embed"))
         return self.used_axes(axes_of(spec[0]))
 
     @functools.cached_property
@@ -158,7 +159,7 @@ class MeshLayout:
             whole.append(GROUPS)
         if self.shared_memory_keys:
             whole.append(MEMORY_KEYS)
-        spec = self.rules.spec(path, names, whole=whole)
+        spec = partition_spec(self.rules, path, names, whole=whole)
         for name, entry in zip(names, spec, strict=True):
             computed = name in NEVER_GATHERED and name not in whole
             if computed and self.used_axes(axes_of(entry)) != self.axes(name):

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array
 
 from prompt_tuning.core.parameters import ParameterAxes
-from prompt_tuning.sharding.axis_rules import ROW_AXES, axes_of
+from prompt_tuning.settings.axis_rules import ROW_AXES, axes_of
 from prompt_tuning.sharding.collectives import Axes, current_layout, local_slice
 from prompt_tuning.sharding.mesh_layout import NEVER_GATHERED, MeshLayout
 

@@ -16,8 +16,8 @@ from jaxtyping import Array, Shaped
 from prompt_tuning.checkpoints.stored_tensors import PartReader
 from prompt_tuning.core.array_slices import Block, whole
 from prompt_tuning.core.compilation import return_freed_memory
+from prompt_tuning.settings.axis_rules import ROW_AXES, axes_of
 from prompt_tuning.sharding.array_placement import distinct_shards
-from prompt_tuning.sharding.axis_rules import ROW_AXES, axes_of
 
 Layer = list[Array]
 

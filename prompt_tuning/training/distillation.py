@@ -31,9 +31,9 @@ from prompt_tuning.models.frozen_model import frozen_graph
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.placement import TEMPLATE, Position
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.prompting import Position, Prompting
 from prompt_tuning.sharding import collectives
 from prompt_tuning.training.example_teacher import ExampleTeacher, without_bos
 from prompt_tuning.training.run_reference import open_run_reference

@@ -14,12 +14,13 @@ from prompt_tuning.core.setting_hints import how_to_set
 from prompt_tuning.data.batching.batch_plan import BatchPlan, PlannedBatch
 from prompt_tuning.data.model_interface import ModelInterface
 from prompt_tuning.pipeline.operation_counts import MicroBatchShape, count_work
+from prompt_tuning.pipeline.pipeline_checks import check_blocks
 from prompt_tuning.pipeline.pipeline_plan import PipelinePlan, plan_pipeline
-from prompt_tuning.pipeline.pipeline_settings import check_blocks
 from prompt_tuning.pretrained.prompted_model import PromptedModel
+from prompt_tuning.settings.axis_rules import AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.axis_rules import AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 
 
@@ -30,7 +31,7 @@ def whole_mesh(run: Run) -> MeshShape | None:
       InputError: if the devices cannot be arranged in the run's stages.
     """
     if run.mesh is not None and run.stages > 1:
-        run.mesh.build()
+        build_mesh(run.mesh)
     return run.inference_mesh
 
 
@@ -78,8 +79,8 @@ def stage_placement(run: Run, model: PromptedModel) -> Placement:
     """
     if run.mesh is None:
         raise InputError("a run in stages needs a mesh: set Run.mesh to @MeshShape()")
-    grid = run.mesh.build().devices
-    mesh = run.mesh.within_stage(grid.size).build(grid[0].ravel().tolist())
+    grid = build_mesh(run.mesh).devices
+    mesh = build_mesh(run.mesh.within_stage(grid.size), grid[0].ravel().tolist())
     layout = MeshLayout(mesh, run.mesh.rules or AxisRules(), model.config)
     return Placement.create(layout, model.graph, model.plan.abstract)
 

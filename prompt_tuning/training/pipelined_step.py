@@ -13,8 +13,9 @@ from prompt_tuning.pipeline.pipeline_plan import PipelinePlan
 from prompt_tuning.pipeline.schedules import Order, stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
 from prompt_tuning.pipeline.stage_parameters import FrozenParts
-from prompt_tuning.sharding.axis_rules import AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.axis_rules import AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
+from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.training.run_plan import RunPlan
 from prompt_tuning.training.step import Finish, compile_finish
@@ -93,7 +94,7 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
       InputError: if the devices do not fit the mesh, or the model cannot be divided
         within a stage.
     """
-    grid = mesh.build().devices
+    grid = build_mesh(mesh).devices
     inner = mesh.within_stage(grid.size)
     rules = mesh.rules or AxisRules()
     stages = []
@@ -110,6 +111,6 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
             )
         layout = None
         if len(flat) > 1:
-            layout = MeshLayout(inner.build(flat), rules, config)
+            layout = MeshLayout(build_mesh(inner, flat), rules, config)
         stages.append(StageDevices(flat[0], layout))
     return stages

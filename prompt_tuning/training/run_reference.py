@@ -20,7 +20,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, build_tuned
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.placement import TEMPLATE
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sharding.array_placement import Placement
 from prompt_tuning.training.run_directory import recorded_model
 from prompt_tuning.training.transfer import check_shape, read_source

@@ -39,8 +39,8 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.source import read_frozen
 from prompt_tuning.prompts import adapter_files
 from prompt_tuning.prompts.adapter_kinds import check_kinds
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.sweep.best_member import best_member
 from prompt_tuning.training.run_directory import IDENTITY_FILE, hold_run
 from prompt_tuning.tuned.export_adapters import (

@@ -25,8 +25,8 @@ from prompt_tuning.data.text.tokenizers import (
 )
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.text_encoding import TextEncoding
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.prompting import Prompting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt")
 TEXT_FIELDS = ("template", "chat", "chat_template", "chat_date", "joiner", "add_eos")

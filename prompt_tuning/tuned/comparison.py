@@ -34,11 +34,11 @@ from prompt_tuning.losses.objective import ObjectiveConfig
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.placement import TEMPLATE, Position
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.prompts.placement import TEMPLATE
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
+from prompt_tuning.settings.prompting import Position, Prompting
 from prompt_tuning.training.distillation import tokens_before_rows
 from prompt_tuning.training.objective_data import (
     held_out_objective,

@@ -39,8 +39,8 @@ from prompt_tuning.models.decoder_only import DecoderOnly
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.adapter_kinds import adapter_specs, prompt_classes
 from prompt_tuning.prompts.prompt_module import InputDependentPrompt
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.token_rows import NAME, TokenRows
+from prompt_tuning.settings.prompting import Prompting
 
 
 def export_adapters(model: LanguageModel) -> list[Adapter]:

@@ -32,9 +32,9 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.initializers import from_file
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import CompiledStep, compile_step
 from scripts.bench.cases import IGNORED, Case, Rows

@@ -33,8 +33,8 @@ from prompt_tuning.core.t5_config import t5_config
 from prompt_tuning.families import t5x
 from prompt_tuning.models.build import build_model
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
-from prompt_tuning.sharding.mesh import MeshShape
 from scripts.bench.load_cost import MODEL, memory
 from scripts.random_model import write_random_model
 

@@ -30,8 +30,8 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrain
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained, WeightLocation
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies, meshes
 from tests.support.adapters import batch_of, our_logits

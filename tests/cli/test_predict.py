@@ -20,8 +20,8 @@ from prompt_tuning.data.text.tokenizers import load_tokenizer
 from prompt_tuning.losses.class_objective import ClassObjective
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.data_source import DataSource
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.tuned.input_encoding import encode_inputs
 from prompt_tuning.tuned.prediction import label_settings
 from scripts import skills

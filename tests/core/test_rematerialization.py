@@ -26,8 +26,8 @@ from prompt_tuning.losses.objective import LossSums
 from prompt_tuning.losses.token_objective import NATS_PER_WEIGHT
 from prompt_tuning.models import transformer
 from prompt_tuning.models.scoring import loss_sums
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding import shard_map
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training.gradients import gradients, value_and_gradient
 from scripts.bench import hlo
 from tests.support import dummies, meshes

@@ -21,9 +21,9 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prompt_module import PromptFactory
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from scripts import skills
 from tests.support.refusals import refuses
 from tests.support.small_runs import LENGTH, files, write_pairs, write_rows

@@ -21,9 +21,9 @@ from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prompt_module import InputPrompt
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.settings.prompting import Prompting
 from tests.support.dummies import (
     FAMILIES,
     GPT2,

@@ -9,7 +9,7 @@ from prompt_tuning.checkpoints.restore_plan import RestorePlan
 from prompt_tuning.evaluation.batch_scores import score_batches
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.pretrained.tuning import PromptPair
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 
 # Sizes of the rows of each batch: texts and completions.

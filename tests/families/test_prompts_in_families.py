@@ -20,8 +20,8 @@ from prompt_tuning.data.examples.row_readers import Example
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.models.scoring import label_nll
 from prompt_tuning.pretrained.prompted_model import open_pretrained
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step

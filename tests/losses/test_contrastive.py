@@ -15,7 +15,7 @@ from prompt_tuning.data.batching.batch_plan import PlannedBatch
 from prompt_tuning.data.batching.batches import build_batch
 from prompt_tuning.data.examples.contrastive_examples import ContrastiveExamples
 from prompt_tuning.losses.contrastive import Contrastive
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies, meshes
 

@@ -21,8 +21,8 @@ from prompt_tuning.losses.orpo import ORPO
 from prompt_tuning.losses.preference import AnswerScores
 from prompt_tuning.losses.simpo import SimPO
 from prompt_tuning.models.scoring import merge_model
-from prompt_tuning.sharding.axis_rules import AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.axis_rules import AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.distillation import make_reference
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies

@@ -25,9 +25,9 @@ from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix, normal
 from prompt_tuning.prompts.projection_adapters import IA3
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step
 from tests.support.exhaustive import sample

@@ -16,7 +16,7 @@ from prompt_tuning.data.batching.batches import split_micro_batches
 from prompt_tuning.decoding.row_encoding import pad_rows
 from prompt_tuning.evaluation.batch_scores import score_rows
 from prompt_tuning.models.scoring import greedy_tokens, label_nll, token_losses
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.streaming.streamed_function import StreamedFunction
 from prompt_tuning.training.gradients import gradients
 from tests.streaming.test_streamed_step import Layers, divided

@@ -16,9 +16,9 @@ from prompt_tuning.prompts.deep import AddedDeepPrompt, DeepPrompt
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.input_dependent import InstancePrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt, StackedPrompts
 from prompt_tuning.prompts.state_prefix import StatePrefix
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.exhaustive import sample

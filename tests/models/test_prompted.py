@@ -17,7 +17,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.models.build import build_model
 from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.models.scoring import loss_sums
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies
 from tests.support.dummies import logits, logits_by_step

@@ -29,9 +29,9 @@ from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.source import open_checkpoint
 from prompt_tuning.pretrained.tuning import rebuild_tuning
 from prompt_tuning.prompts.initializers import Vocabulary
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.settings.pretrained import Pretrained
+from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 from tests.support.exhaustive import sample
 from tests.support.shared_data import FIXTURES, SHARED

@@ -13,7 +13,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.models.attention import KeyValues
 from prompt_tuning.models.encoder_decoder import EncoderDecoder
 from prompt_tuning.models.row_info import RowInfo
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 
 WINDOWED = dataclasses.replace(dummies.LLAMA, window=4, windowed_layers=(0, 1))

@@ -8,10 +8,10 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.operation_counts import ModelWork, Work
 from prompt_tuning.pipeline.pipeline_plan import balanced_layers, plan_pipeline
-from prompt_tuning.pipeline.pipeline_settings import Pipeline
 from prompt_tuning.pipeline.schedules import stage_orders
 from prompt_tuning.pipeline.simulation import StageCosts, simulate
 from prompt_tuning.pipeline.timeline_pictures import timeline_svg, timeline_text
+from prompt_tuning.settings.pipeline import Pipeline
 
 PROMPT = Work(1.0, 1.0, 0.0, 0.1, 0.1)
 FULL = Work(1.0, 1.0, 1.0)

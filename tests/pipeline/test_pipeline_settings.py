@@ -6,8 +6,10 @@ from prompt_tuning.config.flat_config import flat_config
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.config.operative_config import complete_config
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.pipeline.pipeline_settings import Pipeline, check_blocks
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.pipeline.pipeline_checks import check_blocks
+from prompt_tuning.settings.mesh_shape import MeshShape
+from prompt_tuning.settings.pipeline import Pipeline
+from prompt_tuning.sharding.mesh import build_mesh
 
 GIVEN = {
     "model": "bundled:skills-decoder",
@@ -125,6 +127,6 @@ def test_stages_are_the_outermost_axis_and_none_without_several():
     assert list(MeshShape().sizes) == ["data", "fsdp", "tensor"]
     assert mesh.without_stages == MeshShape(data=2, fsdp=2, tensor=2)
     with pytest.raises(InputError, match=r"8, is not a multiple of 3.*stage 3 x data"):
-        MeshShape(stage=3).build(devices)
+        build_mesh(MeshShape(stage=3), devices)
     with pytest.raises(InputError, match=r"stage 2 x data 3 x fsdp 1.*takes 6 devices"):
-        MeshShape(stage=2, data=3).build(devices)
+        build_mesh(MeshShape(stage=2, data=3), devices)

@@ -8,12 +8,12 @@ import pytest
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pipeline.schedules import (
-    SCHEDULES,
     DeadlockError,
     Operation,
     check_orders,
     stage_orders,
 )
+from prompt_tuning.settings.pipeline import SCHEDULES
 
 SIZES = list(itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 4, 7, 8, 16, 17)))
 

@@ -10,7 +10,7 @@ import pytest
 from prompt_tuning.pipeline.driver import PipelinedGradients
 from prompt_tuning.pipeline.schedules import stage_orders
 from prompt_tuning.pipeline.stage_devices import StageDevices
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from tests.support import dummies
 
 # Primes and powers of two, so that the size of an array tells its dimensions.

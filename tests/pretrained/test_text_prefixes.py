@@ -22,7 +22,7 @@ from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.prefix_start import PrefixStart
 from prompt_tuning.prompts.stack_shape import StackShape
 from prompt_tuning.prompts.text_starts import spread_windows
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from tests.support.dummies import GPT2, LLAMA, with_numbers
 from tests.support.meshes import layout_of, placed
 

@@ -9,9 +9,9 @@ import pytest
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.pretrained.prompted_model import open_pretrained
 from prompt_tuning.pretrained.tuning import Tuning
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained, WeightLocation
 from prompt_tuning.settings.trained_tokens import TrainedTokens
-from prompt_tuning.sharding.mesh import MeshShape
 from scripts import skills
 from tests.support.small_runs import DECODER, T5, write_model
 

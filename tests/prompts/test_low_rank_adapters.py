@@ -23,8 +23,8 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.low_rank import LowRank, initial_factors
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.projection_adapters import IA3
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.tuned.export_adapters import export_adapters
 from tests.support import meshes
 from tests.support.dummies import (

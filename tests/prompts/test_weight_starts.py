@@ -11,8 +11,8 @@ from prompt_tuning.pretrained.tuning import Tuning
 from prompt_tuning.prompts.adapter_files import read_adapter
 from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.weight_starts import START_A, START_B
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
-from prompt_tuning.sharding.mesh import MeshShape
 
 AT = "decoder/layers/self_attention/query/adapters/lora"
 KEY = jax.random.key(0)

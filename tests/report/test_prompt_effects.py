@@ -12,13 +12,13 @@ import pytest
 
 import prompt_tuning as pt
 from prompt_tuning.models.scoring import token_losses
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.report.prompt_effects import (
     DEAD_SHARE,
     PromptEffects,
     attention_shares,
     nats_without,
 )
+from prompt_tuning.settings.prompting import Prompting
 from scripts import skills
 from tests.support import dummies
 from tests.support.small_runs import write_model

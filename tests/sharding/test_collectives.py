@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts.bench import hlo

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from prompt_tuning.core import parameter_groups
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample
 

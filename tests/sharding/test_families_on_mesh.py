@@ -12,7 +12,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.families.hf_folder import read_config
 from prompt_tuning.prompts.low_rank_adapters import LoRA
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
 from tests.prompts.test_state_prefix import with_prefix

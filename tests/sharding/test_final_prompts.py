@@ -15,7 +15,7 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 

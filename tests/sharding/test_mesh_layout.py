@@ -9,8 +9,10 @@ from jax.sharding import PartitionSpec as Spec
 
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes
-from prompt_tuning.sharding.axis_rules import PRESETS, AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.axis_rules import PRESETS, AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
+from prompt_tuning.sharding.mesh import build_mesh
+from prompt_tuning.sharding.partition_specs import partition_spec
 from prompt_tuning.sharding.shard_map import check_row_count
 from prompt_tuning.training.gradients import gradients
 from tests.support import dummies, meshes
@@ -32,13 +34,15 @@ SPECS = {
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_have_their_specs(preset):
     rules = AxisRules(preset)
-    actual = tuple(rules.spec("a path", names) for names in (KERNEL, TABLE, SCALE))
+    actual = tuple(
+        partition_spec(rules, "a path", names) for names in (KERNEL, TABLE, SCALE)
+    )
     assert actual == SPECS[preset]
 
 
 def test_custom_rules_precede_the_presets():
     rules = AxisRules(rules=[["mlp", None], ["embed", "tensor"]])
-    assert rules.spec("a path", KERNEL) == Spec("tensor", None)
+    assert partition_spec(rules, "a path", KERNEL) == Spec("tensor", None)
     assert hash(rules) == hash(AxisRules(rules=(("mlp", None), ("embed", "tensor"))))
 
 
@@ -62,7 +66,7 @@ def test_invalid_rules_are_refused(rules, message):
 def test_an_unavoidable_collision_is_refused():
     rules = AxisRules("t5x_1_1", rules=[("embed", "tensor")])
     with pytest.raises(InputError, match=r"the rule for 'mlp' needs tensor, which ano"):
-        rules.spec("decoder/layers/mlp/up/kernel", KERNEL)
+        partition_spec(rules, "decoder/layers/mlp/up/kernel", KERNEL)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,11 @@ def test_an_unavoidable_collision_is_refused():
 )
 def test_invalid_meshes_are_refused(shape, count, message):
     with pytest.raises(InputError, match=message):
-        MeshShape(**shape).build(jax.devices()[:count])
+        build_mesh(MeshShape(**shape), jax.devices()[:count])
 
 
 def test_minus_one_selects_the_remaining_devices():
-    mesh = MeshShape(fsdp=2, tensor=2).build(jax.devices()[:8])
+    mesh = build_mesh(MeshShape(fsdp=2, tensor=2), jax.devices()[:8])
     assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
 
 

@@ -15,7 +15,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.evaluation.batch_scores import score_rows
 from prompt_tuning.models.scoring import token_losses
 from prompt_tuning.prompts.soft import StackedPrompts
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from tests.support import dummies, meshes
 from tests.support.exhaustive import sample
 

@@ -8,7 +8,7 @@ import pytest
 
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.errors import InputError
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training import output_gradients
 from prompt_tuning.training.output_gradients import OutputStep
 from tests.support import dummies, meshes

@@ -16,8 +16,8 @@ from prompt_tuning.config import gin_files
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import ParameterAxes
 from prompt_tuning.data.batching.batches import stream_batches
-from prompt_tuning.sharding.axis_rules import NAMES, TRAINED_NAMES, AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.axis_rules import NAMES, TRAINED_NAMES, AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.training.opening import open_run
 from tests.support import dummies, meshes, methods
 from tests.support.exhaustive import sample

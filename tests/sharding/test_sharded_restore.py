@@ -10,9 +10,9 @@ from prompt_tuning.checkpoints.stored_tensors import StoredTensor
 from prompt_tuning.core.array_slices import clipped
 from prompt_tuning.core.quantization.stores import scale_path
 from prompt_tuning.pretrained.prompted_model import PromptedModel, open_pretrained
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.settings.pretrained import Pretrained
 from prompt_tuning.sharding.array_placement import Placement, distinct_shards
-from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
 from tests.support.shared_data import FIXTURES
 from tests.support.t5x_fixtures import T5X_CONFIG

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec
 
 from prompt_tuning.losses.cross_entropy import distillation_loss, token_loss
 from prompt_tuning.losses.logit_losses import Divergence
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding import collectives
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from scripts.bench import hlo
 from tests.support import dummies, meshes

@@ -14,7 +14,7 @@ from prompt_tuning.cli.main import main
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.parameters import merge
 from prompt_tuning.pretrained.weight_storage import WeightStorage, check_location
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.streaming.layered_weights import LayeredWeight, LayerReader
 from prompt_tuning.training.output_gradients import OutputStep
 from prompt_tuning.training.state import TrainState

@@ -22,8 +22,8 @@ from prompt_tuning.models.language_model import LanguageModel
 from prompt_tuning.prompts.initializers import Vocabulary
 from prompt_tuning.prompts.projection_adapters import AdapterSpec
 from prompt_tuning.prompts.prompt_module import PromptModule
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
+from prompt_tuning.settings.prompting import Prompting
 
 V = 31
 P = 3

@@ -18,9 +18,9 @@ from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.soft import SoftPrompt
 from prompt_tuning.prompts.state_prefix import StatePrefix
+from prompt_tuning.settings.prompting import Prompting
 from tests.support.dummies import with_numbers
 
 KINDS = ("none", "soft", "suffix", "deep", "prefix", "tasks", "lora", "dora", "ia3")

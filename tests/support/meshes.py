@@ -18,9 +18,10 @@ from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import Parameters
 from prompt_tuning.pretrained.prompted_model import build_tuned
 from prompt_tuning.prompts.initializers import Vocabulary
+from prompt_tuning.settings.axis_rules import AxisRules
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.axis_rules import AxisRules
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.sharding.mesh import build_mesh
 from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
@@ -49,7 +50,7 @@ def layout_of(
     shape: MeshShape, config: ModelConfig, rules: AxisRules | None = None
 ) -> MeshLayout:
     """Returns a model's layout on a mesh of some of the host's devices."""
-    return MeshLayout(shape.build(devices(shape)), rules or AxisRules(), config)
+    return MeshLayout(build_mesh(shape, devices(shape)), rules or AxisRules(), config)
 
 
 def placed(

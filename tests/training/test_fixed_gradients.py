@@ -16,7 +16,7 @@ from prompt_tuning.core.parameters import merge
 from prompt_tuning.losses.fixed_gradients import OutputGradients
 from prompt_tuning.losses.token_objective import TokenObjective
 from prompt_tuning.pretrained.weight_storage import WeightStorage
-from prompt_tuning.sharding.mesh import MeshShape
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.streaming.layered_weights import LayeredWeight
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.run_plan import plan_run

@@ -12,7 +12,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.rematerialization import Rematerialization
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import train_step
 from scripts.bench import hlo

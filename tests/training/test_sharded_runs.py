@@ -15,8 +15,8 @@ from prompt_tuning.checkpoints.run_store.checkpoint_names import FOLDER
 from prompt_tuning.cli.main import main, split_bindings
 from prompt_tuning.config.gin_files import read_run
 from prompt_tuning.core.errors import NotFiniteError
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh import MeshShape
 from prompt_tuning.training import loop
 from prompt_tuning.training.continuation import state_at
 from prompt_tuning.training.opening import open_run

@@ -9,7 +9,7 @@ import pytest
 from prompt_tuning.core import parameter_groups
 from prompt_tuning.models.scoring import loss_sums
 from prompt_tuning.pretrained.frozen_fingerprint import fingerprint
-from prompt_tuning.prompts.prompt_settings import Prompting
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.training.gradients import gradients
 from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.step import compile_step, update

@@ -21,10 +21,10 @@ from prompt_tuning.prompts.low_rank_adapters import LoRA
 from prompt_tuning.prompts.multitask import AddMultiTaskPrompt
 from prompt_tuning.prompts.prefix import KeyValuePrefix, ProjectedKeyValuePrefix
 from prompt_tuning.prompts.projection_adapters import IA3
-from prompt_tuning.prompts.prompt_settings import Prompting
 from prompt_tuning.prompts.reparameterized import MLPPrompt
 from prompt_tuning.prompts.soft import PaddedPrompt, SoftPrompt
 from prompt_tuning.prompts.stack_shape import StackShape
+from prompt_tuning.settings.prompting import Prompting
 from prompt_tuning.tuned.export_adapters import convert_for_peft, export_adapters
 from tests.support import dummies
 from tests.support.dummies import LLAMA, T5_GATED, P, V

@@ -21,8 +21,8 @@ from prompt_tuning.checkpoints.run_store.checkpoint_selection import best_or_lat
 from prompt_tuning.checkpoints.run_store.checkpoint_store import CheckpointStore
 from prompt_tuning.checkpoints.run_store.orbax_arrays import FOLDER, Writing
 from prompt_tuning.core.errors import InputError, StorageError
+from prompt_tuning.settings.mesh_shape import MeshShape
 from prompt_tuning.sharding.array_placement import Placement
-from prompt_tuning.sharding.mesh import MeshShape
 from tests.support import dummies, meshes
 from tests.support.small_runs import Killed, kill_at_call
 

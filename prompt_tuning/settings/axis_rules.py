@@ -12,8 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from jax.sharding import PartitionSpec
-
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_fields
 
@@ -116,65 +114,22 @@ class AxisRules:
         for rule in self.rules:
             _check_rule(rule)
         # gin gives lists, but a static argument of a compiled program must be hashable.
-        fixed = tuple((name, _axes(target)) for name, target in self.rules)
+        fixed = tuple((name, axes_of(target)) for name, target in self.rules)
         object.__setattr__(self, "rules", fixed)
 
     @property
     def table(self) -> list[tuple[str, tuple[str, ...]]]:
         """All rules in order: `rules`, then the preset's."""
         rules = (*self.rules, *PRESETS[self.preset])
-        table = [(name, _axes(target)) for name, target in rules]
+        table = [(name, axes_of(target)) for name, target in rules]
         return sorted(table, key=lambda rule: rule[0] in TRAINED_NAMES)
 
-    def spec(
-        self, path: str, names: Sequence[str], *, whole: Sequence[str] = ()
-    ) -> PartitionSpec:
-        """The PartitionSpec of an array.
 
-        Args:
-          path: path of the parameter, for the error.
-          names: names of its dimensions.
-          whole: names that are not sharded, whatever the rules are.
-
-        Raises:
-          InputError: if two of its dimensions would be sharded over one mesh axis and
-            the second has no later rule.
-        """
-        chosen: dict[str, tuple[str, ...]] = {name: () for name in whole}
-        refused: dict[str, tuple[str, ...]] = {}
-        for name, axes in self.table:
-            if name not in names or name in chosen:
-                continue
-            taken = {axis for others in chosen.values() for axis in others}
-            if taken.intersection(axes):
-                refused.setdefault(name, axes)
-            else:
-                chosen[name] = axes
-        for name, axes in refused.items():
-            if name not in chosen:
-                raise InputError(
-                    f"{path} {tuple(names)} cannot be split: the rule for {name!r} "
-                    f"needs {', '.join(axes)}, which another of its dimensions uses; "
-                    f"add the rule ({name!r}, None), or change AxisRules"
-                )
-        return PartitionSpec(*(_entry(chosen.get(name, ())) for name in names))
-
-
-def _axes(target: Target) -> tuple[str, ...]:
+def axes_of(target: Target) -> tuple[str, ...]:
+    """Returns the mesh axes that a rule, or an entry of a `PartitionSpec`, names."""
     if target is None:
         return ()
     return (target,) if isinstance(target, str) else tuple(target)
-
-
-def axes_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The mesh axes in one entry of a `PartitionSpec`."""
-    return _axes(entry)
-
-
-def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:
-    if len(axes) > 1:
-        return axes
-    return axes[0] if axes else None
 
 
 def _check_rule(rule: Any) -> None:
@@ -186,7 +141,7 @@ def _check_rule(rule: Any) -> None:
             f"AxisRules.rules has {shown(rule)}, expected pairs such as ('embed', "
             "'fsdp')"
         )
-    name, axes = rule[0], _axes(rule[1])
+    name, axes = rule[0], axes_of(rule[1])
     if name not in NAMES:
         raise InputError(
             f"AxisRules.rules has the dimension {name!r}, expected one of "

@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from jaxtyping import Array, Int
-
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
-from prompt_tuning.core.masks import Visibility
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.prompts.placement import PLACEMENTS, Position
+from prompt_tuning.core.visibility import Visibility
+
+Position = Literal["prefix", "after_bos", "suffix", "suffix_after_eos", "template"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +107,6 @@ class Prompting:
                 f"execution is 'shared', but {reason}; use 'auto' or 'joined'"
             )
         return dataclasses.replace(self, execution="joined")
-
-    def place(
-        self, lengths: Int[Array, "*lead"], ends_with_eos: bool
-    ) -> Int[Array, "*lead"]:
-        """Returns the number of tokens before each example's prompt (`Placement`)."""
-        return PLACEMENTS[self.placement](lengths, ends_with_eos)
 
     def check_windows(self, windowed_layers: Sequence[int]) -> None:
         """Checks that there are windows, if the prompt is to stay in sight beyond them.

@@ -1,4 +1,4 @@
-"""The settings of a pipeline, and how they are checked before a model is read."""
+"""How the stages of a pipeline share a step."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,13 +7,10 @@ from typing import Literal
 from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import BlockCount, RowCount
-from prompt_tuning.pipeline.schedules import (
-    NONE,
-    ONE_F_ONE_B,
-    ZERO_BUBBLE,
-    check_schedule,
-)
 
+NONE, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = "none", "gpipe", "1f1b", "zb-h1"
+ONE_F_ONE_B_DOUBLE = "1f1b-2"
+SCHEDULES = (NONE, GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_DOUBLE, ZERO_BUBBLE)
 AUTO = "auto"
 LARGE_SHARE = 0.1
 """Share of the backward pass above which p2 is postponed by default."""
@@ -116,64 +113,3 @@ class Pipeline:
     def count(self, accumulate: int) -> int:
         """Returns the number of micro-batches of a step."""
         return accumulate if self.microbatches is None else self.microbatches
-
-    def check(self, stages: int, accumulate: int) -> None:
-        """Checks the settings against the numbers of stages and of micro-batches.
-
-        Raises:
-          InputError: with the numbers.
-        """
-        count = self.count(accumulate)
-        if count % accumulate:
-            raise InputError(
-                f"Pipeline.microbatches is {count}, which is not a multiple of "
-                f"Run.accumulate, {accumulate}: each of its batches is divided further"
-            )
-        two_stage = self.two_stage is not False
-        if self.schedule != AUTO or self.virtual > 1:
-            schedule = self.schedule_for(two_stage)
-            check_schedule(schedule, stages, count, two_stage, self.virtual)
-        if self.layers is None or len(self.layers) == stages * self.virtual:
-            return
-        expected = f"the mesh has {stages}"
-        if self.virtual > 1:
-            expected += (
-                f" with {self.virtual} chunks each (Pipeline.virtual): expected "
-                f"{stages * self.virtual} numbers"
-            )
-        raise InputError(
-            f"Pipeline.layers is {list(self.layers)}, blocks of {len(self.layers)} "
-            f"stages, but {expected}"
-        )
-
-
-def check_blocks(
-    layers: Sequence[int] | None, stages: int, blocks: int, virtual: int = 1
-) -> None:
-    """Checks that each stage can have a block, and that the stages have all of them.
-
-    Args:
-      layers: number of blocks of each stage, or chunk, if it is set.
-      stages: number of stages.
-      blocks: number of blocks of the model, with an encoder's.
-      virtual: number of chunks of each stage.
-
-    Raises:
-      InputError: with the numbers.
-    """
-    if virtual > 1 and stages * virtual > blocks:
-        raise InputError(
-            f"MeshShape.stage is {stages} and Pipeline.virtual is {virtual}, together "
-            f"{stages * virtual} chunks, but the model has {blocks} blocks and each "
-            f"chunk needs one: set virtual to {max(1, blocks // stages)} or less"
-        )
-    if stages > blocks:
-        raise InputError(
-            f"MeshShape.stage is {stages}, but the model has {blocks} blocks and each "
-            f"stage needs one: set it to {blocks} or less"
-        )
-    if layers is not None and sum(layers) != blocks:
-        raise InputError(
-            f"Pipeline.layers is {list(layers)}, together {sum(layers)} blocks, but "
-            f"the model has {blocks}"
-        )
