@@ -169,6 +169,18 @@ def write_inputs(folder: Path) -> None:
     write_tokenizer(folder / "tokenizer")
     facts, _ = recall.document(0, 36)
     (folder / "facts.txt").write_text(facts)
+    first = facts.splitlines()[0]
+    (folder / "changed.txt").write_text(facts.replace(first, f"{first[:5]}nana"))
+    from prompt_tuning.cli.main import main as run
+
+    run(remembering(folder, "facts.txt", folder / "old", "--slots", "12"))
+
+
+def remembering(folder: Path, name: str, output: Path, *more: str) -> list[str]:
+    """Returns a command that remembers a document."""
+    options = ["--model", "bundled:recall", "--out", str(output)]
+    options += ["--rows", "64", "--held_out", "16", "--steps", "40"]
+    return ["remember", str(folder / name), *options, *more]
 
 
 def make_scenarios(folder: Path) -> list[Scenario]:
@@ -192,9 +204,11 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         return [["study", str(folder / "facts.txt"), *options, *sizes]]
 
     def remember(target: Path) -> list[list[str]]:
-        options = ["--model", "bundled:recall", "--out", str(target / "memory")]
-        sizes = ["--rows", "64", "--held_out", "16", "--slots", "12", "--steps", "40"]
-        return [["remember", str(folder / "facts.txt"), *options, *sizes]]
+        return [remembering(folder, "facts.txt", target / "memory", "--slots", "12")]
+
+    def update(target: Path) -> list[list[str]]:
+        old = "--from", str(folder / "old")
+        return [remembering(folder, "changed.txt", target / "memory", *old)]
 
     def rewards(target: Path) -> list[list[str]]:
         options = ["--model", str(folder / "model"), "--out", str(target / "run")]
@@ -221,6 +235,7 @@ def make_scenarios(folder: Path) -> list[Scenario]:
         Scenario("prepare", prepare, refuses_again=True),
         Scenario("study", study),
         Scenario("remember", remember),
+        Scenario("update", update),
         Scenario("two processes", two),
     ]
 

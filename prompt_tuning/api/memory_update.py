@@ -163,7 +163,7 @@ def compare_update(
 ) -> None:
     """Measures an old and a new memory on the same old rows, by the new teacher."""
     measured = {
-        name: model.evaluate([str(rows)])
+        name: model.evaluate([str(rows)], exact_match=True)
         for name, model in (
             ("before", after.with_parameters(before.trained)),
             ("after", after),
@@ -177,5 +177,6 @@ def compare_update(
         for name, values in measured.items():
             print(
                 f"old held-out rows {name} the update: KL {values['loss']:.4f}, "
-                f"accuracy {values['accuracy']:.1%}"
+                f"accuracy {values['accuracy']:.1%}, exact match "
+                f"{values['exact_match']:.1%}"
             )
