@@ -11,6 +11,7 @@ from optax import GradientTransformation, Schedule
 
 from prompt_tuning.api.memories import remember as remember
 from prompt_tuning.api.memory_composition import compose as compose
+from prompt_tuning.api.memory_retrieval import retrieve as retrieve
 from prompt_tuning.api.model import Model as Model
 from prompt_tuning.api.reinforcement import reinforce as reinforce
 from prompt_tuning.api.tune import TunedModel as TunedModel

@@ -26,7 +26,7 @@ NOTEBOOKS = "scripts/examples/*.ipynb"
 API = {
     "start": (
         "Start",
-        "load tune reinforce remember compose load_tuned Model TunedModel "
+        "load tune reinforce remember compose retrieve load_tuned Model TunedModel "
         "TrainingResult InputError",
     ),
     "methods": (

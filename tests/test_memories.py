@@ -298,6 +298,7 @@ def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
     assert passages and all(x in changed for x in passages)
     measured = json.loads((tmp_path / "new" / "update.json").read_text())
     assert measured["after"]["loss"] < measured["before"]["loss"] + 0.05
+    assert all(0 <= x["exact_match"] <= 1 for x in measured.values())
     # The same call finds everything done, and the next one starts from this memory.
     content = (study / "train.hdf5").read_bytes()
     again = pt.remember(
@@ -361,6 +362,21 @@ def test_memories_that_are_trained_together_answer_behind_each_other(tmp_path):
         pt.compose(alone, steps=1)
     with pytest.raises(InputError, match="give their number of steps"):
         pt.compose(folders, directory=tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_right_table_is_retrieved_for_a_question():
+    model, tables = pt.load(RECALL), [recall.document(seed, 8) for seed in range(3)]
+    starts = [pt.from_text(text) for text, _ in tables]
+    memories = [
+        model.attach(pt.KeyValuePrefix(length=48, initializer=start))
+        for start in starts
+    ]
+    for number, (_, asked) in enumerate(tables):
+        assert pt.retrieve(memories, asked[0][0]) == [number]
+        assert pt.retrieve(memories, asked[-1][0], count=2)[0] == number
+    with pytest.raises(InputError, match="expected at least one"):
+        pt.retrieve([], "moga?")
 
 
 def test_an_update_has_one_number_of_slots(tmp_path, capsys):

@@ -1,0 +1,59 @@
+"""The memories that fit a question, by what the model itself finds likely."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from prompt_tuning.api.model import Model
+from prompt_tuning.api.tune import load_tuned
+from prompt_tuning.core.errors import InputError
+from prompt_tuning.core.field_checks import check_value
+from prompt_tuning.core.number_ranges import PositiveInteger
+
+
+def retrieve(
+    memories: Sequence[Model | str | Path], question: str, *, count: int = 1
+) -> list[int]:
+    """Chooses the memories behind which a question is most likely.
+
+    The score of a memory is the log-probability behind it of the question's tokens but
+    the first one, which nothing predicts. So the frozen model reads the question once
+    for each memory. `compose` puts several chosen ones together.
+
+    Args:
+      memories: memories of texts, or their directories.
+      question: the question, as the model reads it.
+      count: maximum number of memories to choose.
+
+    Returns:
+      the numbers of the chosen memories, the best first.
+
+    Raises:
+      InputError: if there are no memories, or the question has a single token.
+
+    Examples:
+      >>> texts = "upper: apple=APPLE", "reverse: dog=god"
+      >>> memories = [
+      ...     model.attach(pt.KeyValuePrefix(length=8, initializer=pt.from_text(text)))
+      ...     for text in texts
+      ... ]
+      >>> len(pt.retrieve(memories, "reverse: dog="))
+      1
+    """
+    check_value("count", count, PositiveInteger)
+    if not memories:
+        raise InputError("retrieve has no memories, expected at least one")
+    loaded = [x if isinstance(x, Model) else load_tuned(x) for x in memories]
+    scores = [_score(memory, question) for memory in loaded]
+    return [int(number) for number in np.argsort(scores)[::-1][:count]]
+
+
+def _score(memory: Model, question: str) -> float:
+    ids = list(memory.texts.find().encoding.encode(question))
+    if len(ids) < 2:
+        raise InputError(
+            f"the question has {len(ids)} tokens, expected at least two: the first one "
+            "cannot be scored"
+        )
+    return memory.loglikelihood([(ids[:1], ids[1:])])[0].logprob
