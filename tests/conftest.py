@@ -12,6 +12,11 @@ import pytest
 
 from tests.support.shared_data import SHARED
 
+if os.environ.get("CHECK_TYPES"):
+    from tests.support import type_checks
+
+    type_checks.install()
+
 # Tests of tiny models spend nearly all their time compiling, and on a CPU these flags
 # save more than half of it. XLA's rewrites and matrix products stay the same; only the
 # machine code around them is slower.
