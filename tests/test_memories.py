@@ -22,6 +22,7 @@ from prompt_tuning.texts.memory_comparison import (
 from prompt_tuning.texts.study_files import StudyFiles
 from prompt_tuning.texts.text_study import TextStudy
 from scripts import recall
+from tests.support.exhaustive import sample
 
 MODEL, RECALL = "bundled:skills-decoder", "bundled:recall"
 TEXT = "upper: apple=APPLE upper: chair=CHAIR reverse: flame=emalf reverse: dog=god"
@@ -267,7 +268,7 @@ def test_a_text_that_is_longer_than_the_model_is_read_in_chunks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [None, 36])
+@pytest.mark.parametrize("chunk", sample(1, [36, None]))
 def test_a_memory_learns_what_is_new_and_keeps_the_rest(tmp_path, chunk):
     text, questions = recall.document(7, 12)
     lines = text.splitlines(keepends=True)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.api import automatic
 from prompt_tuning.sweep import candidates
 
 PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]
@@ -12,6 +13,8 @@ PAIRS = [("ab=", "AB"), ("cd=", "CD"), ("ef=", "EF"), ("gh=", "GH")]
 
 @pytest.mark.slow
 def test_the_best_candidate_is_trained_and_chosen_once(files, tmp_path, monkeypatch):
+    for module in (automatic, candidates):
+        monkeypatch.setattr(module, "METHODS", ("soft", "prefix"))
     # Of these rates, only the last moves what is trained.
     monkeypatch.setattr(candidates, "FACTORS", (1e-9, 3))
     given = {"steps": 30, "batch_size": 4, "progress": False, "evaluation": PAIRS}

@@ -9,6 +9,7 @@ import prompt_tuning as pt
 from prompt_tuning.cli.main import main
 from tests.cli.test_class_heads import PAIRS
 from tests.support.encoder_folders import write_bert
+from tests.support.exhaustive import sample
 from tests.support.small_runs import logged, write_pairs
 
 pytestmark = pytest.mark.slow
@@ -27,9 +28,14 @@ MESHES = {
     "fsdp 4, tensor 2": {"data": 1, "fsdp": 4, "tensor": 2},
 }
 CASES = [
-    *(("decoder", mesh) for mesh in MESHES),
-    *(("beside a prompt", "data 4, tensor 2"), ("tokens", "fsdp 4, tensor 2")),
-    *(("t5", "fsdp 4, tensor 2"), ("bert", "data 8"), ("bert", "fsdp 4, tensor 2")),
+    ("decoder", "data 4, tensor 2"),
+    ("beside a prompt", "data 4, tensor 2"),
+    ("tokens", "fsdp 4, tensor 2"),
+    ("t5", "fsdp 4, tensor 2"),
+    ("bert", "data 8"),
+    ("decoder", "data 8"),
+    ("decoder", "fsdp 4, tensor 2"),
+    ("bert", "fsdp 4, tensor 2"),
 ]
 
 
@@ -56,7 +62,7 @@ def trained(files, tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("case", "mesh"), CASES)
+@pytest.mark.parametrize(("case", "mesh"), sample(5, CASES))
 def test_losses_and_probabilities_are_those_of_one_device(case, mesh, trained):
     (one, alone), (many, out) = trained(case, None), trained(case, mesh)
     np.testing.assert_allclose(many, one, rtol=1e-5)

@@ -215,16 +215,13 @@ def test_the_column_has_texts_or_numbers_of_a_table(tmp_path, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache_bytes", [2**30, 1])
-def test_a_run_learns_what_each_context_causes(tmp_path, cache_bytes):
+def test_a_run_learns_what_each_context_causes(tmp_path):
     file, settings = write(tmp_path, "table")
     tuned = pt.tune(
         MODEL,
         pt.LoRA(rank=4),
         [file],
-        objective=pt.ContextDistillation(
-            context_key="chunk", cache_bytes=cache_bytes, **settings
-        ),
+        objective=pt.ContextDistillation(context_key="chunk", **settings),
         steps=40,
         learning_rate=0.03,
         evaluation=[file],

@@ -217,7 +217,7 @@ def preferring_tails(words: str) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_prompt_learns_from_ratings():
     # Such large steps amplify rounding. With 20 words and 12 held-out answers, one unit
     # in the last place of the first loss decided about some of the answers.
