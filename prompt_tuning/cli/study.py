@@ -15,6 +15,7 @@ from prompt_tuning.cli.shared_options import (
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     PositiveInteger,
+    Share,
     Temperature,
 )
 
@@ -42,6 +43,12 @@ NUMBERS: dict[str, Number] = {
     "passage": (PositiveInteger, 32, "maximum number of learned tokens of plain text"),
     "answer": (PositiveInteger, 256, "maximum number of tokens of an answer"),
     "rounds": (PositiveInteger, 1, "number of questions of a conversation"),
+    "reasoning": (
+        Share,
+        None,
+        "share of answers that begin with reasoning, if the chat template has "
+        "enable_thinking (default: as the template does)",
+    ),
     "question_temperature": (Temperature, 0.7, "temperature of questions"),
     "answer_temperature": (Temperature, 0.0, "temperature of answers and lines"),
     "temperature": (Temperature, 1.0, "temperature of continuations"),

@@ -41,6 +41,8 @@ SLOTS = 64
 """Number of rows that are written together."""
 OWN = 2**20
 """First sample number of answers, which no question has."""
+REASONING = "enable_thinking"
+"""Variable of chat templates that turns reasoning on and off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,9 @@ class StudyWriter:
         self._chat: ChatEncoder | None = None
         if any(kind in SEEDS for kind in texts.kinds):
             self._chat = open_chat_encoder(self._tokenizer, FormatChoice())
+            # A template that cannot write the answers is refused here.
+            if study.reasoning is not None:
+                self._chat_ids(first_turn("a"), True)
         self.contexts = [self._context(number) for number in range(len(texts.chunks))]
         self._engine: DecodingEngine | None = None
 
@@ -146,11 +151,22 @@ class StudyWriter:
             return both[: -len(alone)]
         return chunk
 
-    def _chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    def _chat_ids(
+        self, messages: Sequence[Message], reasoning: bool | None = None
+    ) -> list[int]:
         """Returns a conversation up to the next answer, without BOS."""
         assert self._chat is not None
-        ids = self._chat(answers_of(list(messages)), "the conversation")
+        record = answers_of(list(messages))
+        if reasoning is not None:
+            variables = {REASONING: reasoning}
+            record = record._replace(variables=variables, chosen=(REASONING,))
+        ids = self._chat(record, "the conversation")
         return ids[self._model.interface.begin_length(ids) :]
+
+    def _reasons(self, chunk: int, number: int) -> bool | None:
+        """Whether an answer begins with reasoning; None if the template decides."""
+        share = self._study.reasoning
+        return None if share is None else self._random(chunk, number).random() < share
 
     def _block(self, block: Sequence[tuple[int, int]]) -> Iterator[StudyRow]:
         """Writes the rows of some chunks together."""
@@ -285,7 +301,9 @@ class StudyWriter:
         answering = [
             self._request(
                 one.chunk,
-                self._chat_ids(one.messages),
+                self._chat_ids(
+                    one.messages, self._reasons(one.chunk, one.number + turn)
+                ),
                 OWN + one.number + turn,
                 limit,
                 study.answer_temperature,

@@ -11,6 +11,7 @@ from prompt_tuning.core.field_checks import check_fields
 from prompt_tuning.core.number_ranges import (
     NonnegativeInteger,
     PositiveInteger,
+    Share,
     Temperature,
 )
 from prompt_tuning.data.text.chat_templates import has_chat_template
@@ -61,6 +62,9 @@ class TextStudy:
       kinds: kinds of rows, in equal numbers: `LINES` of plain text, or `SEEDS` of
         conversations. None for all of `SEEDS` if the model can chat, else of `LINES`.
       rounds: number of questions of a conversation, each of which is a row.
+      reasoning: share of answers that begin with reasoning, for chat templates with
+        `enable_thinking`; None for what the template does itself. Give `answer` room
+        for it.
       question_temperature: temperature at which questions are written.
       answer_temperature: temperature at which answers and lines are written.
       temperature: temperature at which the model writes what it likes.
@@ -77,6 +81,7 @@ class TextStudy:
     answer: PositiveInteger = 256
     kinds: Sequence[str] | None = None
     rounds: PositiveInteger = 1
+    reasoning: Share | None = None
     question_temperature: Temperature = 0.7
     answer_temperature: Temperature = 0.0
     temperature: Temperature = 1.0
@@ -211,6 +216,11 @@ def _kinds(tokenizer: Tokenizer, study: TextStudy) -> tuple[str, ...]:
       InputError: if the model cannot chat, and they are of conversations.
     """
     chats = has_chat_template(tokenizer)
+    if study.reasoning is not None and not chats:
+        raise InputError(
+            f"reasoning is {study.reasoning}, but the model has no chat template, so "
+            "it answers no questions: leave it out"
+        )
     if study.kinds is None:
         return tuple(SEEDS) if chats else LINES
     asked = [kind for kind in study.kinds if kind in SEEDS]

@@ -96,7 +96,8 @@ def test_continuations_begin_in_turn_with_the_first_tokens_of_all_lines(model):
 
 @pytest.mark.slow
 def test_a_model_that_can_chat_asks_and_answers_about_each_chunk(tmp_path):
-    folder = write_tokenizer(tmp_path / "model", chat_template=CHAT)
+    template = f"{CHAT}{{% if enable_thinking %}}Hm:{{% endif %}}"
+    folder = write_tokenizer(tmp_path / "model", chat_template=template)
     config = dataclasses.replace(
         small_runs.DECODER,
         vocabulary_size=264,
@@ -128,6 +129,16 @@ def test_a_model_that_can_chat_asks_and_answers_about_each_chunk(tmp_path):
     writer = StudyWriter(texts, study, model.prompted, model.parameters)
     summaries = writer.summaries(12)
     assert len(summaries) == 2 and all(len(x) <= 6 for x in summaries)
+    # A share of the answers follows what the template writes for reasoning.
+    half = dataclasses.replace(study, reasoning=0.5, rounds=1, rows=22)
+    reasoned = StudyWriter(texts, half, model.prompted, model.parameters).rows()
+    decode = model.prompted.needed_tokenizer().decode
+    count = sum(decode(row.given).endswith("<|assistant|>\nHm:") for row in reasoned)
+    assert 6 <= count <= 18
+    plain = load_tokenizer(write_tokenizer(tmp_path / "plain", chat_template=CHAT))
+    other = dataclasses.replace(model.prompted, tokenizer=plain)
+    with pytest.raises(InputError, match="does not read the variable"):
+        StudyWriter(texts, half, other, model.parameters)
     # The same chunk, number and seed are the same row.
     again = StudyWriter(texts, study, model.prompted, model.parameters)
     assert list(again.rows(done=7)) == rows[7:]
@@ -185,6 +196,7 @@ def test_what_is_missing_of_a_study_is_written_again(tmp_path, monkeypatch, caps
     ("text", "settings", "message"),
     [
         (FACTS, {"kinds": ["summary"]}, "the model has no chat template"),
+        (FACTS, {"reasoning": 0.5}, "reasoning is 0.5, but the model has no chat"),
         (FACTS, {"kinds": ["summaries"]}, "expected some of passage"),
         (FACTS, {"chunk": 3}, "expected at least 8"),
         (FACTS * 9, {}, "cut it into chunks"),
