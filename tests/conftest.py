@@ -118,12 +118,18 @@ def pytest_report_header() -> list[str]:
 
 LONGEST = (
     "test_documents",
+    "test_memories",
+    "test_preference_runs",
     "test_methods",
     "test_processes",
     "test_rematerialization",
     "test_sweep_step",
     "test_curves",
     "test_resume",
+    "test_example_teacher",
+    "test_class_heads",
+    "test_class_heads_on_mesh",
+    "test_stored_targets",
     "test_streamed_step",
     "test_objective_steps",
 )
