@@ -183,8 +183,8 @@ METHODS = {
         {"ones": lambda *_: pt.IA3()},
         adamw,
         (
-            ("ones", 0, CONSTANT, 0.01),
             ("ones", 0, CONSTANT, 0.03),
+            ("ones", 0, CONSTANT, 0.01),
             ("ones", 0, LINEAR, 0.03),
         ),
     ),

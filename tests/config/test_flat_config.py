@@ -176,7 +176,8 @@ def test_the_learning_rates_in_help_are_those_of_the_methods():
     assert list_rates() == (
         "0.3 with adafactor; 0.02 with adamw for decoder_prefix, memory, "
         "prefix, projected_prefix, state_prefix; 0.005 with adamw for text_prefix; "
-        "0.001 with adamw for class_head, lora; 0.01 with adamw for ia3, tokens"
+        "0.001 with adamw for class_head, lora; 0.03 with adamw for ia3; "
+        "0.01 with adamw for tokens"
     )
 
 

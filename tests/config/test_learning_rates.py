@@ -64,7 +64,7 @@ def test_a_method_after_a_run_has_it_too(name):
     ("name", "rate"),
     [
         ("adapters/lora.gin", "0.001"),
-        ("adapters/ia3.gin", "0.01"),
+        ("adapters/ia3.gin", "0.03"),
         ("prompts/prefix.gin", "0.02"),
         ("prompts/uniform.gin", "0.3"),
     ],
