@@ -192,10 +192,10 @@ def test_a_tensor_with_another_shape(refused, model):
 
 def test_an_unknown_kind_of_model(refused, model):
     settings = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(settings | {"model_type": "mamba"}))
+    (model / "config.json").write_text(json.dumps(settings | {"model_type": "mamba3"}))
     message = refused(model)
-    assert "has model_type = 'mamba', expected one of the " in message
-    assert "in prompt_tuning/families/README.md, such as mamba2" in message
+    assert "has model_type = 'mamba3', expected one of the " in message
+    assert "in prompt_tuning/families/README.md, such as mamba" in message
 
 
 def test_a_missing_model(refused, tmp_path):

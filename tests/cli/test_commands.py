@@ -288,7 +288,7 @@ MACROS = {
     "RUN_DIRECTORY": "run",
     "CLASS_LABELS": ["yes", "no"],
     "PROMPT_FILE": "prompt.npy",
-    "PROMPT_EXAMPLES": "shots.jsonl",
+    "PROMPT_EXAMPLES": str(Path(__file__).parents[1] / "fixtures/shots.jsonl"),
     "PROMPT_TEXT": "text",
     "TASKS": 2,
     "TEMPLATE": "{soft:2} Review: {text}",

@@ -26,7 +26,7 @@ NEEDED = {
     "labels": ["x", "y"],
     "prompt_text": "hi",
     "prompt_file": "p.npy",
-    "prompt_examples": "shots.jsonl",
+    "prompt_examples": str(Path(__file__).parents[1] / "fixtures/shots.jsonl"),
     "tasks": 3,
     "shared_features": 4,
     "task_features": 12,

@@ -169,7 +169,7 @@ def test_rotary_scaling_is_written(tmp_path):
         ({"norm": "layer"}, "llama family cannot express norm = 'layer'"),
         ({"biases": "qkv"}, "llama family cannot express biases = 'qkv'"),
         ({"family": None}, "family is None, expected one of the"),
-        ({"family": "mamba"}, "family is 'mamba', expected one of"),
+        ({"family": "mamba3"}, "family is 'mamba3', expected one of"),
     ],
 )
 def test_models_outside_the_family_are_refused(changes, expected, tmp_path):

@@ -122,10 +122,9 @@ def test_no_product_of_a_stage_is_computed_twice(trained):
     frozen = {p: x for p, x in own.items() if p not in weights}
     assert staged.prefix is not None
     carried, prefix = [np.zeros((2 * 7, config.width), np.float32)], {}
-    for i in (0, 1):
+    for i in range(3):
         shape = staged.prefix[1].function.outputs[i].aval.shape
         prefix[i] = np.zeros((1, *shape[1:]), np.float32)
-    prefix[2] = np.zeros((1, config.width), np.float32)
     inputs, known = {"carried": carried, "prefix": prefix}, (frozen, others)
     cut = SplitBackward(part, weights, inputs, known)
     outputs, kept = jax.eval_shape(cut.forward, weights, inputs, known)

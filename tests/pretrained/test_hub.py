@@ -154,8 +154,8 @@ def test_unsupported_models_are_refused_before_their_weights_are_downloaded(
     folder, server
 ):
     settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(settings | {"model_type": "mamba"}))
-    with pytest.raises(InputError, match="'mamba', expected one of"):
+    (folder / "config.json").write_text(json.dumps(settings | {"model_type": "mamba3"}))
+    with pytest.raises(InputError, match="'mamba3', expected one of"):
         find_checkpoint(NAME)
     assert "model.safetensors" not in server.fetched
 

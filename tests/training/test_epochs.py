@@ -22,7 +22,7 @@ def words(files, tmp_path):
 
 def steps_in(config: str) -> set[int]:
     """Returns the numbers of steps of a config: of the run and of its schedule."""
-    return {int(n) for n in re.findall(r"(?im)^\S*\.?steps = (\d+)$", config)}
+    return {int(n) for n in re.findall(r"(?im)^(?:\S*\.)?steps = (\d+)$", config)}
 
 
 @pytest.mark.parametrize(
