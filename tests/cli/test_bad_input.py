@@ -195,7 +195,7 @@ def test_an_unknown_kind_of_model(refused, model):
     (model / "config.json").write_text(json.dumps(settings | {"model_type": "mamba3"}))
     message = refused(model)
     assert "has model_type = 'mamba3', expected one of the " in message
-    assert "in prompt_tuning/families/README.md, such as mamba" in message
+    assert "in prompt_tuning/families/README.md, such as mamba, mamba2" in message
 
 
 def test_a_missing_model(refused, tmp_path):

@@ -25,7 +25,7 @@ def refused(*bindings: str) -> str:
 @pytest.mark.parametrize(
     ("binding", "words"),
     [
-        ("DataSource.files = 3", "DataSource.files is 3, an int; expected"),
+        ("DataSource.files = 3", "DataSource.files is 3, an int; expected a list of"),
         ("DataSource.files = {'a': 1}", "DataSource.files is {'a': 1}, a dict"),
         ("DataSource.files = ['a', 2]", "DataSource.files is ['a', 2], a list"),
         ("Pretrained.assignment_map = 'a'", "assignment_map is 'a', a str"),

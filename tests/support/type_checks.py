@@ -75,10 +75,13 @@ def check(made: Any) -> Any:
         if is_made and dataclasses.is_dataclass(made):
             made.__init__ = check(start)
         return made
-    hints = made.__annotations__.values()
+    given = dict(made.__annotations__)
+    hints = given.values()
     checked = (
         with_checks(made) if all(map(_is_defined, hints)) else _check_defined(made)
     )
+    # beartype writes equal unions in one order, and messages follow the given one.
+    made.__annotations__ = checked.__annotations__ = given
     if not any(map(_has_axes, hints)):
         return _show(checked, made)
 
