@@ -5,7 +5,6 @@ MiniMax 2025, "MiniMax-01: Scaling Foundation Models with Lightning Attention", 
 convolution.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,17 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.memory_mixer import MixerParts
 from prompt_tuning.models.norms import sharded_mean_square_norm
-from prompt_tuning.models.state_space import (
-    StateInputs,
-    chunked_states,
-    recurrent_states,
-)
+from prompt_tuning.models.state_space_mixer import StateSpaceMixer
 from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 
 
-class Lightning(MemoryMixer):
+class Lightning(StateSpaceMixer):
     """Linear attention with a fixed decay.
 
     Attributes:
@@ -31,8 +26,6 @@ class Lightning(MemoryMixer):
         `[L, H]`.
       norm_scale: scale of the norm of all heads together, `[L, H v]`.
     """
-
-    recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         parts = MixerParts(key, config, layers)
@@ -46,15 +39,6 @@ class Lightning(MemoryMixer):
         rate = self.decay_rate[...].astype(jnp.float32)
         ones = jnp.ones((len(x), *rate.shape))
         return -rate * ones, ones
-
-    def inputs(
-        self,
-        mixed: Mapping[str, Float[Array, "n _ _"]],
-        factors: Sequence[Float[Array, "n H"]],
-    ) -> StateInputs:
-        """Returns the inputs of the rule."""
-        decay, step = factors
-        return StateInputs(**mixed, decay=decay, step=step)
 
     def finish(
         self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]

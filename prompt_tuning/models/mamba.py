@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.core.parameters import declare, named_key
 from prompt_tuning.models.layers import Dense
-from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts, skip_and_gate
 from prompt_tuning.models.norms import root_mean_square_norm
 from prompt_tuning.models.selective_scan import (
     ScanInputs,
@@ -97,9 +97,7 @@ class Mamba(MemoryMixer):
         gate: Float[Array, "n Hv"],
     ) -> Float[Array, "n Hv"]:
         """Adds the skipped values and applies the gate, in float32."""
-        wide = output.astype(jnp.float32)
-        wide = wide + values * self.skip[...].astype(jnp.float32)[:, None]
-        opened = wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        opened = skip_and_gate(output, values, self.skip[...], gate)
         return opened.astype(output.dtype)
 
     @property

@@ -1,26 +1,20 @@
 """Mamba-2 as a mixer (Granite 4, Nemotron-H); see `state_space`."""
 
-from collections.abc import Mapping, Sequence
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from prompt_tuning.core.model_config import ModelConfig
-from prompt_tuning.models.memory_mixer import MemoryMixer, MixerParts
+from prompt_tuning.models.memory_mixer import MixerParts, skip_and_gate
 from prompt_tuning.models.norms import (
     root_mean_square_norm,
     sharded_mean_square_norm,
 )
-from prompt_tuning.models.state_space import (
-    StateInputs,
-    chunked_states,
-    recurrent_states,
-)
+from prompt_tuning.models.state_space_mixer import StateSpaceMixer
 from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 
 
-class Mamba2(MemoryMixer):
+class Mamba2(StateSpaceMixer):
     """State-space mixer, whose keys are called `B`, queries `C` and values `x`.
 
     Attributes:
@@ -32,7 +26,6 @@ class Mamba2(MemoryMixer):
 
     order = ("value", "key", "query")
     biased = True
-    recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
         parts = MixerParts(key, config, layers)
@@ -56,15 +49,6 @@ class Mamba2(MemoryMixer):
         step = jnp.maximum(step, self.config.minimum_step)
         return -jnp.exp(self.decay_rate[...].astype(jnp.float32)) * step, step
 
-    def inputs(
-        self,
-        mixed: Mapping[str, Float[Array, "n _ _"]],
-        factors: Sequence[Float[Array, "n H"]],
-    ) -> StateInputs:
-        """Returns the inputs of the rule."""
-        decay, step = factors
-        return StateInputs(**mixed, decay=decay, step=step)
-
     def finish(
         self,
         output: Float[Array, "n H v"],
@@ -72,9 +56,7 @@ class Mamba2(MemoryMixer):
         gate: Float[Array, "n Hv"],
     ) -> Float[Array, "n Hv"]:
         """Applies the gate, and normalizes the heads of each key if set, in float32."""
-        wide = output.astype(jnp.float32)
-        wide = wide + values * self.skip[...].astype(jnp.float32)[:, None]
-        opened = wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        opened = skip_and_gate(output, values, self.skip[...], gate)
         if self.norm_scale is None:
             return opened.astype(output.dtype)
         config, scale = self.config, self.norm_scale[...]

@@ -181,13 +181,13 @@ class MemoryMixer(nnx.Module):
         projected = [getattr(self, name)(x) for name in self.order]
         bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
         mixed = jnp.concatenate(projected, axis=-1)
+        taps = self._joined(self.taps, x.dtype) if self.taps else None
         outputs, windows = [], []
         for part, view in zip(split_streams(mixed, views), views, strict=True):
-            if not self.taps:
+            if taps is None:
                 windows.append(part[:, :0])
                 continue
             assert view.state is not None
-            taps = self._joined(self.taps, x.dtype)
             output, window = convolve(part, taps, view.state, window)
             outputs.append(output)
             windows.append(window)
@@ -235,3 +235,14 @@ def _real(views: Sequence[StreamView]) -> Float[Array, "n 1"]:
             real = jnp.arange(length)[:, None] < jnp.reshape(lengths, (-1, 1, 1))
         parts.append(jnp.broadcast_to(real, (rows, length, 1)))
     return flatten_streams(parts).astype(jnp.float32)
+
+
+def skip_and_gate(
+    output: Float[Array, "n H v"],
+    values: Float[Array, "n H v"],
+    skip: Float[Array, "H"],
+    gate: Float[Array, "n Hv"],
+) -> Float[Array, "n Hv"]:
+    """Adds a factor of each head's values to the output, and applies the gate."""
+    wide = output.astype(jnp.float32) + values * skip.astype(jnp.float32)[:, None]
+    return wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
