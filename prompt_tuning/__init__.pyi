@@ -173,16 +173,16 @@ def AxisRules(
     ] = "megatron",
     rules: Sequence[Sequence[Any]] = (),
 ) -> Configured[_AxisRules]:
-    """Which mesh axis each dimension of the parameters is split over.
+    """Mesh axes that the dimensions of the parameters are split over.
 
-    Only needed for a layout other than Megatron's, e.g. to repeat one of T5X. Rules are
-    tried in order; a mesh axis splits at most one dimension of an array.
+    You need it only for a layout other than Megatron's, e.g. to repeat one of T5X.
+    Rules are tried in order; a mesh axis splits at most one dimension of an array.
 
     Attributes:
-      preset: name of the rules that apply after `rules`: "megatron", or "t5x_1_1",
-        "t5x_2_1", "t5x_1_2", "t5x_2_2" by T5X's numbers of activation and parameter
-        dimensions.
-      rules: pairs of a dimension name and a mesh axis, several axes, or None.
+      preset: rules that apply after `rules`: "megatron", or one of T5X's layouts
+        "t5x_1_1", "t5x_2_1", "t5x_1_2", "t5x_2_2", named after T5X's numbers of
+        activation and parameter dimensions.
+      rules: pairs of a dimension name and a mesh axis, a list of axes, or None.
 
     Raises:
       InputError: if a preset, name or mesh axis does not exist, or a rule is not
@@ -232,40 +232,42 @@ def ClassHead(
     problem: Literal["single_label", "multi_label", "regression", "tokens"]
     | None = None,
 ) -> Configured[_ClassHead]:
-    """A head `[C, D]` for the classes of a task, trained beside a frozen model.
+    """A classification head `[C, D]`, trained on a frozen model.
 
-    It stands alone or beside any prompt or adapter. Prefer it to labels that are ranked
-    by their texts (`pt.ClassObjective`) if there are many examples or classes: a step
-    reads each example once. The completion of each example is the name of its class.
-    The model reads the prompt alone, and the head scores the classes by its last state
-    or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. With several labels for a text or numbers (`problem`), the
-    completion is a list of names or a number, and the loss is that of transformers for
-    the problem. For tokens the data has words and as many tags (`tokens`, `tags`), and
-    the head is that of `AutoModelForTokenClassification`. A model with a head of
-    classes generates no text. For texts, an encoder (BERT) has the head that
-    transformers gives it: a dense layer of the first state, and a bias of each class.
-    The dense layer is trained where PEFT trains it (RoBERTa), or the checkpoint has
-    none; else it is frozen (the pooler of BERT).
+    Use it alone or with any prompt or adapter. With many examples or classes, prefer it
+    to ranking label texts (`pt.ClassObjective`): a step reads each example once. The
+    model reads only the prompt; the completion names the class. The head scores the
+    classes from the last state of the prompt, as `AutoModelForSequenceClassification`
+    of transformers does, or from another pooling.
 
-    It starts from the head of a checkpoint that has one for as many classes, with the
-    rows of the same names, or in its order if the names differ. Otherwise it starts
-    from a normal distribution of deviation 0.02, as in transformers.
+    `problem` selects the task and its loss, both as in transformers. With several
+    labels per text or with regression, the completion is a list of names or a number.
+    For tagging, the data has words and a tag for each (`tokens`, `tags`), and the head
+    is that of `AutoModelForTokenClassification`. A model with a class head generates no
+    text.
+
+    An encoder (e.g. BERT) gets the same head as in transformers, with a bias per class
+    and, for whole texts, a dense layer on the first state. That layer is trained where
+    PEFT trains it (RoBERTa) or where the checkpoint has none; otherwise it is frozen
+    (BERT's pooler).
+
+    The head starts from the checkpoint's own if that has the same number of classes;
+    rows are matched by name, or by position if the names differ. Otherwise it starts
+    from a normal distribution with standard deviation 0.02, as in transformers.
 
     Attributes:
-      labels: names of the `C` classes; those of the checkpoint if None. In a
-        regression those of its numbers, "value" for one.
-      pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
-        of vectors before the text if there are some) or the "mean" of all tokens'
-        states; as the model's own head if None, which is "last" in decoders, and
+      labels: names of the `C` classes, or of the numbers in a regression; None for
+        those of the checkpoint ("value" for a regression with one number).
+      pooling: state that the head reads: the "last" state of the prompt, the "first"
+        (encoders only; a soft prompt's first vector if one comes before the text), or
+        the "mean" over all tokens. None for the model's own choice: "last" in decoders,
         "first" in most encoders.
-      problem: "single_label" for one class of each text; "multi_label" for any of the
-        classes, each with a probability of its own; "regression" for numbers, learned
-        by their squared error; "tokens" for the class of each word, by the state of
-        its first token. None for that of the checkpoint's head, or else
-        "single_label".
-      dense: whether the dense layer before the rows is trained even where PEFT and the
-        default leave it frozen (the pooler of BERT).
+      problem: "single_label" for one class per text; "multi_label" for any number of
+        classes, each with its own probability; "regression" for numbers with squared
+        error; "tokens" for the class of each word, read from the state of its first
+        token. None for the checkpoint's problem, or else "single_label".
+      dense: whether to train the dense layer where PEFT and the default leave it frozen
+        (BERT's pooler).
 
     Raises:
       InputError: if there are fewer than two labels (one in a regression), or two are
@@ -630,94 +632,93 @@ def DataSource(
     ] = "error",
     maximum_examples: int | None = None,
 ) -> Configured[_DataSource]:
-    """Data files, how they are read as examples, and how these are batched.
+    """A data set: its files, and how they are read and batched.
 
-    `tune` and others take its fields directly. A data set consists of HDF5 files, whose
-    rows are token ids with optional token types (0 prompt, 1 completion, 2 padding, 3
-    separator), or of files of text, whose lines are objects with a prompt and a
-    completion, or a conversation.
+    `tune` and other functions take these fields directly. Files of text have one object
+    per line, with a prompt and a completion or with a conversation. HDF5 files have one
+    row of token ids per example, with optional token types (0 prompt, 1 completion, 2
+    padding, 3 separator).
 
     Attributes:
       files: files of one kind: HDF5 (`.hdf5`, `.h5`), `.jsonl`, `.json` (one list),
         `.csv`, `.tsv` (these four also with `.gz` or `.zst`) or `.parquet`; a glob such
-        as "data/*.jsonl", a folder of such files, or a folder that `prepare` wrote.
-      split: which files of a folder that `prepare` wrote: "train", "dev" or "test".
-        None for "train" in training data, and "dev" in evaluation data.
-      batch_size: number of rows of a batch, over all devices; must be a multiple of the
-        number of devices that the rows are divided among.
-      batch_tokens: maximum number of tokens of a batch, padding included. If set, it
-        replaces `batch_size`: batches of shorter rows hold more rows. `batch_size` then
-        applies only to rows that are generated from or ranked.
-      buckets: maximum number of lengths that rows are padded to. The lengths are chosen
-        to minimize padding; each of them is compiled once. None for as many as save
-        more time in every pass over the data than a share of their compilation takes.
-      packing: packs many examples into a row; each attends only to itself and its
-        prompt. All batches then have the same shape, and `batch_size` counts packed
-        rows.
+        as "data/*.jsonl"; a folder of such files; or a folder that `prepare` wrote.
+      split: which files to read from a folder that `prepare` wrote: "train", "dev" or
+        "test". None for "train" in training data and "dev" in evaluation data.
+      batch_size: rows per batch over all devices; a multiple of the number of devices
+        that share the rows.
+      batch_tokens: maximum number of tokens per batch, padding included. It replaces
+        `batch_size`, so that batches of shorter rows have more rows; `batch_size` then
+        only applies when rows are generated from or ranked.
+      buckets: maximum number of lengths that rows are padded to. Lengths are chosen to
+        minimize padding; each is compiled once. None for as many as save more time per
+        pass over the data than a share of their compilation takes.
+      packing: whether to pack several examples into a row. Each attends only to itself
+        and its prompt. All batches then have the same shape, and `batch_size` counts
+        packed rows.
       packed_length: number of tokens of a packed row (of its inputs in an
         encoder-decoder); None for four times the average length of an example.
-      use_token_type_ids: whether token types determine which tokens are learned. If
-        True, data without types is refused. If False, every token is learned, including
-        the padding of HDF5 rows. None for True if the data has types, and else False.
+      use_token_type_ids: whether token types decide which tokens are learned. True
+        requires types in the data. With False every token is learned, including the
+        padding of HDF5 rows. None for True if the data has types, else False.
       prompt_loss_weight: loss weight of prompt tokens (type 0) if token types are used.
-      on_nothing_learned: "error" to reject a row without a learned token; "skip" to
-        leave such rows out and count them.
-      separate_articles: whether a decoder-only model reads each part of an HDF5 row
+      on_nothing_learned: what to do with a row that has no learned token: "error", or
+        "skip" to leave it out and count it.
+      separate_articles: whether a decoder-only model treats each part of an HDF5 row
         that ends with a separator (type 3) as a separate example, which does not attend
-        to the others and is generated or ranked from its own prompt. If False, each row
-        is one example, so that texts are learned in the context of those before them.
-      use_loss_weights: whether loss weights are multiplied by the HDF5 data set
-        `loss_weights [rows, length]`, if the files contain it.
+        to the rest of the row and is generated or ranked from its own prompt. If False,
+        each row is one example, so texts are learned in the context of those before
+        them.
+      use_loss_weights: whether to multiply loss weights by the HDF5 data set
+        `loss_weights [rows, length]`, if present.
       example_weight_key: jsonl key or HDF5 data set `[rows]` (usually
-        `example_weights`) that contains the weight of each example; None for equal
-        weights.
-      balance_key: jsonl key or HDF5 data set that contains the class of each example,
-        `[rows]`, or in HDF5 of each token, `[rows, length]` (such as `category_ids`).
-        Loss weights are scaled so that all classes have the same total weight over the
-        files. None for no balancing.
-      advantages_key: jsonl key or HDF5 data set that contains the advantage of each
-        example, `[rows]`, or in HDF5 of each token, `[rows, length]`; required by
+        `example_weights`) with the weight of each example; None for equal weights.
+      balance_key: jsonl key or HDF5 data set with the class of each example, `[rows]`,
+        or in HDF5 of each token, `[rows, length]` (e.g. `category_ids`). Loss weights
+        are scaled so that every class has the same total weight over the files. None
+        for no balancing.
+      advantages_key: jsonl key or HDF5 data set with the advantage of each example,
+        `[rows]`, or in HDF5 of each token, `[rows, length]`; required by
         `PolicyGradient`.
-      columns: other columns of numbers that an objective reads, as in `advantages_key`:
-        a dict of jsonl keys or HDF5 data sets by the name that the objective gives the
-        column.
-      format: format of the lines: "pairs" of a prompt and a completion, "messages",
-        "sharegpt" or "alpaca"; see `prompt_tuning.data.text.conversations`. "auto"
+      columns: other numeric columns that an objective reads, in the same forms as
+        `advantages_key`: a dict from the objective's name for a column to its jsonl key
+        or HDF5 data set.
+      format: format of the lines: "pairs" (prompt and completion), "messages",
+        "sharegpt" or "alpaca", see `prompt_tuning.data.text.conversations`. "auto"
         recognizes it by the keys of the first line.
-      chat: whether the chat template of the tokenizer renders pairs too; it always
-        renders messages, and tasks of the format alpaca if there is one.
-      chat_template: file of another chat template, which renders pairs too.
-      chat_date: date for a chat template that uses the current date: "2026-07-26".
-      chat_template_kwargs: variables that the chat template reads, such as
-        {"enable_thinking": False}; a conversation may set them itself.
-      turns: "together" to learn all answers of a conversation in one example, "apart"
-        to learn each in an example with the context that it has when it is answered,
-        or "auto": together where each answer then has this context, else apart.
+      chat: whether to render pairs with the tokenizer's chat template, too. Messages
+        are always rendered with it, and so are alpaca tasks if there is a template.
+      chat_template: file of a chat template to use instead; it renders pairs, too.
+      chat_date: date for chat templates that print the current date, e.g. "2026-07-26".
+      chat_template_kwargs: variables for the chat template, e.g. {"enable_thinking":
+        False}. A conversation can set them itself.
+      turns: "together" learns all answers of a conversation in one example; "apart"
+        makes an example of each, with the context it has when it is answered; "auto"
+        uses "together" where both give the answers the same context, else "apart".
       prompt_key: jsonl key of the prompt; None if lines have no prompt.
       completion_key: jsonl key of the completion, which is learned.
       joiner: text inserted between prompt and completion.
-      template: prompt of each example as a template of text, keys of the line and
-        prompt vectors, such as "{soft:20} Review: {text} {soft:5} Mood:"; replaces
-        `prompt_key`. Requires `Prompting.placement = 'template'`. The format is
-        described in `prompt_tuning.data.text.templates`.
+      template: prompt as a template of text, keys of the line and prompt vectors, e.g.
+        "{soft:20} Review: {text} {soft:5} Mood:"; replaces `prompt_key`. Requires
+        `Prompting.placement = 'template'`. See `prompt_tuning.data.text.templates` for
+        the format.
       prompt_id_key: jsonl key or HDF5 data set `[rows]` (usually `prompt_ids`) that
         selects each example's prompt in a multi-task prompt.
-      prompt_id_names: names of the prompts in order, if jsonl lines contain names
-        instead of numbers.
-      prompt_id_aliases: other names of tasks and what they stand for, e.g.
-        {"mnli_mismatched": "mnli"}.
+      prompt_id_names: names of the prompts in order, if jsonl lines have names instead
+        of numbers.
+      prompt_id_aliases: other names for tasks, e.g. {"mnli_mismatched": "mnli"}.
       task_token: "index" or "sentinel" if the first token of each example (after the
-        BOS that the tokenizer adds) selects its prompt, instead of `prompt_id_key`. The
-        token is the prompt's number, or `<extra_id_k>` of T5 for prompt `k`, and is
-        removed from the example.
+        tokenizer's BOS) selects its prompt, instead of `prompt_id_key`. The token is
+        the number `k` of the prompt or T5's `<extra_id_k>`, and is removed from the
+        example.
       sentinel_vocabulary_size: one more than the id of `<extra_id_0>`: 32100 for T5;
         None for the size of the tokenizer's vocabulary.
-      add_eos: whether the end-of-sequence token is appended to each completion and
-        learned.
-      on_too_long: "error" to reject examples that exceed the model's positions; "skip"
-        to leave them out and count them; "truncate" or "truncate_left" to remove their
-        beginning, so that a completion keeps its end; "truncate_right" to remove their
-        end. See `Truncation`.
+      add_eos: whether to append the end-of-sequence token to each completion, and learn
+        it.
+      on_too_long: what to do with examples that exceed the model's positions: "error";
+        "skip" to leave them out and count them; "truncate" or "truncate_left" to cut
+        their beginning, which keeps the end of the completion; "truncate_right" to cut
+        their end. See `Truncation`.
       maximum_examples: number of examples to use, from the first; None for all.
 
     Examples:
@@ -789,33 +790,33 @@ def Evaluation(
     resamples: int = 1000,
     bootstrap_seed: int = 0,
 ) -> Configured[_Evaluation]:
-    """Measurements on held-out data, during training and after it.
+    """Metrics on held-out data, during training and afterwards.
 
-    `tune(..., evaluation=pairs)` measures loss and accuracy; give an `Evaluation` for
+    `tune(..., evaluation=pairs)` measures loss and accuracy; pass an `Evaluation` for
     more.
 
     Attributes:
-      data: held-out data, in the forms of `tune` or as a `DataSource`; columns for a
-        training objective are not read.
+      data: held-out data, in any form that `tune` takes or as a `DataSource`; columns
+        of a training objective are not read.
       exact_match: whether to measure the share of completions that greedy decoding
-        generates token for token.
+        reproduces token for token.
       metrics: additional metrics: "squad" (F1 and exact match of normalized words),
         "rouge" and "bleu" of generated completions, and "perplexity".
-      labels: texts of the classes. The completion of each example is one of them, and
-        the model's answer is the one that it finds most likely. None for a task without
+      labels: texts of the classes; each example's completion is one of them. The
+        model's answer is the one that it finds most likely. None for a task without
         labels.
-      length_normalize: whether a label's score is the mean of its tokens'
-        log-probabilities instead of the sum.
-      calibrate: inputs without content, such as ["N/A"]; the labels are ranked a second
-        time by their probabilities relative to those for these inputs.
+      length_normalize: whether to score a label by the mean of its tokens'
+        log-probabilities instead of their sum.
+      calibrate: inputs without content, e.g. ["N/A"]. Labels are ranked a second time,
+        by their probability relative to that given these inputs.
       new_tokens: maximum number of generated tokens.
-      references_key: jsonl key of the right completions, a text or a list of texts, for
-        the metrics of generated text; if None, the completion is the only one.
+      references_key: jsonl key of the reference completions, a text or a list of texts,
+        for the metrics of generated text; None for the completion alone.
       category_key: key of each example's category, for metrics by category: a jsonl
         key, or an HDF5 data set (usually `category_ids`) with -1 for no category.
       category_names: names of the numbers in that data set, in order, or a JSON file
-        that maps names to numbers, such as `category_to_id.json`.
-      resamples: bootstrap resamples for the 95 % intervals.
+        that maps names to numbers, e.g. `category_to_id.json`.
+      resamples: number of bootstrap resamples for the 95 % intervals.
       bootstrap_seed: seed of the resampling.
 
     Raises:
@@ -1206,22 +1207,22 @@ def MeshShape(
     tensor: int = 1,
     rules: Configured[_AxisRules] | None = None,
 ) -> Configured[_MeshShape]:
-    """Number of devices along each axis of the mesh; -1 on one axis means the rest.
+    """Number of devices along each axis of the mesh; -1 takes all that remain.
 
-    Give it to `tune` as `mesh`. Start with `MeshShape()`, which splits the rows of a
-    batch over all devices; use `fsdp` when the weights do not fit one device, `tensor`
-    when a block is too slow, `stage` when devices are far apart. Results do not depend
-    on the mesh, up to rounding.
+    Pass it to `tune` as `mesh`. Start with `MeshShape()`, which splits the rows of a
+    batch over all devices. Use `fsdp` when the weights do not fit one device, `tensor`
+    when a block is too slow, and `stage` when devices are far apart. Results do not
+    depend on the mesh, up to rounding.
 
     Attributes:
-      stage: stages of a pipeline, each with blocks of the model and with devices along
-        the other axes; always given as a number.
-      data: devices that split the rows of a batch; each group along the other axes has
-        all parameters.
-      fsdp: devices that split rows and also parameters, which are gathered one block at
+      stage: pipeline stages, each with a share of the model's blocks and with devices
+        along the other axes; never -1.
+      data: devices that split the rows of a batch; every group along the other axes
+        holds all parameters.
+      fsdp: devices that split rows and parameters; parameters are gathered one block at
         a time.
       tensor: devices that split heads, feed-forward columns and the vocabulary.
-      rules: mesh axis of each parameter dimension; Megatron's if None.
+      rules: mesh axes of each parameter dimension; None for Megatron's layout.
 
     Raises:
       InputError: if a number is neither -1 nor at least 1, or two are -1.
@@ -1375,28 +1376,28 @@ def Pipeline(
 ) -> Configured[_Pipeline]:
     """How the stages of a pipeline (`MeshShape.stage`) share a step.
 
-    The defaults choose a schedule for you; see the page on pipelines for when stages
-    pay.
+    The defaults choose a schedule for you. The page on pipelines explains when stages
+    pay off.
 
     Attributes:
       schedule: order of the operations: "none", "gpipe", "1f1b", "1f1b-2" or "zb-h1".
-        "auto" chooses "zb-h1" if the backward pass has two parts, and else "1f1b".
-      microbatches: number of micro-batches into which the rows of a step are divided, a
-        multiple of `Run.accumulate`; `Run.accumulate` if None.
-      two_stage: whether the weights' gradients are computed apart from the inputs',
-        where a stage would otherwise wait. If None, they are where they take more than
-        a tenth of the backward pass, which is not so for prompts and small adapters.
-      layers: number of blocks of each stage, an encoder's first; None balances the
-        stages by counted operations, the head included. With `virtual`, of each chunk:
-        the first one of each stage, then the second one of each, and so on.
-      virtual: chunks of blocks of each stage, `v`. With several, stage `s` of `N` has
-        the model's chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as
-        Megatron does: a step waits `v` times less, and sends `v` times more.
-      joined_p2: whether the gradients of weights that are left at the end of a step are
-        computed as one product for all of their micro-batches.
+        "auto" chooses "zb-h1" if the backward pass has two parts, else "1f1b".
+      microbatches: number of micro-batches per step, a multiple of `Run.accumulate`;
+        None for `Run.accumulate`.
+      two_stage: whether to compute the weights' gradients separately from the inputs',
+        at times when a stage would otherwise wait. None does so if they take more than
+        a tenth of the backward pass; those of prompts and small adapters take less.
+      layers: number of blocks per stage, an encoder's first; None balances the stages
+        by counted operations, including the head. With `virtual`, the number per chunk:
+        first the first chunk of every stage, then the second of every stage, and so on.
+      virtual: chunks of blocks per stage, `v`. Stage `s` of `N` then holds the model's
+        chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as Megatron
+        does: a step waits `v` times less and sends `v` times more.
+      joined_p2: whether to compute the weights' gradients that remain at the end of a
+        step as one product over all their micro-batches.
 
     Raises:
-      InputError: if a value cannot be used, or two contradict each other.
+      InputError: if a value is invalid, or two contradict each other.
 
     Examples:
       >>> pt.Pipeline(microbatches=8).build().schedule_for(two_stage=False)
@@ -1455,47 +1456,45 @@ def Pretrained(
     `Run`.
 
     Attributes:
-      checkpoint: a Hugging Face folder, a GGUF file or a folder with one, a T5X
-        checkpoint, the name of a bundled model such as "bundled:skills-decoder", or of
-        a model of the Hugging Face hub such as "Qwen/Qwen3-0.6B", with a revision after
-        `@` if it is not the main one.
-      config: config of a T5X checkpoint, which contains none; None for a Hugging Face
-        folder.
-      tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
-        checkpoint's folder if None.
+      checkpoint: a Hugging Face folder; a GGUF file or a folder with one; a T5X
+        checkpoint; a bundled model, e.g. "bundled:skills-decoder"; or a model of the
+        Hugging Face hub, e.g. "Qwen/Qwen3-0.6B", optionally with a revision after `@`.
+      config: config of a T5X checkpoint, which has none of its own; None for other
+        checkpoints.
+      tokenizer: file or folder of the tokenizer, or a bundled model, which has one;
+        None for the checkpoint's folder.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
-        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
-        bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
-        its share of a scale. None is "float32", except that a folder with quantized
-        weights is held as it is published.
+        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks, with
+        bfloat16 for the other parameters. A four-bit weight takes 0.56 bytes including
+        its share of a scale. None is "float32", except that quantized checkpoints are
+        held as published.
       quantization_group: number of inputs that share a scale in "int4" and "nf4", a
-        power of two; None for 64. Where it does not divide the inputs of a projection,
-        the largest power of two that does is used.
-      quantized_tables: whether the embedding table and the output head are stored in
-        "int8", "int4" or "nf4" too, if `parameter_dtype` is one of these; otherwise
-        they are in bfloat16, or as a folder with quantized weights publishes them.
-      weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
-        memory, from which each block is copied to the device; or "streamed" layer by
-        layer from the files, for models larger than host memory.
-      trained_weights: where the checkpoint's weights are kept that parameter groups
-        train: on the "device", or, with streamed weights, on the "host" with their
-        gradients and optimizer state, and updated layer by layer.
-      slices: number of slices that the layers of a stack are read in with streamed
-        weights, two of which are in memory; None for slices of one layer.
-      checkpoint_activation: with streamed weights, whether the backward pass computes
-        each layer again from its input, which waits in host memory; if not, the
+        power of two; None for 64. A projection whose inputs it does not divide uses the
+        largest power of two that does.
+      quantized_tables: whether to quantize the embedding table and the output head,
+        too, if `parameter_dtype` is "int8", "int4" or "nf4". Otherwise they are in
+        bfloat16, or as a quantized checkpoint publishes them.
+      weights: where the weights of the blocks are kept: in "device" memory; in
+        "pinned_host" memory, from which each block is copied to the device; or
+        "streamed" layer by layer from the files, for models larger than host memory.
+      trained_weights: where to keep checkpoint weights that parameter groups train: on
+        the "device", or, with streamed weights, on the "host" with their gradients and
+        optimizer state, updated layer by layer.
+      slices: with streamed weights, number of slices that a stack's layers are read in;
+        two slices are in memory at a time. None for slices of one layer.
+      checkpoint_activation: with streamed weights, whether the backward pass recomputes
+        each layer from its input, which is kept in host memory. If False, the
         activations of all layers stay on the device.
       dropout_rate: dropout rate in training.
-      attention: "flash" computes attention with a fused kernel of the device, cuDNN's
-        on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
+      attention: "flash" uses the device's fused kernel, cuDNN's on NVIDIA GPUs;
+        "reference" uses none; "auto" uses one where possible.
       rematerialization: activations that the backward pass recomputes; None for none.
-      encoder_rematerialization: the same for an encoder; as in the decoder if None.
-      eos_id: token that ends a text, instead of the tokenizer's EOS; generation also
+      encoder_rematerialization: the same for an encoder; None for the decoder's.
+      eos_id: token that ends a text, instead of the tokenizer's EOS. Generation also
         stops at the tokens that the model's files name.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
-      fallback_to_scratch: whether parameters to which the map assigns None may be
-        fresh.
+      fallback_to_scratch: whether parameters that the map assigns None may start fresh.
 
     Raises:
       InputError: if settings contradict each other.
@@ -1617,22 +1616,23 @@ def Prompting(
 ) -> Configured[_Prompting]:
     """Where a prompt stands in the row, what it sees, and how it is computed.
 
-    The defaults suit most runs: before the text, and computed once for the whole batch
-    wherever that gives the same numbers.
+    The defaults suit most runs: the prompt comes before the text, and is computed once
+    for the whole batch wherever that gives the same numbers.
 
     Attributes:
       placement: position in the row: "prefix", "after_bos", "suffix" (before the EOS of
         an encoder's row), "suffix_after_eos", or "template" if the data sets it
         (`DataSource.template`).
       prefix_attention: whether, in a decoder-only model, the prompt and the row's given
-        tokens see each other in both directions, as in a prefix language model.
+        tokens attend to each other in both directions, as in a prefix language model.
       visibility: what the prompt sees where attention is bidirectional (encoders,
-        `prefix_attention`): some of "prompt->prompt", "prompt->prompt;causal" and
-        "prompt->input"; the whole row if None. Text sees the prompt in any case.
-      execution: "shared" (once for the batch; the prompt must come first and see no
-        text), "joined" (in each row), or "auto", which is shared wherever possible.
-      beyond_window: whether layers with a window keep the prompt or prefix in sight of
-        every token; if not, it leaves the window like any token, as in PEFT.
+        `prefix_attention`): any of "prompt->prompt", "prompt->prompt;causal" and
+        "prompt->input"; None for the whole row. Text always sees the prompt.
+      execution: "shared" computes the prompt once per batch, which requires that it
+        comes first and sees no text; "joined" computes it in each row; "auto" shares
+        wherever possible.
+      beyond_window: whether layers with a sliding window keep the prompt or prefix in
+        sight of every token. If False, it leaves the window like any token, as in PEFT.
 
     Raises:
       InputError: if a value is unknown, or settings contradict each other or the model.
@@ -1748,40 +1748,40 @@ def Rollouts(
     replay: bool = False,
     equal_steps: int = 20,
 ) -> Configured[_Rollouts]:
-    """How answers are sampled in training, and what judges them.
+    """How answers are sampled during training, and how they are rewarded.
 
-    In each step the model that is trained answers each prompt of a batch several times.
-    With `GRPO`, rewards judge the answers, and the step learns from how they differ.
-    `OnPolicyDistillation` learns from a teacher and has no rewards.
+    In each step the model in training answers each prompt of a batch several times.
+    With `GRPO`, rewards judge the answers, and the step learns from their differences.
+    `OnPolicyDistillation` learns from a teacher instead, without rewards.
 
     Attributes:
-      rewards: what judges an answer; the sum counts. Each is "exact_match" or
-        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
-        (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
-        that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
-        falling to 0 at twice that), "logprob" (mean log-probability of its tokens
-        under the frozen model, in nats), a function `(prompt, completion, row) ->
-        number`, or the name of one, "module:function".
+      rewards: what judges an answer; rewards are added up. Each is "exact_match" or
+        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION" (1
+        if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
+        that the file's schema allows), "length=CHARACTERS" (1 up to that length,
+        falling to 0 at twice that), "logprob" (mean log-probability of the answer's
+        tokens under the frozen model, in nats), a function `(prompt, completion, row)
+        -> number`, or the name of a function, "module:function".
       weights: factor of each reward; None for 1.
-      group: number of answers to each prompt; rewards need at least 2.
-      new_tokens: maximum number of tokens of an answer, with its end.
-      temperature: temperature of the distribution that tokens are drawn from.
+      group: number of answers per prompt; rewards need at least 2.
+      new_tokens: maximum number of tokens of an answer, its end token included.
+      temperature: sampling temperature.
       stop: texts that end an answer.
-      advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
-        "mean" Dr. GRPO's, "leave_one_out" RLOO's, "batch" REINFORCE++'s;
-        see `group_advantages`.
-      mask_truncated: whether nothing is learned from answers without an end.
-      updates: steps that learn from each answer.
-      slots: maximum number of answers that are sampled together.
-      reward_seconds: maximum time of a call of a reward.
-      resample: how often in a step groups of equal rewards, from which nothing is
-        learned, are replaced by those of further prompts (dynamic sampling of DAPO, Yu
-        et al. 2025, section 3.2). Those that are left then stay.
-      replay: whether in a group of equal rewards the last answer is replaced by the
-        best earlier one to the same prompt, if its reward is higher. Its ratio is that
-        to the probabilities that it was drawn with.
-      equal_steps: the run stops if in so many rollouts in a row all answers to each
-        prompt have the same reward, so nothing is learned; 0 to continue.
+      advantage: how a group's rewards become advantages: "deviation" as in GRPO, "mean"
+        as in Dr. GRPO, "leave_one_out" as in RLOO, "batch" as in REINFORCE++; see
+        `group_advantages`.
+      mask_truncated: whether to learn nothing from answers without an end.
+      updates: number of steps that learn from each answer.
+      slots: maximum number of answers that are sampled in parallel.
+      reward_seconds: time limit for one call of a reward.
+      resample: how often a step replaces groups with equal rewards, which teach
+        nothing, by groups of new prompts (dynamic sampling of DAPO, Yu et al. 2025,
+        section 3.2). Groups that are still equal after that stay.
+      replay: whether to replace the last answer of a group with equal rewards by the
+        best earlier answer to the prompt, if its reward is higher. Its ratio is
+        relative to the probabilities that it was sampled with.
+      equal_steps: number of consecutive rollouts in which all groups have equal
+        rewards, so that nothing is learned, after which the run stops; 0 to never stop.
 
     Raises:
       InputError: if a value is out of range.
@@ -1928,20 +1928,20 @@ def TokenObjective(
 def TrainedTokens(
     *, tokens: Sequence[str | int], head: Sequence[str | int] | None = None
 ) -> Configured[_TrainedTokens]:
-    """Rows of single tokens, new or existing, trained while the table stays frozen.
+    """Trained embedding rows of single tokens, new or existing; the table stays frozen.
 
-    For words that the model does not know, such as `<tool>` before a call. It stands
-    alone or beside any prompt or adapter. A text that is one token already names that
-    token, and its row starts as it is. Any other text becomes a new token of the run's
-    tokenizer, whose row starts as the mean of the table, where transformers'
-    `resize_token_embeddings` puts new rows too. A head that shares the table sees the
-    rows as well; one that does not gets a row for each new token. This is PEFT's
+    Use it for words that the model does not know, e.g. `<tool>` before a call, alone or
+    with any prompt or adapter. A text that is already one token names that token, and
+    its row starts from the table's. Any other text becomes a new token of the run's
+    tokenizer; its row starts from the mean of the table, as with
+    `resize_token_embeddings` in transformers. An output head that shares the table uses
+    these rows as well; a separate head gets a row for each new token. This is PEFT's
     `trainable_token_indices`.
 
     Attributes:
       tokens: texts of tokens, or ids.
-      head: the tokens whose rows of an output head of its own are trained too; the new
-        ones if None.
+      head: tokens whose rows in a separate output head are trained, too; None for the
+        new tokens.
 
     Raises:
       InputError: if a token is named twice, or none is.

@@ -1,4 +1,4 @@
-"""The Python interface: open a model, tune it, use what was tuned.
+"""The Python interface: open a model, tune it, use the result.
 
-The names are public as `prompt_tuning.tune`, `prompt_tuning.Model` and so on.
+`import prompt_tuning as pt` exports it: `pt.load`, `pt.tune`, `pt.Model` and so on.
 """

@@ -1,7 +1,7 @@
-"""`tune` with the method "auto": short sweeps of some methods, whose winner is trained.
+"""The method "auto" of `tune`: sweep a few methods briefly, then train the best one.
 
-It is `train --method auto` for Python: the candidates, their steps and the choice are
-the same.
+`train --method auto` does the same on the command line, with the same candidates, steps
+and choice.
 """
 
 import functools
@@ -55,23 +55,24 @@ def choose(
     budget: float | int | None,
     progress: bool,
 ) -> TuneRequest:
-    """Sweeps the candidates, unless that is done, and returns the request of the best.
+    """Sweeps the candidates, unless done before, and returns the best one's request.
 
-    Each method gets an equal share of what is left of the budget. A sweep that its
-    share cuts is compared by what it has reached.
+    Each method gets an equal share of the remaining budget. If its time runs out, a
+    sweep is judged by the results so far.
 
     Args:
       base: the frozen model.
-      make_request: `tune_request` with all arguments besides the methods.
-      epochs: length of the run, if it is not given in steps.
-      budget: seconds of all sweeps together; None for `BUDGET`.
-      progress: whether to show a progress bar, and the choice.
+      make_request: `tune_request` with all arguments but the methods.
+      epochs: length of the run, unless the request gives it in steps.
+      budget: seconds for all sweeps together; None for `BUDGET`.
+      progress: whether to show a progress bar and the choice.
 
     Raises:
-      InputError: for settings that this chooses, without held-out data, if the model or
-        the data cannot be used, or if the directory has the choice of other settings.
+      InputError: if a setting is given that "auto" chooses, there are no held-out data,
+        the model or the data cannot be used, or the directory has a choice made with
+        other settings.
       NotFiniteError: if all candidates diverge.
-      KeyboardInterrupt: if a signal stops a sweep, which has saved its state.
+      KeyboardInterrupt: if a signal stops a sweep; its state is saved.
     """
     check_value("budget", budget, PositiveNumber | None)
     for name in ("learning_rate", "optimizer"):
@@ -119,7 +120,7 @@ def _compare(
     budget: float | int,
     progress: bool,
 ) -> tuple[str, float]:
-    """Sweeps the candidates, and returns the best method and learning rate."""
+    """Sweeps the candidates and returns the best method and its learning rate."""
     deadline = time.monotonic() + budget
     summaries: dict[str, SweepSummary] = {}
     for number, method in enumerate(METHODS):
@@ -143,7 +144,7 @@ def _schedule(rate: float) -> Configured:
 def _requests(
     method: str, make_request: "functools.partial[TuneRequest]", steps: int
 ) -> dict[float, TuneRequest]:
-    """Returns the request of each learning rate of a method."""
+    """Returns a method's request for each learning rate."""
     given = make_request.keywords
     settings = {"steps": steps, "evaluate_every": max(1, steps // EVALUATIONS)}
     folder = given["directory"] / FOLDER / method
@@ -161,7 +162,7 @@ def _requests(
 def _sweep(
     base: Model, requests: Mapping[float, TuneRequest], seconds: float, progress: bool
 ) -> SweepSummary:
-    """Trains the candidates of a method for some time."""
+    """Trains one method's candidates until their time is up."""
     deadline = time.monotonic() + seconds
     runs = {f"{rate:g}": request.read() for rate, request in requests.items()}
     check_compatible(runs)

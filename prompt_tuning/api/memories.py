@@ -1,9 +1,9 @@
-"""A text becomes a prefix: `remember`.
+"""`remember`: train a prefix that replaces a text.
 
 Eyuboglu et al. (2025, "Cartridges", arXiv 2506.06266) train a key/value prefix to stand
-for a document. Here the parts of this package do it: rows about the text
-(`texts.text_study`), a start by attention matching, context distillation in an ordinary
-run, and a comparison on rows that were held out.
+for a document. `remember` does so with parts of this package: it writes rows about the
+text (`texts.text_study`), starts from attention matching, trains by context
+distillation in an ordinary run, and compares the result with the text on held-out rows.
 """
 
 import dataclasses
@@ -46,14 +46,14 @@ STARTS = {
     "chunks": "from_chunks",
     "first": "from_text",
 }
-"""The initializer of each way to start."""
+"""Initializers by the value of `start`."""
 RATE, ROWS, STEPS = 0.02, 1024, 200
 KINDS = (PASSAGE, CONTINUATION)
-"""Kinds of rows of a model that cannot chat."""
+"""Kinds of rows for a model without a chat template."""
 SLOTS = 128
 RESULTS, PEFT_FOLDER = "memory.json", "peft"
 LONGEST = MAXIMUM_BYTES * 2 // 5
-"""Maximum size of a text in bytes: the run's config has it twice, in short lines."""
+"""Maximum size of a text in bytes; a run's config contains it twice, in short lines."""
 
 Start = Literal["matching", "chunks", "first"]
 
@@ -77,53 +77,55 @@ def remember(
     seed: int = 0,
     progress: bool = True,
 ) -> TunedModel:
-    """Trains a key/value prefix that stands for a text.
+    """Trains a key/value prefix that replaces a text.
 
-    The model answers behind the prefix about as it does after the text, for the cost of
-    `slots` positions. The rows to learn from are passages of the text and what the
-    frozen model writes behind it, or its own questions and answers about the text if it
-    has a chat template; the loss is `ContextDistillation`. Its teacher reads the
-    text or, if that does not fit the model's positions together with a row, the chunk
-    that a row was written behind. The directory is that of an ordinary run. It also
-    gets `memory.json`, which compares the memory with the text itself on held-out rows,
-    and a PEFT folder of type CARTRIDGE. If the call is interrupted, the same call goes
-    on.
+    With the prefix in place, the model answers about as it does after reading the text,
+    but reads only `slots` positions. It learns from rows that the frozen model writes:
+    questions and answers about the text if it has a chat template, otherwise passages
+    of the text and continuations of them. The loss is `ContextDistillation`. The
+    teacher reads the whole text or, if text and row exceed the model's positions, the
+    chunk that the row was written from.
+
+    The directory is an ordinary run directory with two additions: `memory.json`
+    compares the memory with the text on held-out rows, and `peft` is a PEFT adapter of
+    type CARTRIDGE. An interrupted call resumes when you repeat it.
 
     Args:
-      model: result of `load`, or what `load` takes; a decoder-only model.
+      model: result of `load`, or a checkpoint as `load` takes it; decoder-only.
       text: the text.
-      slots: number of slots of the prefix, of which the first is frozen; 128, or as
-        many as the memory has that this one starts from.
-      steps: number of optimizer steps; 200 unless there is a budget, or rows of an
-        update are each read eight times.
-      batch_size: number of rows of a step.
-      start: "matching" (`from_attention_matching`, the default), "chunks"
-        (`from_chunks`) or "first" (`from_text`).
-      rows: number of rows to learn from; 1,024 unless there is a budget.
+      slots: length of the prefix; its first slot stays frozen. None for 128, or for the
+        length of the memory in `start_from`.
+      steps: number of optimizer steps. None for 200, or, with `budget` or `start_from`,
+        for as many as read each row eight times.
+      batch_size: rows per step.
+      start: initial values: "matching" (`from_attention_matching`, the default),
+        "chunks" (`from_chunks`) or "first" (`from_text`).
+      rows: number of rows to learn from; None for 1,024, or as many as the budget
+        allows.
       held_out: number of rows to measure on.
-      budget: seconds that everything may take. A short probe then chooses as many rows
-        and steps as fit; they depend on the machine, and are stored with the rows for
-        a call that goes on.
+      budget: seconds for the whole call. A short probe then finds how many rows and
+        steps fit. The result depends on the machine; it is stored with the rows, so a
+        resumed call uses the same numbers.
       chunk: maximum number of tokens of the text that the model reads before it writes
-        a row. None for the whole text or, if that does not fit the model, half of its
+        a row. None for the whole text or, if that does not fit, half of the model's
         positions.
-      passage: maximum number of learned tokens of a row.
-      start_from: directory of a memory of the text as it was before it changed. Rows
-        are then written about what is new alone; half of the rows to learn from are old
-        ones. `update.json` compares both memories on old held-out rows.
+      passage: maximum number of learned tokens per row.
+      start_from: directory of a memory of an earlier version of the text. New rows are
+        then only about what changed, and half of the rows to learn from are old ones.
+        `update.json` compares both memories on old held-out rows.
       directory: run directory; None for a temporary one.
-      study_directory: folder of the rows, which memories of several sizes can share;
-        None for `study` in the run directory.
-      seed: seed of the rows and of their order.
-      progress: whether to show the progress and the comparison.
+      study_directory: folder of the rows, e.g. to share them between memories of
+        different sizes; None for `study` in the run directory.
+      seed: seed of the rows and their order.
+      progress: whether to show progress and the comparison.
 
     Returns:
       the model with the memory.
 
     Raises:
-      InputError: if the text is shorter than the memory, the model cannot have such a
-        prefix, the directory has another text's memory, or nothing is new in a text
-        whose memory this one starts from.
+      InputError: if the text has fewer tokens than the memory has slots, the model does
+        not support such a prefix, the directory contains a memory of a different text,
+        or the text contains nothing new compared to `start_from`.
 
     Examples:
       >>> story = "reverse: apple=elppa upper: bread=BREAD tail: chair=hair"
@@ -207,16 +209,16 @@ def _check_choices(
 
 @dataclasses.dataclass(frozen=True)
 class _MemoryPlan:
-    """How rows about a text are written and learned.
+    """How to write and learn rows about a text.
 
     Attributes:
       model: the frozen model.
-      text: the text, if the model can read it before a row; else None.
-      read: its chunks.
+      text: the text if the model can read it before a row; else None.
+      read: chunks of the text.
       study: settings of the rows.
       prefix: the prefix to train.
-      batch_size: number of rows of a step.
-      progress: whether to show the progress.
+      batch_size: rows per step.
+      progress: whether to show progress.
     """
 
     model: Model
@@ -238,7 +240,7 @@ class _MemoryPlan:
         batch_size: int,
         progress: bool,
     ) -> "_MemoryPlan":
-        """Checks that the model can have the memory, before it writes any rows."""
+        """Checks that the model supports the memory before any row is written."""
         fits, limit = check_length(text, model, slots), model.config.maximum_positions
         if not fits and study.chunk is None and limit is not None:
             study = dataclasses.replace(study, chunk=limit // 2)
@@ -249,7 +251,7 @@ class _MemoryPlan:
         return cls(model, known, read, study, prefix, batch_size, progress)
 
     def write_rows(self, folder: Path, study: TextStudy) -> StudyFiles:
-        """Writes the rows of a study into a folder."""
+        """Writes the rows of a study."""
         total, model = study.rows + study.held_out, self.model
         with noted_bar("writing rows", total, shown=self.progress) as advance:
             return write_study(
@@ -257,7 +259,7 @@ class _MemoryPlan:
             )
 
     def train(self, files: StudyFiles, steps: int, **settings: Any) -> TunedModel:
-        """Trains on rows; the teacher reads the text, or else the chunk of each."""
+        """Trains on rows; the teacher reads the text if it fits, else a row's chunk."""
         teacher = Configurable("ContextDistillation")
         if self.text is not None:
             teacher = teacher(context=self.text)
@@ -278,11 +280,7 @@ class _MemoryPlan:
 
 
 def _check_size(text: str) -> None:
-    """Checks that the config of a run can hold a text.
-
-    Raises:
-      InputError: if it is too large.
-    """
+    """Checks that a text fits in the config of a run."""
     size = len(repr(text).encode())
     if size > LONGEST:
         raise InputError(
@@ -292,18 +290,19 @@ def _check_size(text: str) -> None:
 
 
 def _kinds(model: Model) -> tuple[str, ...] | None:
-    """Returns the kinds of rows; None for conversations."""
+    """Returns the kinds of rows to write; None for conversations."""
     return None if has_chat_template(model.prompted.needed_tokenizer()) else KINDS
 
 
 def check_length(text: str, model: Model, slots: int) -> bool:
-    """Checks that slots are fewer than the tokens of a text, and the model a decoder.
+    """Checks that the model is a decoder and the text longer than the prefix.
 
     Returns:
       whether the model can read the text before a row.
 
     Raises:
-      InputError: if the text is shorter than the prefix, or the model writes no text.
+      InputError: if the text is shorter than the prefix, or the model generates no
+        text.
     """
     check_generates(model.prompted)
     begin = len(model.prompted.interface.begin_ids)
@@ -326,7 +325,7 @@ def _prefix(text: str, slots: int, start: Start) -> Configured:
 
 
 def finish_memory(tuned: TunedModel, *, progress: bool) -> None:
-    """Measures a memory, and writes the results and the PEFT folder."""
+    """Measures a memory and writes `memory.json` and the PEFT folder."""
     folder = Path(tuned.run.directory)
     assert tuned.run.evaluation is not None
     loaded = tuned.prompted, tuned.parameters

@@ -1,4 +1,4 @@
-"""How many rows and steps of a memory fit into a time, by a short probe."""
+"""Choose the rows and steps of a memory that fit a time budget, by a short probe."""
 
 import dataclasses
 import itertools
@@ -17,32 +17,27 @@ from prompt_tuning.texts.text_study import TextStudy
 
 BUDGET_FILE = "budget.json"
 EPOCHS = 8
-"""How often each row is read."""
+"""Passes over the rows."""
 PROBE_ROWS, PROBE_STEPS = 64, 6
 RESERVE = 0.1
-"""Share of the time that is left to the comparison at the end."""
+"""Share of the time reserved for the final comparison."""
 
 
 @runtime_checkable
 class MemoryPlan(Protocol):
-    """How rows about a text are written and learned."""
+    """How to write and learn rows about a text."""
 
     def write_rows(self, folder: Path, study: TextStudy) -> StudyFiles:
         """Writes the rows of a study into a folder."""
         ...
 
     def train(self, files: StudyFiles, steps: int, **settings: Any) -> Any:
-        """Trains on rows for some steps, with further settings of `tune`."""
+        """Trains on rows; `settings` are passed on to `tune`."""
         ...
 
 
 class Fitted(NamedTuple):
-    """What fits into a time.
-
-    Attributes:
-      rows: number of rows to learn from.
-      steps: number of optimizer steps.
-    """
+    """The numbers of rows to learn from and of optimizer steps that fit a budget."""
 
     rows: int
     steps: int
@@ -55,20 +50,21 @@ def fit_budget(
     plan: MemoryPlan,
     batch_size: int,
 ) -> Fitted:
-    """Measures a few rows and steps, and returns how many fit into a time.
+    """Times a few rows and steps, and returns how many fit a budget.
 
-    The numbers are stored beside the rows, so that a call that goes on, and memories of
-    other sizes from the same rows, have the same ones.
+    The numbers are stored next to the rows, so that a resumed call and memories of
+    other sizes from the same rows use the same ones.
 
     Args:
       folder: folder of the rows.
       seconds: time for everything, this probe included.
       study: settings of the rows.
       plan: writes rows and trains on them.
-      batch_size: number of rows of a step.
+      batch_size: rows per step.
 
     Raises:
-      InputError: if the time is too short, or the folder's rows are of another time.
+      InputError: if the budget is too small, or the folder's rows belong to another
+        budget.
     """
     file = folder / BUDGET_FILE
     if file.exists():
@@ -111,7 +107,7 @@ def fit_budget(
 def _time_rows(
     folder: Path, study: TextStudy, plan: MemoryPlan
 ) -> tuple[float, StudyFiles]:
-    """Returns the seconds of a row once programs are compiled, and the rows."""
+    """Returns the seconds per row, without compilation, and the rows."""
     part = dataclasses.replace(study, rows=PROBE_ROWS, held_out=0)
     plan.write_rows(folder / "first", part)
     started = time.monotonic()
@@ -122,7 +118,7 @@ def _time_rows(
 def _time_steps(
     folder: Path, files: StudyFiles, plan: MemoryPlan
 ) -> tuple[float, float]:
-    """Returns the seconds of a step, and those before the first one."""
+    """Returns the seconds per step and the seconds before the first step."""
     ends: list[float] = []
     started = time.monotonic()
     probe = plan.train(

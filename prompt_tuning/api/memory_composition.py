@@ -1,4 +1,4 @@
-"""Several memories become one: `compose`."""
+"""`compose`: join memories into one prefix."""
 
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from prompt_tuning.texts.study_files import CHUNK_KEY
 from prompt_tuning.texts.study_update import join_studies
 
 APART, PARTS = "apart.npy", "parts"
-"""File of the memories as they were trained apart, and folder of those after it."""
+"""File of the memories as trained separately; folder of each after joint training."""
 
 Prefix = Float[Array, "L 2 P G K"]
 
@@ -39,31 +39,32 @@ def compose(
     seed: int = 0,
     progress: bool = True,
 ) -> TunedModel:
-    """Puts memories of several texts one after the other, as a single prefix.
+    """Joins memories of different texts into a single prefix.
 
-    The keys of each are rotated on, so that they keep their distance to the row: their
-    order does not matter. Memories that were trained apart disturb each other, so each
-    answers worse than alone. With `steps` they are trained further, together: the rows
-    of all are read behind all memories, and the teacher of a row reads its own text
-    alone. The directory is then that of an ordinary run, and has a comparison
-    (`memory.json`) and PEFT folders of the whole (`peft`) and of each memory
-    (`parts/0`, ...). If that call is interrupted, the same call goes on.
+    The keys of each memory are rotated so that they keep their distance to the row; the
+    order of the memories therefore does not matter. Memories that were trained
+    separately disturb each other: each answers worse than alone. `steps` trains them
+    together to repair this: each row is read with all memories in place, while its
+    teacher reads only the text that the row is about. The directory is then an ordinary
+    run directory, with a comparison (`memory.json`) and PEFT folders of the whole
+    (`peft`) and of each memory (`parts/0`, ...). An interrupted call resumes when you
+    repeat it.
 
     Args:
-      memories: at least two runs of `remember` with the same frozen model, or their
+      memories: at least two results of `remember` on the same frozen model, or their
         directories.
-      steps: number of steps to train them together; None for none.
-      batch_size: number of rows of such a step, about all texts.
-      directory: run directory of this training; None for a temporary one.
+      steps: number of steps of joint training; None for none.
+      batch_size: rows per step, over all texts.
+      directory: run directory of the joint training; None for a temporary one.
       seed: seed of the order of the rows.
-      progress: whether to show the progress and the comparison.
+      progress: whether to show progress and the comparison.
 
     Returns:
-      the frozen model behind all of them; its prefix has the slots of all.
+      the frozen model with a prefix that has the slots of all memories.
 
     Raises:
-      InputError: if there are fewer than two, one is not a key/value prefix, they
-        belong to different models, or the rows to train them with are gone.
+      InputError: if there are fewer than two memories, one is not a key/value prefix,
+        they belong to different models, or the rows for joint training are gone.
 
     Examples:
       >>> prefix = pt.KeyValuePrefix(length=4)
@@ -125,7 +126,7 @@ def compose(
 
 
 def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
-    """Returns the prefixes of memories of one model."""
+    """Returns the memories' prefixes; all must belong to one model."""
     first, prefixes = memories[0], []
     for number, one in enumerate(memories):
         prefix = key_value_prefix(one.trained)
@@ -146,7 +147,7 @@ def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
 
 
 def _behind(base: Model, prefix: Prefix) -> TunedModel:
-    """Returns the frozen model of another behind a prefix."""
+    """Returns the frozen model with a prefix attached."""
     config = Configurable("KeyValuePrefix")(length=prefix.shape[2])
     model = Model.open(base.settings, [config])
     parameters = base.parameters | {PREFIX_PATH: prefix}
@@ -154,7 +155,7 @@ def _behind(base: Model, prefix: Prefix) -> TunedModel:
 
 
 def _write_parts(tuned: TunedModel, lengths: Sequence[int], folder: Path) -> None:
-    """Writes each memory as it is alone."""
+    """Writes each memory as a PEFT folder."""
     whole = tuned.trained[PREFIX_PATH]
     parts = jnp.split(whole, np.cumsum(lengths)[:-1], axis=2)
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The memories that fit a question, by what the model itself finds likely."""
+"""`retrieve`: find the memories that fit a question."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,22 +15,22 @@ from prompt_tuning.core.number_ranges import PositiveInteger
 def retrieve(
     memories: Sequence[Model | str | Path], question: str, *, count: int = 1
 ) -> list[int]:
-    """Chooses the memories behind which a question is most likely.
+    """Chooses the memories that make a question most likely.
 
-    The score of a memory is the log-probability behind it of the question's tokens but
-    the first one, which nothing predicts. So the frozen model reads the question once
-    for each memory. `compose` puts several chosen ones together.
+    A memory's score is the log-probability of the question's tokens, except the first
+    one, which nothing predicts. The frozen model therefore reads the question once per
+    memory. Pass the chosen memories to `compose` to answer with all of them.
 
     Args:
-      memories: memories of texts, or their directories.
-      question: the question, as the model reads it.
+      memories: results of `remember`, or their directories.
+      question: the question, exactly as the model reads it.
       count: maximum number of memories to choose.
 
     Returns:
-      the numbers of the chosen memories, the best first.
+      indices of the chosen memories, best first.
 
     Raises:
-      InputError: if there are no memories, or the question has a single token.
+      InputError: if there are no memories, or the question has only one token.
 
     Examples:
       >>> texts = "upper: apple=APPLE", "reverse: dog=god"

@@ -1,4 +1,4 @@
-"""Updates of memories: where they start, and whether old answers hold after them."""
+"""Update a memory when its text changes, and check that old answers still hold."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ STUDY, UPDATE = "study", "update.json"
 
 
 def study_of(memory: TunedModel) -> OldStudy:
-    """Reads the rows that a memory was made with.
+    """Reads the rows that a memory learned from.
 
     Raises:
       InputError: if the model has no memory of a text, or its rows are gone.
@@ -42,7 +42,7 @@ def study_of(memory: TunedModel) -> OldStudy:
 
 @runtime_checkable
 class UpdatePlan(MemoryPlan, Protocol):
-    """How rows about a text are written and learned."""
+    """How to write and learn rows about a text."""
 
     @property
     def model(self) -> Model:
@@ -56,18 +56,18 @@ class UpdatePlan(MemoryPlan, Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows of a step."""
+        """Rows per step."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class OldMemory:
-    """A memory of a text as it was before it changed.
+    """A memory of an earlier version of a text.
 
     Attributes:
       memory: the run.
-      slots: number of its slots.
-      study: its rows.
+      slots: number of slots.
+      study: rows that it learned from.
     """
 
     memory: TunedModel
@@ -79,7 +79,7 @@ class OldMemory:
         """Opens a memory to start from.
 
         Raises:
-          InputError: if it is none, or has another model or number of slots.
+          InputError: if the folder has no memory, or one of another model or length.
         """
         memory = load_tuned(folder)
         study, prefix = study_of(memory), memory.trained[PREFIX_PATH]
@@ -99,18 +99,19 @@ class OldMemory:
 
     @property
     def prefix(self) -> Configured:
-        """Settings of the same prefix."""
+        """Settings of a prefix that starts from the old one."""
         frozen = int(self.slots > 1)
         return Configurable("KeyValuePrefix")(length=self.slots, frozen_slots=frozen)
 
     def teacher_text(self, text: str | None) -> str | None:
-        """Returns what the teacher reads before each row: the text, or a chunk (None).
+        """Returns the text that the teacher reads before each row; None for chunks.
 
         Args:
-          text: the text, if the model can read all of it.
+          text: the text if the model can read all of it; else None.
 
         Raises:
-          InputError: if the old teacher read the whole text, and it is too long now.
+          InputError: if the old teacher read the whole text and the new text is too
+            long for that.
         """
         if self.study.text is None:
             return None
@@ -132,15 +133,15 @@ class OldMemory:
         progress: bool,
         **settings: Any,
     ) -> TunedModel:
-        """Writes rows about what is new, learns them, and measures old ones.
+        """Writes rows about what is new, trains on them, and compares both memories.
 
         Args:
           plan: how rows are written and learned.
           rows: folder of the rows.
-          text: the text as it is.
-          steps: number of steps; None to read each row as often as with a budget.
-          progress: whether to show the progress.
-          settings: further settings of `tune`.
+          text: the new text.
+          steps: number of steps; None to read each row `EPOCHS` times.
+          progress: whether to show progress.
+          settings: other settings of `tune`.
         """
         model = plan.model
         written = model.prompted, model.parameters
@@ -161,7 +162,7 @@ class OldMemory:
 def compare_update(
     before: TunedModel, after: TunedModel, rows: Path, *, progress: bool
 ) -> None:
-    """Measures an old and a new memory on the same old rows, by the new teacher."""
+    """Measures the old and the new memory on old held-out rows with the new teacher."""
     measured = {
         name: model.evaluate([str(rows)], exact_match=True)
         for name, model in (

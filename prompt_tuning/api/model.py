@@ -1,4 +1,4 @@
-"""A frozen model as a Python object, which reads data and texts."""
+"""`Model`: a frozen model that reads data and texts."""
 
 import contextlib
 import dataclasses
@@ -51,14 +51,14 @@ TRAINED = (".*/prompt/.*", ".*/adapters/.*")
 
 
 class Model(TextModel):
-    """A frozen model, with untrained prompts and adapters if some are attached.
+    """A frozen model, optionally with untrained prompts and adapters.
 
-    `load` makes one. Loops of your own call `attach`, `partition` and `batches`; `tune`
-    does all of it for you.
+    Use `load` to open one. `tune` trains it; for a training loop of your own, use
+    `attach`, `partition` and `batches`.
 
     Attributes:
       settings: settings of `Pretrained`.
-      run: configuration that data and texts are read by.
+      run: configuration of how data and texts are read.
       prompted: the opened model: structure, restore plan, prompts.
 
     Examples:
@@ -87,13 +87,7 @@ class Model(TextModel):
     def open(
         cls, settings: Configured, methods: Sequence[Method] = (), seed: int = 0
     ) -> "Model":
-        """Opens a checkpoint without reading its weights.
-
-        Args:
-          settings: settings of `Pretrained`.
-          methods: prompts and adapters to attach.
-          seed: seed of their initial values.
-        """
+        """Opens a checkpoint without reading its weights."""
         fields = attachments(methods)
         run: Run = Configured(
             "Run", {"model": settings, "seed": seed, **fields}
@@ -102,14 +96,14 @@ class Model(TextModel):
         return cls(settings, run, open_pretrained(run.model, run.tuning, key=key))
 
     def attach(self, *methods: Method, seed: int = 0) -> "Model":
-        """Returns the model with fresh prompts and adapters, for a training loop.
+        """Returns a copy with fresh prompts and adapters, for your own loop.
 
         Args:
-          methods: prompts and adapters.
+          methods: prompts and adapters, e.g. `pt.SoftPrompt(length=5)`.
           seed: seed of their initial values.
 
         Raises:
-          InputError: if a method starts from the data of a run.
+          InputError: if a method's initial values come from training data.
 
         Examples:
           >>> both = model.attach(pt.SoftPrompt(length=5), pt.LoRA(rank=4), seed=1)
@@ -123,10 +117,10 @@ class Model(TextModel):
         return attached
 
     def with_parameters(self, parameters: Parameters) -> "Model":
-        """Returns the model with other values of some parameters.
+        """Returns a copy of the model with some parameters replaced.
 
         Args:
-          parameters: values by path, such as the trained ones of a training loop.
+          parameters: new values by path, e.g. those that your loop trained.
 
         Examples:
           >>> attached = model.attach(pt.SoftPrompt(length=5))
@@ -154,23 +148,24 @@ class Model(TextModel):
         return self.prompted.needed_tokenizer()
 
     def share(self, parameters: Parameters) -> None:
-        """Takes the frozen parameters that a run has read, unless they were read."""
+        """Takes over frozen parameters of a run, unless the model has read its own."""
         paths = self.prompted.plan.abstract
         if self.loaded is None and all(path in parameters for path in paths):
             self.loaded = {path: parameters[path] for path in paths}
 
     @property
     def graph(self) -> Any:
-        """Structure of the model, an argument of `train_step` and `gradients`."""
+        """Structure of the model; pass it to `train_step` and `gradients`."""
         return self.prompted.graph
 
     def partition(
         self, regexes: Sequence[str] = TRAINED
     ) -> tuple[Parameters, Parameters]:
-        """Divides the parameters into `(trained, frozen)`.
+        """Splits the parameters into `(trained, frozen)`.
 
         Args:
-          regexes: expressions that match whole paths; prompts and adapters by default.
+          regexes: a parameter is trained if one of these matches its whole path;
+            prompts and adapters by default.
 
         Examples:
           >>> trained, frozen = model.attach(pt.SoftPrompt(length=5)).partition()
@@ -188,12 +183,12 @@ class Model(TextModel):
         parameters: Parameters | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B m D"]:
-        """Computes the hidden states that predict the learned tokens of a batch.
+        """Computes the states that predict a batch's `m` learned tokens per row.
 
         Args:
           batch: one batch; see `batches`.
-          parameters: parameters by path; the model's own if None.
-          key: key of dropout; None for none.
+          parameters: parameters by path; None for the model's own.
+          key: key of dropout; None for no dropout.
         """
         chosen = self.parameters if parameters is None else parameters
         return merge_model(self.graph, chosen).hidden(batch, key)
@@ -207,12 +202,12 @@ class Model(TextModel):
         seed: int = 0,
         **settings: Unpack[BatchFields],
     ) -> Iterator[Batch]:
-        """Yields shuffled batches of some data.
+        """Yields shuffled batches.
 
         Args:
-          data: data in the forms of `tune`.
-          batch_size: rows of a batch.
-          steps: number of batches; None for one pass.
+          data: training data in any form that `tune` takes.
+          batch_size: rows per batch.
+          steps: number of batches; None for one pass over the data.
           seed: seed of the order.
           settings: other fields of `DataSource`.
 
@@ -250,20 +245,20 @@ class Model(TextModel):
         batch_size: int | None = None,
         prompt_id: int | None = None,
     ) -> Any:
-        """Finds the most probable label of inputs, as `prompt-tuning predict` does.
+        """Finds the most probable label of each input, as `prompt-tuning predict` does.
 
         Args:
-          inputs: one input or several: texts, or mappings with the data's keys; or a
-            table of these keys, see `tune`.
-          labels: labels to choose from; None for the run's.
-          batch_size: rows of a batch, one for each input and label.
-          prompt_id: prompt of all inputs, for a model with several.
+          inputs: one input or a list: texts, mappings with the data's keys, or a table
+            with these columns (see `tune`).
+          labels: labels to choose from; None for those of the run.
+          batch_size: rows per batch; each pair of an input and a label is a row.
+          prompt_id: prompt for all inputs, if the model has more than one.
 
         Returns:
-          `Prediction(label, probabilities)` of one input, or a list of them; with a
-            head for other problems `LabelSet(labels, probabilities)`, or
-            `Numbers(values)` of a regression, or `WordTags(words, tags,
-            probabilities)` of a text or a list of words.
+          for one input `Prediction(label, probabilities)`, for a list a list of them. A
+          class head returns `LabelSet(labels, probabilities)` for multi-label problems,
+          `Numbers(values)` for regression, and `WordTags(words, tags, probabilities)`
+          for tags of a text or a list of words.
 
         Raises:
           InputError: if an argument cannot be used.
@@ -286,21 +281,21 @@ class Model(TextModel):
         normalize: bool = True,
         prompt_id: int | None = None,
     ) -> Float[np.ndarray, "n D"]:
-        """Computes a vector of each text, as `/v1/embeddings` of the server does.
+        """Computes a vector for each text, as the server's `/v1/embeddings` does.
 
-        It is made of the states after the last layer and its norm, with the prompt or
-        adapter that the model has. Each text runs alone.
+        A vector pools the states after the last layer and its norm; the model's prompt
+        or adapter applies. Each text runs alone.
 
         Args:
-          texts: one text, or a list of them; a template of the run is applied.
-          pooling: the mean of the states of the text's tokens, the last of them, or the
-            first (of encoders that were trained so).
-          normalize: whether each vector has length 1.
-          prompt_id: prompt of all texts, for a model with several.
+          texts: one text or a list of them; the run's template, if any, is applied.
+          pooling: which state is used: the "mean" over the text's tokens, that of the
+            "last" token, or that of the "first" token (for encoders trained so).
+          normalize: whether to scale each vector to length 1.
+          prompt_id: prompt for all texts, if the model has more than one.
 
         Raises:
-          InputError: if the model is an encoder-decoder or has a head of classes, or a
-            text does not fit.
+          InputError: if the model is an encoder-decoder or has a class head, or a text
+            is too long.
 
         Examples:
           >>> vectors = model.embed(["abc", "abd"])
@@ -329,16 +324,16 @@ class Model(TextModel):
     def evaluate(
         self, data: Any = None, **settings: Unpack[EvaluationFields]
     ) -> dict[str, float]:
-        """Evaluates on held-out data; reads it the way that the run's data is read.
+        """Evaluates on held-out data, read in the same way as the training data.
 
         Args:
-          data: data in the forms of `tune`, of splits the one named "validation" or
-            "test"; None for the run's own held-out data.
-          settings: fields of `Evaluation`, such as `exact_match=True`, and of
+          data: data in any form that `tune` takes; of a `DatasetDict`, the split
+            "validation" or "test". None for the run's own held-out data.
+          settings: fields of `Evaluation`, e.g. `exact_match=True`, and of
             `DataSource`.
 
         Returns:
-          metrics by name, such as `loss` (mean nats per learned token).
+          metrics by name, e.g. `loss` (mean nats per learned token).
 
         Raises:
           InputError: if the data or a setting cannot be used.
@@ -367,10 +362,10 @@ class Model(TextModel):
             return evaluator(self.parameters)
 
     def prompt_vectors(self) -> dict[str, Float[np.ndarray, "P D"]]:
-        """Returns the prompt vectors by path, such as `decoder/prompt`.
+        """Returns the prompt vectors by path, e.g. `decoder/prompt`.
 
         Raises:
-          InputError: if what is tuned has no vectors among the input.
+          InputError: if the method has no input vectors, as with LoRA or a prefix.
 
         Examples:
           >>> tuned.prompt_vectors()["decoder/prompt"].shape
@@ -380,7 +375,7 @@ class Model(TextModel):
         return input_vectors(model.prompts())
 
     def report(self) -> str:
-        """Lists which parameters are restored, fresh and ignored, and their bytes."""
+        """Lists restored, fresh and ignored parameters with their bytes."""
         return self.prompted.plan.report()
 
     def __repr__(self) -> str:

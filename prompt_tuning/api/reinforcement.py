@@ -1,4 +1,4 @@
-"""Training on rewards from Python: `reinforce`."""
+"""`reinforce`: train on rewards."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,34 +41,35 @@ def reinforce(
 ) -> TunedModel:
     """Trains prompts or adapters on rewards of the model's own answers.
 
-    In each step the model answers each prompt of a batch `group` times, with what was
-    trained so far. Answers with a higher reward than others of their group become more
-    likely. The run directory has all answers in `rollouts.jsonl`.
+    In each step the model, as trained so far, answers each prompt of a batch `group`
+    times. Answers that score above their group's average become more likely.
+    `rollouts.jsonl` in the run directory records all answers.
 
     Args:
-      model: result of `load`, or what `load` takes.
+      model: result of `load`, or a checkpoint as `load` takes it.
       method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
-      prompts: texts, or data in the forms of `tune`; a reward gets all fields of a row.
+      prompts: texts, or data in any form that `tune` takes. A reward gets all fields of
+        a row.
       rewards: functions `(prompt, completion, row) -> number`, or names; see
         `Rollouts`.
-      group: number of answers to each prompt.
+      group: number of answers per prompt.
       new_tokens: maximum number of tokens of an answer.
-      temperature: temperature of sampling.
-      steps: number of optimizer steps; see `tune`, also for the arguments that are not
-        described here. For other settings of `Rollouts`, call `tune` with
-        `rollouts=Rollouts(...)` and `objective=GRPO(...)`.
+      temperature: sampling temperature.
+      steps: number of optimizer steps; see `tune`.
       epochs: how often each prompt is answered, instead of `steps`.
-      learning_rate: number or schedule.
-      optimizer: settings or an optax transformation.
+      learning_rate: number or schedule; see `tune`.
+      optimizer: settings or an optax transformation; see `tune`.
       objective: settings of `GRPO`; None for its defaults.
       evaluation: held-out data, with completions.
       directory: run directory; None for a temporary one.
-      callbacks: functions called with the step and its logged metrics.
+      callbacks: functions called with the step and its logged metrics; see `tune`.
       progress: whether to show a progress bar.
-      settings: further fields of `Run` and `DataSource`; `batch_size` counts prompts.
+      settings: other fields of `Run` and `DataSource`; `batch_size` counts prompts. To
+        set other fields of `Rollouts`, call `tune` with `rollouts=Rollouts(...)` and
+        `objective=GRPO(...)`.
 
     Returns:
-      the model with what was trained; `result` has the metrics.
+      the trained model; `result` has the metrics.
 
     Raises:
       InputError: if an argument, the data or a reward cannot be used.

@@ -1,7 +1,7 @@
-"""The Python interface: load a frozen model, tune it, use and save the result.
+"""`load`, `tune`, `load_tuned`: open a frozen model, tune it, reload the result.
 
-Everything goes through the configuration and the run directories of the command line,
-so that either can continue what the other began.
+Runs use the same configuration and run directories as the command line, so either can
+continue what the other started.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ from prompt_tuning.tuned.load_tuned import load_tuned as load_run
 from prompt_tuning.tuned.trained_files import where_trained
 
 AUTO = "auto"
-"""The method that `tune` chooses itself."""
+"""Value of `method` that lets `tune` choose one."""
 
 
 class TunedModel(Model):
@@ -90,13 +90,13 @@ class TunedModel(Model):
         self.result, self._temporary = result, False
 
     def keep_until_collected(self, directory: str) -> None:
-        """Removes the run's temporary directory together with this object."""
+        """Deletes the temporary run directory when this object is garbage-collected."""
         self._temporary = True
         weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
 
     @property
     def directory(self) -> Path | None:
-        """The run directory; None for an adapter that was loaded from a file."""
+        """The run directory; None for an adapter loaded from a file."""
         return Path(self.run.directory) if self.run.directory else None
 
     @property
@@ -107,18 +107,18 @@ class TunedModel(Model):
     def save(
         self, target: str | Path, form: str | None = None, *, force: bool = False
     ) -> Path:
-        """Saves what was trained.
+        """Saves the trained parameters.
 
         Args:
           target: file or folder to write.
           form: "peft", "npy", "safetensors", "int8" (a key/value prefix as safetensors,
-            with a scale for each head and slot), "checkpoint", "t5x", or "merged" for
-            the whole model with LoRA or IA3 in its weights; None chooses by the
-            target's suffix, PEFT without one.
+            with a scale for each head and slot), "checkpoint", "t5x", or "merged" (the
+            whole model, with LoRA or IA3 folded into its weights). None chooses by the
+            target's suffix; without a suffix, "peft".
           force: whether to replace an existing target.
 
         Raises:
-          InputError: if what was trained has no such form.
+          InputError: if the trained parameters cannot be stored in this form.
         """
         target = Path(target)
         source = source_of_model(
@@ -129,7 +129,7 @@ class TunedModel(Model):
         return target
 
     def to_peft(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Saves what was trained as a PEFT adapter; see `save`."""
+        """Saves the trained parameters as a PEFT adapter; see `save`."""
         return self.save(folder, "peft", force=force)
 
     def write_report(
@@ -139,15 +139,16 @@ class TunedModel(Model):
         text_prompts: Sequence[str] = (),
         force: bool = False,
     ) -> Path:
-        """Writes a page that says whether the run has worked, and why.
+        """Writes an HTML page that tells whether the run worked, and why.
 
         Args:
-          file: the page, one HTML file that needs no network.
-          text_prompts: texts before the frozen model's input to compare with, too.
+          file: the page, a single file that needs no network.
+          text_prompts: instructions to compare with: each is put before the frozen
+            model's input.
           force: whether to replace an existing file.
 
         Raises:
-          InputError: if there is no run directory, or its held-out data are gone.
+          InputError: if the model has no run directory, or the held-out data are gone.
 
         Examples:
           >>> tuned.write_report("report.html")
@@ -182,11 +183,11 @@ class TunedModel(Model):
 
 
 def load(checkpoint: str | Path, **settings: Unpack[PretrainedFields]) -> Model:
-    """Opens a frozen model; its weights are read when they are first needed.
+    """Opens a frozen model; its weights are read when first needed.
 
     Args:
-      checkpoint: Hugging Face folder, T5X checkpoint, the name of a bundled model such
-        as "bundled:skills-decoder", or of a model of the Hugging Face hub such as
+      checkpoint: a Hugging Face folder; a T5X checkpoint; a bundled model, e.g.
+        "bundled:skills-decoder"; or a model of the Hugging Face hub, e.g.
         "Qwen/Qwen3-0.6B" or "Qwen/Qwen3-0.6B@main" (extra `hub`).
       settings: other fields of `Pretrained`, e.g. `parameter_dtype="bfloat16"`.
 
@@ -220,43 +221,44 @@ def tune(
     progress: bool = True,
     **settings: Unpack[TuneFields],
 ) -> TunedModel:
-    """Trains prompts or adapters in front of a frozen model.
+    """Trains prompts or adapters for a frozen model.
 
-    A run that was interrupted resumes, to the same bits, if the same call names the
-    same directory. The command line reads that directory too.
+    To resume an interrupted run, repeat the call with the same `directory`; the result
+    is the same to the last bit. The command line can read and continue that directory,
+    too.
 
     Args:
-      model: result of `load`, or what `load` takes.
-      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them; a
-        class of prompts of your own is given as `functools.partial(Own, length=20)`.
-        "auto" tries soft prompts, prefixes and LoRA at three learning rates each by
-        short sweeps, and trains the best by the held-out data, as `--method auto`.
-      data: pairs `(prompt, completion)`, mappings with these keys (a
-        `datasets.Dataset`, for example), a table (a data frame, an array `[n, 2]` of
-        pairs, or a mapping of columns), or paths of jsonl or HDF5 files. Of splits by
-        name, as in a `datasets.DatasetDict`, the one named "train" is learned, and one
-        named "validation" or "dev" is held out unless `evaluation` is given.
-      steps: number of optimizer steps; 1000 unless `epochs` is given.
-      epochs: how often each example is read, instead of `steps`; rounded up to whole
-        steps.
-      learning_rate: number or schedule, which gets the number of steps if it is given
-        none; by default the method's recipe: Adafactor at 0.3 for prompts, AdamW at
-        0.001 for LoRA, 0.01 for IA3, 0.02 for prefixes.
+      model: result of `load`, or a checkpoint as `load` takes it.
+      method: a prompt or adapter such as `SoftPrompt(length=20)`, or a list of them.
+        Pass a prompt class of your own as `functools.partial(Own, length=20)`. "auto"
+        tries soft prompts, prefixes and LoRA in short sweeps, at three learning rates
+        each, and trains the one that does best on the held-out data.
+      data: pairs `(prompt, completion)`; mappings with these keys, e.g. a
+        `datasets.Dataset`; a table (a data frame, an array `[n, 2]` of pairs, or a
+        mapping of columns); or paths of jsonl or HDF5 files. In a mapping of splits
+        such as a `datasets.DatasetDict`, "train" is the training data and "validation"
+        or "dev" the held-out data, unless `evaluation` is given.
+      steps: number of optimizer steps; None for 1000, or for as many as `epochs` takes.
+      epochs: passes over the data, instead of `steps`; rounded up to whole steps.
+      learning_rate: a number or a schedule. A schedule without a length gets the run's.
+        None for the method's recipe: Adafactor at 0.3 for prompts; AdamW at 0.001 for
+        LoRA, 0.03 for IA3, 0.02 for prefixes.
       optimizer: settings such as `adamw()`, or any optax transformation.
-      objective: settings such as `TokenObjective(label_smoothing=0.1)`, a function
-        `(logits [B, m, V], targets [B, m]) -> losses [B, m]`, or an object with the
+      objective: settings such as `TokenObjective(label_smoothing=0.1)`; a function
+        `(logits [B, m, V], targets [B, m]) -> losses [B, m]`; or an object with the
         methods `sums` and `divisor` of `Objective`.
-      evaluation: held-out data in the forms of `data`, or settings of `Evaluation`.
+      evaluation: held-out data in any form that `data` takes, or settings of
+        `Evaluation`.
       directory: run directory; None for a temporary one.
-      budget: seconds of all sweeps of "auto" together; 300 by default.
-      callbacks: functions called with the step and its logged metrics; a run stops
-        after its checkpoint where one returns true.
+      budget: seconds for all sweeps of "auto" together; 300 by default.
+      callbacks: functions called with the step and its logged metrics. If one returns
+        True, the run saves a checkpoint and stops.
       progress: whether to show a progress bar.
-      settings: further fields of `Run` (`save_every=50`, `seed=1`, ...) and of
+      settings: other fields of `Run` (`save_every=50`, `seed=1`, ...) and of
         `DataSource` (`batch_size=16`, `joiner=" "`, ...).
 
     Returns:
-      the model with what was trained; `result` has the metrics.
+      the trained model; `result` has the metrics.
 
     Raises:
       InputError: if an argument or the data cannot be used; nothing is written then.
@@ -323,7 +325,7 @@ def _tune(
     callbacks: Sequence[Callback],
     progress: bool,
 ) -> TunedModel:
-    """Opens and trains a run; data files of one that cannot be opened are removed."""
+    """Opens and trains a run, and deletes its data files if it cannot be opened."""
     try:
         shown = shown_activity() if progress else contextlib.nullcontext()
         with shown, naming_rows(request.arguments):
@@ -348,14 +350,15 @@ def _tune(
 
 
 def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
-    """Loads what a run trained, or an adapter in a file or PEFT folder.
+    """Loads a trained run, or an adapter from a file or PEFT folder.
 
     Args:
       path: run directory, checkpoint, PEFT folder, or prompt file.
-      base: frozen model of an adapter; a run knows its own.
+      base: the adapter's frozen model; a run directory names its own.
 
     Raises:
-      InputError: if it cannot be read, or the base model is missing or another.
+      InputError: if the path cannot be read, or the base model is missing or does not
+        match.
 
     Examples:
       >>> tuned.to_peft("adapter", force=True)

@@ -1,5 +1,5 @@
-"""The settings that the command line has options for, as plain dataclasses.
+"""Plain dataclasses of the settings that the command line has options for.
 
-Importing them takes no JAX and no NumPy, so that help is instant. What reads them is in
-the room that it is about, e.g. `data.source_reading` for `DataSource`.
+They import neither JAX nor NumPy, so that `--help` is instant. The code that uses them
+is in the room of the topic, e.g. `data.source_reading` for `DataSource`.
 """

@@ -1,11 +1,11 @@
-"""A table of rules that maps logical axes to mesh axes.
+"""Rules that map logical axes to mesh axes.
 
 Every parameter names its dimensions ("layers", "embed", "heads"). A rule maps a name to
-a mesh axis, to more than one, or to none. Rules are applied in order, and a mesh axis
-shards at most one dimension of an array: if the axis of a rule is taken, a later rule
-for the same name applies (as in T5X's `logical_axis_rules`). Rules for dimensions that
-only prompts and adapters have come last. So if a dimension is computed in shards, a
-kernel and its adapter shard it in the same way.
+one mesh axis, to several, or to none. Rules are tried in order, and a mesh axis shards
+at most one dimension of an array: if a rule's axis is taken, a later rule for the same
+name applies (as in T5X's `logical_axis_rules`). Rules for dimensions that only prompts
+and adapters have come last, so an adapter is sharded like its kernel wherever a
+dimension is computed in shards.
 """
 
 import dataclasses
@@ -17,17 +17,19 @@ from prompt_tuning.core.field_checks import check_fields
 
 STAGE, DATA, FSDP, TENSOR = "stage", "data", "fsdp", "tensor"
 MESH_AXES = (DATA, FSDP, TENSOR)
-"""The mesh axes within a stage; `STAGE` is outside of them if there are several."""
+"""The mesh axes within a stage; with several stages, `STAGE` is the outermost axis."""
 
 ROW_AXES = (DATA, FSDP)
-"""The mesh axes that the rows of a batch are sharded over."""
+"""The mesh axes that shard the rows of a batch."""
 
 MEMORY_HEADS, MEMORY_KEYS = "memory_heads", "memory_keys"
-"""Heads of values and of keys in mixers with a memory (Mamba, gated delta rule)."""
+"""Heads of the values and of the keys in recurrent mixers (Mamba, gated delta rule)."""
 
 SPLIT_NAMES = ("heads", "key_value_heads", "mlp", MEMORY_HEADS, MEMORY_KEYS)
-"""Dimensions that are computed in shards; all others, except the vocabulary, are
-gathered where they are used."""
+"""Dimensions that are computed in shards.
+
+All others, except the vocabulary, are gathered where they are used.
+"""
 
 MODEL_NAMES = (*SPLIT_NAMES, "vocab", "embed", "positions", "relative_buckets")
 """Dimensions of a frozen model's parameters."""
@@ -47,10 +49,10 @@ TRAINED_NAMES = (
     "adapter",
     "rank",
 )
-"""Dimensions of prompts and adapters. They are small, and no preset shards them."""
+"""Dimensions of prompts and adapters. They are small; no preset shards them."""
 
 NAMES = (*MODEL_NAMES, *TRAINED_NAMES)
-"""All dimension names that a rule may have."""
+"""All dimension names that a rule may use."""
 
 Target = str | Sequence[str] | None
 
@@ -85,16 +87,16 @@ over `embed`.
 
 @dataclasses.dataclass(frozen=True)
 class AxisRules:
-    """Which mesh axis each dimension of the parameters is split over.
+    """Mesh axes that the dimensions of the parameters are split over.
 
-    Only needed for a layout other than Megatron's, e.g. to repeat one of T5X. Rules are
-    tried in order; a mesh axis splits at most one dimension of an array.
+    You need it only for a layout other than Megatron's, e.g. to repeat one of T5X.
+    Rules are tried in order; a mesh axis splits at most one dimension of an array.
 
     Attributes:
-      preset: name of the rules that apply after `rules`: "megatron", or "t5x_1_1",
-        "t5x_2_1", "t5x_1_2", "t5x_2_2" by T5X's numbers of activation and parameter
-        dimensions.
-      rules: pairs of a dimension name and a mesh axis, several axes, or None.
+      preset: rules that apply after `rules`: "megatron", or one of T5X's layouts
+        "t5x_1_1", "t5x_2_1", "t5x_1_2", "t5x_2_2", named after T5X's numbers of
+        activation and parameter dimensions.
+      rules: pairs of a dimension name and a mesh axis, a list of axes, or None.
 
     Raises:
       InputError: if a preset, name or mesh axis does not exist, or a rule is not

@@ -1,4 +1,4 @@
-"""The head for the classes of a task."""
+"""Settings of a classification head."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,40 +10,42 @@ from prompt_tuning.core.model_choices import ClassProblem, Pooling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassHead:
-    """A head `[C, D]` for the classes of a task, trained beside a frozen model.
+    """A classification head `[C, D]`, trained on a frozen model.
 
-    It stands alone or beside any prompt or adapter. Prefer it to labels that are ranked
-    by their texts (`pt.ClassObjective`) if there are many examples or classes: a step
-    reads each example once. The completion of each example is the name of its class.
-    The model reads the prompt alone, and the head scores the classes by its last state
-    or the mean of its states, as `AutoModelForSequenceClassification` of transformers
-    does by the last one. With several labels for a text or numbers (`problem`), the
-    completion is a list of names or a number, and the loss is that of transformers for
-    the problem. For tokens the data has words and as many tags (`tokens`, `tags`), and
-    the head is that of `AutoModelForTokenClassification`. A model with a head of
-    classes generates no text. For texts, an encoder (BERT) has the head that
-    transformers gives it: a dense layer of the first state, and a bias of each class.
-    The dense layer is trained where PEFT trains it (RoBERTa), or the checkpoint has
-    none; else it is frozen (the pooler of BERT).
+    Use it alone or with any prompt or adapter. With many examples or classes, prefer it
+    to ranking label texts (`pt.ClassObjective`): a step reads each example once. The
+    model reads only the prompt; the completion names the class. The head scores the
+    classes from the last state of the prompt, as `AutoModelForSequenceClassification`
+    of transformers does, or from another pooling.
 
-    It starts from the head of a checkpoint that has one for as many classes, with the
-    rows of the same names, or in its order if the names differ. Otherwise it starts
-    from a normal distribution of deviation 0.02, as in transformers.
+    `problem` selects the task and its loss, both as in transformers. With several
+    labels per text or with regression, the completion is a list of names or a number.
+    For tagging, the data has words and a tag for each (`tokens`, `tags`), and the head
+    is that of `AutoModelForTokenClassification`. A model with a class head generates no
+    text.
+
+    An encoder (e.g. BERT) gets the same head as in transformers, with a bias per class
+    and, for whole texts, a dense layer on the first state. That layer is trained where
+    PEFT trains it (RoBERTa) or where the checkpoint has none; otherwise it is frozen
+    (BERT's pooler).
+
+    The head starts from the checkpoint's own if that has the same number of classes;
+    rows are matched by name, or by position if the names differ. Otherwise it starts
+    from a normal distribution with standard deviation 0.02, as in transformers.
 
     Attributes:
-      labels: names of the `C` classes; those of the checkpoint if None. In a
-        regression those of its numbers, "value" for one.
-      pooling: the states of the prompt that it reads: "last", "first" (of encoders, and
-        of vectors before the text if there are some) or the "mean" of all tokens'
-        states; as the model's own head if None, which is "last" in decoders, and
+      labels: names of the `C` classes, or of the numbers in a regression; None for
+        those of the checkpoint ("value" for a regression with one number).
+      pooling: state that the head reads: the "last" state of the prompt, the "first"
+        (encoders only; a soft prompt's first vector if one comes before the text), or
+        the "mean" over all tokens. None for the model's own choice: "last" in decoders,
         "first" in most encoders.
-      problem: "single_label" for one class of each text; "multi_label" for any of the
-        classes, each with a probability of its own; "regression" for numbers, learned
-        by their squared error; "tokens" for the class of each word, by the state of
-        its first token. None for that of the checkpoint's head, or else
-        "single_label".
-      dense: whether the dense layer before the rows is trained even where PEFT and the
-        default leave it frozen (the pooler of BERT).
+      problem: "single_label" for one class per text; "multi_label" for any number of
+        classes, each with its own probability; "regression" for numbers with squared
+        error; "tokens" for the class of each word, read from the state of its first
+        token. None for the checkpoint's problem, or else "single_label".
+      dense: whether to train the dense layer where PEFT and the default leave it frozen
+        (BERT's pooler).
 
     Raises:
       InputError: if there are fewer than two labels (one in a regression), or two are
@@ -87,4 +89,4 @@ class ClassHead:
             )
 
     def check_trained(self) -> None:
-        """Checks that training can change what it does, which is always so."""
+        """Does nothing: a head can always be trained."""

@@ -1,4 +1,4 @@
-"""The settings of a distillation of a text."""
+"""Settings of context distillation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Literal
 from prompt_tuning.core.number_ranges import OpenShare, PositiveInteger
 
 DivergenceKind = Literal["forward", "reverse", "jsd"]
-"""How the student is compared with its teacher; see `ContextDistillation`."""
+"""How student and teacher are compared; see `ContextDistillation`."""
 TargetKind = Literal["exact", "top", "hidden"]
-"""The teacher's predictions that a step reads; see `ContextDistillation`."""
+"""The form of the teacher's predictions; see `ContextDistillation`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,40 +17,40 @@ METRIC_NAMES = {
     "rouge": ROUGE_NAMES,
     "bleu": ("bleu",),
 }
-"""Metrics that each metric of generated text computes."""
+"""Names of the values that each metric of generated text computes."""
 
 _LIBRARIES = {"rouge": ("rouge_score", "rouge-score"), "bleu": ("sacrebleu",) * 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Measurements on held-out data, during training and after it.
+    """Metrics on held-out data, during training and afterwards.
 
-    `tune(..., evaluation=pairs)` measures loss and accuracy; give an `Evaluation` for
+    `tune(..., evaluation=pairs)` measures loss and accuracy; pass an `Evaluation` for
     more.
 
     Attributes:
-      data: held-out data, in the forms of `tune` or as a `DataSource`; columns for a
-        training objective are not read.
+      data: held-out data, in any form that `tune` takes or as a `DataSource`; columns
+        of a training objective are not read.
       exact_match: whether to measure the share of completions that greedy decoding
-        generates token for token.
+        reproduces token for token.
       metrics: additional metrics: "squad" (F1 and exact match of normalized words),
         "rouge" and "bleu" of generated completions, and "perplexity".
-      labels: texts of the classes. The completion of each example is one of them, and
-        the model's answer is the one that it finds most likely. None for a task without
+      labels: texts of the classes; each example's completion is one of them. The
+        model's answer is the one that it finds most likely. None for a task without
         labels.
-      length_normalize: whether a label's score is the mean of its tokens'
-        log-probabilities instead of the sum.
-      calibrate: inputs without content, such as ["N/A"]; the labels are ranked a second
-        time by their probabilities relative to those for these inputs.
+      length_normalize: whether to score a label by the mean of its tokens'
+        log-probabilities instead of their sum.
+      calibrate: inputs without content, e.g. ["N/A"]. Labels are ranked a second time,
+        by their probability relative to that given these inputs.
       new_tokens: maximum number of generated tokens.
-      references_key: jsonl key of the right completions, a text or a list of texts, for
-        the metrics of generated text; if None, the completion is the only one.
+      references_key: jsonl key of the reference completions, a text or a list of texts,
+        for the metrics of generated text; None for the completion alone.
       category_key: key of each example's category, for metrics by category: a jsonl
         key, or an HDF5 data set (usually `category_ids`) with -1 for no category.
       category_names: names of the numbers in that data set, in order, or a JSON file
-        that maps names to numbers, such as `category_to_id.json`.
-      resamples: bootstrap resamples for the 95 % intervals.
+        that maps names to numbers, e.g. `category_to_id.json`.
+      resamples: number of bootstrap resamples for the 95 % intervals.
       bootstrap_seed: seed of the resampling.
 
     Raises:
@@ -84,12 +84,12 @@ class Evaluation:
 
     @property
     def text_metrics(self) -> list[str]:
-        """Names in `metrics` that compare generated text."""
+        """The names in `metrics` that compare generated text."""
         return [name for name in self.metrics if name in METRIC_NAMES]
 
     @property
     def generates(self) -> bool:
-        """Whether any metric concerns completions that the model generates."""
+        """Whether any metric needs generated completions."""
         return self.exact_match or bool(self.text_metrics)
 
     def __post_init__(self):
@@ -163,7 +163,7 @@ def check_library(metric: str) -> None:
     """Checks that the library of a metric is installed.
 
     Raises:
-      InputError: if it is not, with how to install it.
+      InputError: if it is missing, with the command that installs it.
     """
     if metric not in _LIBRARIES:
         return

@@ -1,4 +1,4 @@
-"""The settings of LoRA, by PEFT's names and terms."""
+"""Settings of LoRA, named as in PEFT."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from prompt_tuning.core.number_ranges import (
 )
 
 Initial = Literal["kaiming", "gaussian", "orthogonal", "pissa", "olora", "eva"]
-"""The first values of LoRA's factors; see `LoRA`."""
+"""Initial values of LoRA's factors; see `LoRA`."""
 TrainedBiases = Literal["none", "lora_only", "all"]
-"""The biases of the model that are trained too; see `LoRA`."""
+"""Which biases of the model are trained as well; see `LoRA`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How the stages of a pipeline share a step."""
+"""Settings of pipeline parallelism."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,35 +13,36 @@ ONE_F_ONE_B_DOUBLE = "1f1b-2"
 SCHEDULES = (NONE, GPIPE, ONE_F_ONE_B, ONE_F_ONE_B_DOUBLE, ZERO_BUBBLE)
 AUTO = "auto"
 LARGE_SHARE = 0.1
-"""Share of the backward pass above which p2 is postponed by default."""
+"""Share of the weights' gradients in the backward pass above which they are postponed.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """How the stages of a pipeline (`MeshShape.stage`) share a step.
 
-    The defaults choose a schedule for you; see the page on pipelines for when stages
-    pay.
+    The defaults choose a schedule for you. The page on pipelines explains when stages
+    pay off.
 
     Attributes:
       schedule: order of the operations: "none", "gpipe", "1f1b", "1f1b-2" or "zb-h1".
-        "auto" chooses "zb-h1" if the backward pass has two parts, and else "1f1b".
-      microbatches: number of micro-batches into which the rows of a step are divided, a
-        multiple of `Run.accumulate`; `Run.accumulate` if None.
-      two_stage: whether the weights' gradients are computed apart from the inputs',
-        where a stage would otherwise wait. If None, they are where they take more than
-        a tenth of the backward pass, which is not so for prompts and small adapters.
-      layers: number of blocks of each stage, an encoder's first; None balances the
-        stages by counted operations, the head included. With `virtual`, of each chunk:
-        the first one of each stage, then the second one of each, and so on.
-      virtual: chunks of blocks of each stage, `v`. With several, stage `s` of `N` has
-        the model's chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as
-        Megatron does: a step waits `v` times less, and sends `v` times more.
-      joined_p2: whether the gradients of weights that are left at the end of a step are
-        computed as one product for all of their micro-batches.
+        "auto" chooses "zb-h1" if the backward pass has two parts, else "1f1b".
+      microbatches: number of micro-batches per step, a multiple of `Run.accumulate`;
+        None for `Run.accumulate`.
+      two_stage: whether to compute the weights' gradients separately from the inputs',
+        at times when a stage would otherwise wait. None does so if they take more than
+        a tenth of the backward pass; those of prompts and small adapters take less.
+      layers: number of blocks per stage, an encoder's first; None balances the stages
+        by counted operations, including the head. With `virtual`, the number per chunk:
+        first the first chunk of every stage, then the second of every stage, and so on.
+      virtual: chunks of blocks per stage, `v`. Stage `s` of `N` then holds the model's
+        chunks `s`, `s + N`, `s + 2 N`, ..., and "1f1b" interleaves them as Megatron
+        does: a step waits `v` times less and sends `v` times more.
+      joined_p2: whether to compute the weights' gradients that remain at the end of a
+        step as one product over all their micro-batches.
 
     Raises:
-      InputError: if a value cannot be used, or two contradict each other.
+      InputError: if a value is invalid, or two contradict each other.
 
     Examples:
       >>> pt.Pipeline(microbatches=8).build().schedule_for(two_stage=False)
@@ -93,17 +94,17 @@ class Pipeline:
             )
 
     def in_two_parts(self, share: float) -> bool:
-        """Returns whether the backward pass is computed in two parts.
+        """Whether the backward pass is computed in two parts.
 
         Args:
-          share: share of the weights' gradients in the operations of the backward pass.
+          share: share of the weights' gradients in the backward pass's operations.
         """
         if self.two_stage is not None:
             return self.two_stage
         return self.schedule == ZERO_BUBBLE or self.joined_p2 or share > LARGE_SHARE
 
     def schedule_for(self, two_stage: bool) -> str:
-        """Returns the schedule, where "auto" is replaced."""
+        """Returns the schedule, with "auto" resolved."""
         if self.schedule != AUTO:
             return self.schedule
         if self.virtual > 1:

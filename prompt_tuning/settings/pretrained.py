@@ -1,4 +1,4 @@
-"""The settings of a frozen model: where it comes from and how it is computed."""
+"""Settings of a frozen model: where it comes from, how it is stored and computed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,47 +32,45 @@ class Pretrained:
     `Run`.
 
     Attributes:
-      checkpoint: a Hugging Face folder, a GGUF file or a folder with one, a T5X
-        checkpoint, the name of a bundled model such as "bundled:skills-decoder", or of
-        a model of the Hugging Face hub such as "Qwen/Qwen3-0.6B", with a revision after
-        `@` if it is not the main one.
-      config: config of a T5X checkpoint, which contains none; None for a Hugging Face
-        folder.
-      tokenizer: file or folder of the tokenizer, or a bundled model, which has one; the
-        checkpoint's folder if None.
+      checkpoint: a Hugging Face folder; a GGUF file or a folder with one; a T5X
+        checkpoint; a bundled model, e.g. "bundled:skills-decoder"; or a model of the
+        Hugging Face hub, e.g. "Qwen/Qwen3-0.6B", optionally with a revision after `@`.
+      config: config of a T5X checkpoint, which has none of its own; None for other
+        checkpoints.
+      tokenizer: file or folder of the tokenizer, or a bundled model, which has one;
+        None for the checkpoint's folder.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
       parameter_dtype: dtype of the frozen weights, cast once when read: "float32",
-        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks and
-        bfloat16 for the other parameters. A weight in four bits takes 0.56 bytes with
-        its share of a scale. None is "float32", except that a folder with quantized
-        weights is held as it is published.
+        "bfloat16", or "int8", "int4" or "nf4" for the projections of the blocks, with
+        bfloat16 for the other parameters. A four-bit weight takes 0.56 bytes including
+        its share of a scale. None is "float32", except that quantized checkpoints are
+        held as published.
       quantization_group: number of inputs that share a scale in "int4" and "nf4", a
-        power of two; None for 64. Where it does not divide the inputs of a projection,
-        the largest power of two that does is used.
-      quantized_tables: whether the embedding table and the output head are stored in
-        "int8", "int4" or "nf4" too, if `parameter_dtype` is one of these; otherwise
-        they are in bfloat16, or as a folder with quantized weights publishes them.
-      weights: where the weights of the blocks are kept: "device" memory; "pinned_host"
-        memory, from which each block is copied to the device; or "streamed" layer by
-        layer from the files, for models larger than host memory.
-      trained_weights: where the checkpoint's weights are kept that parameter groups
-        train: on the "device", or, with streamed weights, on the "host" with their
-        gradients and optimizer state, and updated layer by layer.
-      slices: number of slices that the layers of a stack are read in with streamed
-        weights, two of which are in memory; None for slices of one layer.
-      checkpoint_activation: with streamed weights, whether the backward pass computes
-        each layer again from its input, which waits in host memory; if not, the
+        power of two; None for 64. A projection whose inputs it does not divide uses the
+        largest power of two that does.
+      quantized_tables: whether to quantize the embedding table and the output head,
+        too, if `parameter_dtype` is "int8", "int4" or "nf4". Otherwise they are in
+        bfloat16, or as a quantized checkpoint publishes them.
+      weights: where the weights of the blocks are kept: in "device" memory; in
+        "pinned_host" memory, from which each block is copied to the device; or
+        "streamed" layer by layer from the files, for models larger than host memory.
+      trained_weights: where to keep checkpoint weights that parameter groups train: on
+        the "device", or, with streamed weights, on the "host" with their gradients and
+        optimizer state, updated layer by layer.
+      slices: with streamed weights, number of slices that a stack's layers are read in;
+        two slices are in memory at a time. None for slices of one layer.
+      checkpoint_activation: with streamed weights, whether the backward pass recomputes
+        each layer from its input, which is kept in host memory. If False, the
         activations of all layers stay on the device.
       dropout_rate: dropout rate in training.
-      attention: "flash" computes attention with a fused kernel of the device, cuDNN's
-        on NVIDIA GPUs; "reference" without one; "auto" with one where it can be used.
+      attention: "flash" uses the device's fused kernel, cuDNN's on NVIDIA GPUs;
+        "reference" uses none; "auto" uses one where possible.
       rematerialization: activations that the backward pass recomputes; None for none.
-      encoder_rematerialization: the same for an encoder; as in the decoder if None.
-      eos_id: token that ends a text, instead of the tokenizer's EOS; generation also
+      encoder_rematerialization: the same for an encoder; None for the decoder's.
+      eos_id: token that ends a text, instead of the tokenizer's EOS. Generation also
         stops at the tokens that the model's files name.
       assignment_map: (regex, source or None) pairs; see `plan_restore`.
-      fallback_to_scratch: whether parameters to which the map assigns None may be
-        fresh.
+      fallback_to_scratch: whether parameters that the map assigns None may start fresh.
 
     Raises:
       InputError: if settings contradict each other.

@@ -1,4 +1,4 @@
-"""Position, visibility and execution of a prompt, checked before anything is built."""
+"""Where a prompt stands, what it sees and how it is computed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,22 +16,23 @@ Position = Literal["prefix", "after_bos", "suffix", "suffix_after_eos", "templat
 class Prompting:
     """Where a prompt stands in the row, what it sees, and how it is computed.
 
-    The defaults suit most runs: before the text, and computed once for the whole batch
-    wherever that gives the same numbers.
+    The defaults suit most runs: the prompt comes before the text, and is computed once
+    for the whole batch wherever that gives the same numbers.
 
     Attributes:
       placement: position in the row: "prefix", "after_bos", "suffix" (before the EOS of
         an encoder's row), "suffix_after_eos", or "template" if the data sets it
         (`DataSource.template`).
       prefix_attention: whether, in a decoder-only model, the prompt and the row's given
-        tokens see each other in both directions, as in a prefix language model.
+        tokens attend to each other in both directions, as in a prefix language model.
       visibility: what the prompt sees where attention is bidirectional (encoders,
-        `prefix_attention`): some of "prompt->prompt", "prompt->prompt;causal" and
-        "prompt->input"; the whole row if None. Text sees the prompt in any case.
-      execution: "shared" (once for the batch; the prompt must come first and see no
-        text), "joined" (in each row), or "auto", which is shared wherever possible.
-      beyond_window: whether layers with a window keep the prompt or prefix in sight of
-        every token; if not, it leaves the window like any token, as in PEFT.
+        `prefix_attention`): any of "prompt->prompt", "prompt->prompt;causal" and
+        "prompt->input"; None for the whole row. Text always sees the prompt.
+      execution: "shared" computes the prompt once per batch, which requires that it
+        comes first and sees no text; "joined" computes it in each row; "auto" shares
+        wherever possible.
+      beyond_window: whether layers with a sliding window keep the prompt or prefix in
+        sight of every token. If False, it leaves the window like any token, as in PEFT.
 
     Raises:
       InputError: if a value is unknown, or settings contradict each other or the model.
@@ -64,19 +65,19 @@ class Prompting:
 
     @property
     def sees(self) -> Visibility:
-        """Visibility for the prompt where attention is bidirectional."""
+        """The prompt's visibility where attention is bidirectional."""
         if self.visibility is None:
             return Visibility()
         return Visibility.from_names(self.visibility)
 
     def shared(self, *, causal: bool) -> bool:
-        """Whether the prompt runs once for the batch.
+        """Whether the prompt is computed once per batch.
 
         Args:
           causal: whether the stack is a decoder's.
 
         Raises:
-          InputError: if execution is "shared" where that would change the results.
+          InputError: if execution is "shared" but that would change the results.
         """
         sees_text = self.sees.input and (self.prefix_attention or not causal)
         possible = self.placement == "prefix" and not sees_text
@@ -94,13 +95,13 @@ class Prompting:
         return shared
 
     def joined_by_row(self, reason: str) -> "Prompting":
-        """Returns the settings of a prompt that must be inserted into each row.
+        """Returns the settings for a prompt that must be inserted into each row.
 
         Args:
-          reason: why, for the message.
+          reason: the reason, for the message.
 
         Raises:
-          InputError: if they require a prompt that runs once for the batch.
+          InputError: if execution is "shared".
         """
         if self.execution == "shared":
             raise InputError(
@@ -109,10 +110,10 @@ class Prompting:
         return dataclasses.replace(self, execution="joined")
 
     def check_windows(self, windowed_layers: Sequence[int]) -> None:
-        """Checks that there are windows, if the prompt is to stay in sight beyond them.
+        """Checks that `beyond_window` is set only for models with windows.
 
         Raises:
-          InputError: if there are none.
+          InputError: if no layer has a window.
         """
         if self.beyond_window and not windowed_layers:
             raise InputError(
@@ -121,10 +122,10 @@ class Prompting:
             )
 
     def check(self, config: ModelConfig) -> None:
-        """Checks the settings that a model does not support.
+        """Checks that a model supports the settings.
 
         Raises:
-          InputError: with the setting to leave out.
+          InputError: naming the setting to leave out.
         """
         encodes = config.bidirectional or config.architecture == "encoder_decoder"
         if encodes and self.prefix_attention:

@@ -1,4 +1,4 @@
-"""Settings of rollouts: how answers are sampled, and which rewards judge them."""
+"""Settings of rollouts: how answers are sampled and rewarded."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,48 +18,49 @@ from prompt_tuning.core.number_ranges import (
 
 Advantage = Literal["deviation", "mean", "leave_one_out", "batch"]
 RewardFunction = Callable[..., Any]
-"""`(prompt, completion, row) -> reward`, with all fields of the prompt's record."""
+"""`(prompt, completion, row) -> reward`; `row` has all fields of the prompt's record.
+"""
 
 FROM_PYTHON = "python:"
-"""Beginning of the name that stands for a function in the config of a run."""
+"""Prefix of the name that stands for a Python function in the config of a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rollouts:
-    """How answers are sampled in training, and what judges them.
+    """How answers are sampled during training, and how they are rewarded.
 
-    In each step the model that is trained answers each prompt of a batch several times.
-    With `GRPO`, rewards judge the answers, and the step learns from how they differ.
-    `OnPolicyDistillation` learns from a teacher and has no rewards.
+    In each step the model in training answers each prompt of a batch several times.
+    With `GRPO`, rewards judge the answers, and the step learns from their differences.
+    `OnPolicyDistillation` learns from a teacher instead, without rewards.
 
     Attributes:
-      rewards: what judges an answer; the sum counts. Each is "exact_match" or
-        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION"
-        (1 if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
-        that the schema in the file allows), "length=CHARACTERS" (1 up to that length,
-        falling to 0 at twice that), "logprob" (mean log-probability of its tokens
-        under the frozen model, in nats), a function `(prompt, completion, row) ->
-        number`, or the name of one, "module:function".
+      rewards: what judges an answer; rewards are added up. Each is "exact_match" or
+        "numeric_answer" (compared with the record's completion), "regex=EXPRESSION" (1
+        if it matches the whole answer), "json_schema=FILE" (1 if the answer is JSON
+        that the file's schema allows), "length=CHARACTERS" (1 up to that length,
+        falling to 0 at twice that), "logprob" (mean log-probability of the answer's
+        tokens under the frozen model, in nats), a function `(prompt, completion, row)
+        -> number`, or the name of a function, "module:function".
       weights: factor of each reward; None for 1.
-      group: number of answers to each prompt; rewards need at least 2.
-      new_tokens: maximum number of tokens of an answer, with its end.
-      temperature: temperature of the distribution that tokens are drawn from.
+      group: number of answers per prompt; rewards need at least 2.
+      new_tokens: maximum number of tokens of an answer, its end token included.
+      temperature: sampling temperature.
       stop: texts that end an answer.
-      advantage: what is learned from the rewards of a group: "deviation" is GRPO's,
-        "mean" Dr. GRPO's, "leave_one_out" RLOO's, "batch" REINFORCE++'s;
-        see `group_advantages`.
-      mask_truncated: whether nothing is learned from answers without an end.
-      updates: steps that learn from each answer.
-      slots: maximum number of answers that are sampled together.
-      reward_seconds: maximum time of a call of a reward.
-      resample: how often in a step groups of equal rewards, from which nothing is
-        learned, are replaced by those of further prompts (dynamic sampling of DAPO, Yu
-        et al. 2025, section 3.2). Those that are left then stay.
-      replay: whether in a group of equal rewards the last answer is replaced by the
-        best earlier one to the same prompt, if its reward is higher. Its ratio is that
-        to the probabilities that it was drawn with.
-      equal_steps: the run stops if in so many rollouts in a row all answers to each
-        prompt have the same reward, so nothing is learned; 0 to continue.
+      advantage: how a group's rewards become advantages: "deviation" as in GRPO, "mean"
+        as in Dr. GRPO, "leave_one_out" as in RLOO, "batch" as in REINFORCE++; see
+        `group_advantages`.
+      mask_truncated: whether to learn nothing from answers without an end.
+      updates: number of steps that learn from each answer.
+      slots: maximum number of answers that are sampled in parallel.
+      reward_seconds: time limit for one call of a reward.
+      resample: how often a step replaces groups with equal rewards, which teach
+        nothing, by groups of new prompts (dynamic sampling of DAPO, Yu et al. 2025,
+        section 3.2). Groups that are still equal after that stay.
+      replay: whether to replace the last answer of a group with equal rewards by the
+        best earlier answer to the prompt, if its reward is higher. Its ratio is
+        relative to the probabilities that it was sampled with.
+      equal_steps: number of consecutive rollouts in which all groups have equal
+        rewards, so that nothing is learned, after which the run stops; 0 to never stop.
 
     Raises:
       InputError: if a value is out of range.
@@ -107,14 +108,14 @@ class Rollouts:
             )
 
     def check_rewards(self, objective: str, *, learned: bool) -> None:
-        """Checks that there are rewards exactly if an objective learns from them.
+        """Checks that there are rewards if and only if the objective learns from them.
 
         Args:
-          objective: its name.
-          learned: whether it does.
+          objective: name of the objective.
+          learned: whether it learns from rewards.
 
         Raises:
-          InputError: with what to set.
+          InputError: naming what to set.
         """
         if not learned and self.rewards:
             raise InputError(
@@ -140,12 +141,12 @@ class Rollouts:
             )
 
     def described(self) -> "Rollouts":
-        """Returns the settings as a config can hold them: functions by their names."""
+        """Returns the settings as configs store them, with functions by their names."""
         return dataclasses.replace(self, rewards=list(map(reward_name, self.rewards)))
 
 
 def reward_name(reward: str | RewardFunction) -> str:
-    """Returns how a config names a reward."""
+    """Returns the name of a reward in a config."""
     if isinstance(reward, str):
         return reward
     name = getattr(reward, "__name__", type(reward).__name__)

@@ -1,4 +1,4 @@
-"""The tokens whose rows of the embedding table a run trains."""
+"""Settings of trained rows of the embedding table."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from prompt_tuning.core.number_ranges import NonnegativeInteger
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedTokens:
-    """Rows of single tokens, new or existing, trained while the table stays frozen.
+    """Trained embedding rows of single tokens, new or existing; the table stays frozen.
 
-    For words that the model does not know, such as `<tool>` before a call. It stands
-    alone or beside any prompt or adapter. A text that is one token already names that
-    token, and its row starts as it is. Any other text becomes a new token of the run's
-    tokenizer, whose row starts as the mean of the table, where transformers'
-    `resize_token_embeddings` puts new rows too. A head that shares the table sees the
-    rows as well; one that does not gets a row for each new token. This is PEFT's
+    Use it for words that the model does not know, e.g. `<tool>` before a call, alone or
+    with any prompt or adapter. A text that is already one token names that token, and
+    its row starts from the table's. Any other text becomes a new token of the run's
+    tokenizer; its row starts from the mean of the table, as with
+    `resize_token_embeddings` in transformers. An output head that shares the table uses
+    these rows as well; a separate head gets a row for each new token. This is PEFT's
     `trainable_token_indices`.
 
     Attributes:
       tokens: texts of tokens, or ids.
-      head: the tokens whose rows of an output head of its own are trained too; the new
-        ones if None.
+      head: tokens whose rows in a separate output head are trained, too; None for the
+        new tokens.
 
     Raises:
       InputError: if a token is named twice, or none is.
@@ -54,4 +54,4 @@ class TrainedTokens:
                 )
 
     def check_trained(self) -> None:
-        """Checks that training can change what it does, which is always so."""
+        """Does nothing: rows can always be trained."""
