@@ -122,17 +122,19 @@ def add_tokens(
     """
     import tokenizers
 
-    present = {t.content for t in tokenizer.get_added_tokens_decoder().values()}
+    names = {text_of(token) for token in tokens.roles.values()}
+    stored = tokenizer.get_added_tokens_decoder().values()
     wanted: list[tokenizers.AddedToken | str] = [
         token for _, token in sorted(tokens.declared.items())
     ]
-    present |= {text_of(token) for token in wanted}
+    present = {text_of(token) for token in (*stored, *wanted)}
+    # A role makes a token special, whatever its file says.
+    wanted += [x for x in stored if not x.special and x.content in names]
     ordered = sorted(tokens.roles, key=lambda role: [*ROLES, role].index(role))
     for token in (*(tokens.roles[role] for role in ordered), *further):
         if text_of(token) not in present:
             present.add(text_of(token))
             wanted.append(token)
-    names = {text_of(token) for token in tokens.roles.values()}
     added: list[tokenizers.AddedToken] = []
     for token in wanted:
         if isinstance(token, str):

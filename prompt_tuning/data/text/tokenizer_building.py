@@ -279,6 +279,7 @@ def _read_library_file(
 ) -> MainFile:
     """Reads a `tokenizer.json`, with the parts of its class if that has some."""
     import tokenizers
+    from tokenizers.models import WordPiece
 
     parsed = parse_json(content, str(file))
     if not isinstance(parsed, dict):
@@ -291,6 +292,9 @@ def _read_library_file(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     kind = CLASSES.get(name)
+    if name in word_pieces.CLASSES and isinstance(tokenizer.model, WordPiece):
+        word_pieces.set_parts(tokenizer, settings, str(file))
+        return MainFile(tokenizer, word_pieces.ROLES, costs)
     if kind is None:
         return MainFile(tokenizer, {}, costs)
     with reporting_errors(lambda: f"{file} is not a tokenizer.json"):

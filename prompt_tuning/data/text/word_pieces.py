@@ -41,7 +41,7 @@ def read_word_pieces(
       InputError: if the file is no text, or a setting has another type.
     """
     import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    from tokenizers import models
 
     try:
         text = read_limited(file, MAXIMUM_FILE).decode("utf-8")
@@ -49,11 +49,30 @@ def read_word_pieces(
         raise InputError(f"{file} is not text in UTF-8: {error}") from error
     lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
     vocabulary = {token: number for number, token in enumerate(lines.split("\n"))}
-    given = {name: x for name, x in settings.items() if x is not None}
-    flags = JsonObject(f"the settings next to {file}", given)
     with reporting_errors(lambda: f"{file} is not a vocabulary of word pieces"):
         pieces = models.WordPiece(vocabulary, unk_token=unknown)
         tokenizer = tokenizers.Tokenizer(pieces)
+    set_parts(tokenizer, settings, str(file))
+    return tokenizer
+
+
+def set_parts(
+    tokenizer: "tokenizers.Tokenizer", settings: Mapping[str, Any], source: str
+) -> None:
+    """Makes a tokenizer normalize and divide texts as the classes do.
+
+    Args:
+      tokenizer: tokenizer to change.
+      settings: settings of `tokenizer_config.json`.
+      source: file of the tokenizer, for messages.
+
+    Raises:
+      InputError: if a setting has another type.
+    """
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    given = {name: x for name, x in settings.items() if x is not None}
+    flags = JsonObject(f"the settings next to {source}", given)
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=flags.flag("tokenize_chinese_chars", True),
@@ -62,7 +81,6 @@ def read_word_pieces(
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return tokenizer
 
 
 def put_around(

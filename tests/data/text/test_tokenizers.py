@@ -216,6 +216,19 @@ def test_the_older_map_of_special_tokens_is_read(tmp_path):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_a_token_with_a_role_is_special_whatever_its_file_says(tmp_path, name):
+    """As in transformers, so that decoded texts leave it out."""
+    words_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["added_tokens"][1]["special"] = False
+    file.write_text(json.dumps(content))
+    config = {"tokenizer_class": name, "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).decode([3, 4, 1, 5]) == "ab"
+
+
 def test_a_missing_tokenizer_is_refused(tmp_path):
     with pytest.raises(InputError, match="no such file or folder"):
         load_tokenizer(tmp_path / "absent")

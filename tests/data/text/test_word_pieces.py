@@ -67,6 +67,29 @@ def test_ids_are_those_of_transformers(name, tmp_path):
     assert ours.vocabulary_size == len(theirs)
 
 
+@pytest.mark.parametrize(
+    ("settings", "ids"),
+    [
+        ({"tokenizer_class": "BertTokenizer"}, "the cafe"),
+        ({"do_lower_case": False}, "The Café"),
+        ({"do_lower_case": False, "strip_accents": True}, "The Cafe"),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, "The café"),
+    ],
+)
+def test_settings_override_how_tokenizer_json_normalizes(settings, ids, tmp_path):
+    """The ids are those of transformers 5.24, whose class makes these parts anew."""
+    folder = write_folder(tmp_path / "tokenizer", settings)
+    content = json.loads(load_tokenizer(folder).tokenizer.to_str())  # pyright: ignore
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "C"}}
+    content["normalizer"] |= {"content": "c"}
+    vocabulary = content["model"]["vocab"]
+    vocabulary["Cafe"] = len(vocabulary)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "vocab.txt").unlink()
+    tokenizer = load_tokenizer(folder)
+    assert [tokenizer.token(i) for i in tokenizer.encode("The Café")] == ids.split()
+
+
 def test_lines_may_end_as_on_windows(tmp_path):
     folder = write_folder(tmp_path / "tokenizer", {}, "\r\n")
     tokenizer = load_tokenizer(folder)
