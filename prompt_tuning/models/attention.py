@@ -1,21 +1,21 @@
-"""Attention over many sources of keys and values, with a hand-written backward pass.
+"""Attention over a list of key/value sources, with a hand-written backward pass.
 
 A query may attend to keys of its own row, to keys that rows share (a prompt), and to
-earlier ones (a cache). `attend` takes them as a list of sources and normalizes over all
-of them together, so a shared source is never copied per row.
+earlier keys (a cache). `attend` takes these as a list of sources and normalizes over
+all of them together, so a shared source is never copied per row.
 
 Automatic differentiation of softmax would store its input and its output and sum over
 all scores again. Here the scores are exponentiated once and never divided: the division
 is applied to the output, which is `S / K` times smaller, and the sum that the backward
 pass needs runs over `K` numbers instead of `S` (Dao et al. 2022, appendix B.2).
 
-Shapes: `R` rows of queries with `Q` positions; `N` rows of keys, each shared by
-`r = R / N` rows of queries; `H` query heads and `G` key/value heads, each shared by
-`h = H / G` query heads. Queries are `[G, R, h, Q, K]`, keys and values `[G, N, S, K]`,
-and scores `[G, N, r, h, Q, S]`. In this order every product is a batched matrix product
-of its operands as they lie in memory, shared source or not, because all queries that
-attend to the same keys are adjacent. `groups_first` rearranges positions once per block
-instead.
+Shapes: `R` rows of queries with `Q` positions; `N` rows of keys, each shared by `r = R
+/ N` rows of queries; `H` query heads and `G` key/value heads, each shared by `h = H /
+G` query heads. Queries are `[G, R, h, Q, K]`, keys and values `[G, N, S, K]`, and
+scores `[G, N, r, h, Q, S]`. This order makes every product a batched matrix product of
+operands as they lie in memory, because queries that attend to the same keys are
+adjacent, whether the source is shared or not. The price is one rearrangement of
+positions per block (`groups_first`).
 """
 
 import functools
@@ -53,9 +53,8 @@ storing them would take memory that grows with the square of the length.
 class KeyValues(NamedTuple):
     """Keys and values of one source: `[G, R, S, K]`, or `[G, N, S, K]` if shared.
 
-    In a shared source each row of keys serves `R / N` consecutive rows of queries; with
-    `N = 1` it serves all rows. Keys and values of all blocks are stacked on a leading
-    `L`.
+    Each row of a shared source serves `R / N` consecutive rows of queries; e.g. with `N
+    = 1` it serves all of them. For all blocks together there is a leading axis `L`.
     """
 
     keys: Array
@@ -65,7 +64,7 @@ class KeyValues(NamedTuple):
     def from_heads(
         cls, keys: Float[Array, "R S G K"], values: Float[Array, "R S G K"]
     ) -> "KeyValues":
-        """Rearranges the heads of all positions."""
+        """Rearranges the heads of all positions, as attention reads them."""
         return cls(keys.transpose(2, 0, 1, 3), values.transpose(2, 0, 1, 3))
 
     @property
@@ -75,9 +74,9 @@ class KeyValues(NamedTuple):
 
 
 class AttentionSource(NamedTuple):
-    """Keys and values, with the mask and bias applied to the scores against them.
+    """Keys and values, with the mask and bias for the scores against them.
 
-    Mask and bias broadcast to `[R, H, Q, S]`. A `CausalMask` is for fused kernels only.
+    Mask and bias broadcast to `[R, H, Q, S]`. Only fused kernels accept a `CausalMask`.
     """
 
     key_values: KeyValues
@@ -86,7 +85,7 @@ class AttentionSource(NamedTuple):
 
     @property
     def mask_array(self) -> Bool[Array, "#R 1 #Q S"] | None:
-        """The mask, which is an array unless a fused kernel runs."""
+        """Mask as an array; only fused kernels may leave it a `CausalMask`."""
         assert not isinstance(self.mask, CausalMask)
         return self.mask
 
@@ -118,20 +117,20 @@ def attend(
 ) -> Float[Array, "G R h Q K"]:
     """Computes `softmax([q·k of every source] * scale + bias) · [v of every source]`.
 
-    This is grouped-query attention if a source has fewer heads `G` than the query. The
-    softmax is computed in float32. A row whose keys are all masked gets the mean of the
-    masked values; its gradient is meaningless.
+    The softmax runs in float32. A source with fewer heads `G` than the query gives
+    grouped-query attention. A query whose keys are all masked gets the mean of the
+    masked values; ignore its gradient.
 
     Args:
       query: queries of one stream.
-      sources: keys and values that the queries attend to.
-      scale: factor of the scores, applied before the bias.
-      soft_cap: bound `c` on the absolute value of the scaled scores, which become
-        `c * tanh(scores / c)` before the bias (Gemma Team 2024, "Gemma 2", section 2);
-        None for none.
+      sources: keys and values to attend to.
+      scale: multiplies the scores, before the bias.
+      soft_cap: bound `c` on the scaled scores, which become `c * tanh(scores / c)`
+        before the bias (Gemma Team 2024, "Gemma 2", section 2); None for no bound.
       dropout_rate: dropout rate of the attention weights.
       key: random key for dropout; None disables dropout.
-      first_row: index in the whole batch of the first of these rows.
+      first_row: index of the first row within the whole batch, so that a mesh draws the
+        same dropout as one device.
     """
     keys = [optional_key(key, f"source_{i}") for i in range(len(sources))]
     draws = None
@@ -148,9 +147,9 @@ def attention_weights(
     sources: Sequence[AttentionSource],
     settings: "ScoreSettings",
 ) -> Float[Array, "R Q _"]:
-    """Computes the weights of all keys of all sources, as means over the heads.
+    """Computes the weights of all keys, averaged over heads, in the sources' order.
 
-    They have the sources' order, and take memory for every query and key at once.
+    Unlike `attend`, this holds the scores of all queries and keys in memory.
     """
     by_query = query.shape[:-1]  # [G, R, h, Q]
     scores = [_scores(query, source, settings)[0] for source in sources]
@@ -160,7 +159,7 @@ def attention_weights(
 
 
 class ScoreSettings(NamedTuple):
-    """Numbers that scores are computed with; see `attend`."""
+    """Scale and soft cap of the scores; see `attend`."""
 
     scale: float
     soft_cap: float | None
@@ -170,8 +169,8 @@ class _DropoutDraws(NamedTuple):
     """Random inputs of attention dropout.
 
     Attributes:
-      keys: random key of each source.
-      heads: number of each row's head in the whole batch, `[R, H]`.
+      keys: one random key per source.
+      heads: index of each row's heads in the whole batch, `[R, H]`.
       first_query: position of the first query.
     """
 
@@ -186,7 +185,7 @@ def _attend_by_blocks(
     sources: tuple[AttentionSource, ...],
     draws: _DropoutDraws | None,
 ) -> Float[Array, "G R h Q K"]:
-    """Runs attention on blocks of queries, and keeps no scores."""
+    """Runs attention block by block over the queries, without storing scores."""
     length = query.shape[3]
     blocks = -(-length // MAXIMUM_QUERIES)
     size = -(-length // blocks)
@@ -227,7 +226,7 @@ def _attend_by_blocks(
 
 
 def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
-    """Numbers each (row, head) pair as the whole batch does, whatever the mesh."""
+    """Numbers the (row, head) pairs of the whole batch, so a mesh drops the same."""
     groups, rows, in_group, _, _ = query.shape
     heads = groups * in_group
     first, total = collectives.head_range(heads)
@@ -238,7 +237,7 @@ def _head_numbers(query: Array, first_row: Array | int) -> Int[Array, "R H"]:
 def _drop_weights(
     e: Array, rate: float | int, draws: _DropoutDraws | None, source: int
 ) -> Array:
-    """Applies dropout to a source's weights, `[G, N, r, h, Q, S]`."""
+    """Applies dropout to one source's weights, `[G, N, r, h, Q, S]`."""
     if draws is None or rate == 0.0:
         return e
     groups, n, rows, heads, query_count, key_count = e.shape
@@ -257,7 +256,7 @@ def _attend(settings, rate, query, sources, draws):
 
 
 def _forward(settings, rate, query, sources, draws):
-    """Computes the output, and the residuals of the backward pass."""
+    """Computes the output and the residuals for the backward pass."""
     by_query = query.shape[:-1]  # [G, R, h, Q]
     # Of each source, [G, N, r, h, Q, S] with its own N and S.
     scores, slopes = zip(
@@ -350,8 +349,7 @@ def _scores(
 ) -> tuple[Array, Array | None]:
     """Computes the masked scores of one source, `[G, N, r, h, Q, S]`, in float32.
 
-    Returns:
-      The scores, and the derivative of the soft cap at each of them, if there is one.
+    Also returns the derivative of the soft cap at each score; None without a soft cap.
     """
     scores = query_key_products(query, source.key_values.keys) * settings.scale
     slope = None

@@ -1,4 +1,4 @@
-"""Chooses between a fused attention kernel and the reference, `attention.attend`."""
+"""Choice between a fused attention kernel and the reference, `attention.attend`."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,12 +31,12 @@ KERNELS: dict[str, Callable[[], FusedKernel]] = {"gpu": _cudnn, "tpu": _splash}
 
 
 class AttentionChoice(NamedTuple):
-    """How a model's attention is computed on this machine.
+    """How attention runs on this machine.
 
     Attributes:
       kernel: the fused kernel; None for the reference.
-      obstacle: why the reference is used; None if the config says so, and with a
-        kernel.
+      obstacle: why no kernel could be used; None if one is, or if the config chose the
+        reference.
     """
 
     kernel: FusedKernel | None
@@ -49,7 +49,7 @@ class AttentionChoice(NamedTuple):
 
 
 def choose_attention(config: ModelConfig) -> AttentionChoice:
-    """Returns how a model's attention is computed on this machine."""
+    """Chooses the fused kernel for a model on this machine, or the reference."""
     if config.attention == "reference":
         return AttentionChoice(None)
     obstacle = _obstacle_of_model(config)
@@ -65,10 +65,10 @@ def choose_attention(config: ModelConfig) -> AttentionChoice:
 
 
 def check_attention(config: ModelConfig) -> None:
-    """Checks that a fused kernel can be used if the config demands it.
+    """Checks that a fused kernel is available if the config requires one.
 
     Raises:
-      InputError: with the reason, and what to change.
+      InputError: if not; says why and what to change.
     """
     if config.attention != "flash":
         return
@@ -82,7 +82,7 @@ def check_attention(config: ModelConfig) -> None:
 
 
 def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
-    """Returns what rules out every fused kernel; None if nothing does."""
+    """Returns what rules out every fused kernel, or None."""
     if config.key_value_rank:
         return Obstacle(
             "the model has latent attention, whose values are narrower than its keys, "
@@ -137,15 +137,15 @@ def _obstacle_of_model(config: ModelConfig) -> Obstacle | None:
 
 
 def is_fusable(views: Sequence[AttentionView], kernel: FusedKernel) -> bool:
-    """Returns whether a kernel can compute a stream's attention to its sources."""
-    *before, own = views
+    """Tests whether a kernel can compute a stream's attention to its sources."""
+    *shared, text = views
     if any(view.distance is not None or view.buckets is not None for view in views):
         return False
-    if not isinstance(own.mask, CausalMask) or own.bias is not None:
+    if not isinstance(text.mask, CausalMask) or text.bias is not None:
         return False
-    if own.mask.segments is not None and not kernel.packs:
+    if text.mask.segments is not None and not kernel.packs:
         return False
     return all(
         view.shared and view.mask is None and view.rows is None and view.bias is None
-        for view in before
+        for view in shared
     )

@@ -1,4 +1,4 @@
-"""The projections of attention in every block, and how streams attend to sources."""
+"""The attention layer of a block: projections, and attention of streams to sources."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -41,11 +41,11 @@ OF_HEADS = ("head", "each_head", "head_after")
 
 
 class Projected(NamedTuple):
-    """What the projections of self-attention make of hidden states.
+    """Projections of hidden states for self-attention, with positions applied.
 
     Attributes:
-      query: queries, with their positions.
-      keys: keys, with their positions.
+      query: queries.
+      keys: keys.
       values: values.
       gate: factors of the attended values, or None.
     """
@@ -57,19 +57,20 @@ class Projected(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """The four projections of attention, in every block.
+    """Query, key, value and output projections of every block.
 
     Attributes:
       query: `[L, D, H * K]`.
-      key: `[L, D, G * K]`, or None if the keys and values of another layer are read.
-      value: `[L, D, G * K]`, or None then, and if the projected keys are the values.
+      key: `[L, D, G * K]`; None in a layer that reuses another layer's keys and values.
+      value: `[L, D, G * K]`; None in such a layer, or if the projected keys are also
+        the values.
       query_gate: gates of the output, `[L, D, H * K]`, or None.
       out: `[L, H * K, D]`.
-      query_norm: norm of queries before the rotary embedding, `[L, K]` for any head or
-        `[L, H * K]`; None without it.
-      key_norm: the same of keys.
-      sinks: score of each head that takes a share of the softmax and has no value, `[L,
-        H]`, or None (see `ModelConfig.attention_sinks`).
+      query_norm: norm of queries before the rotary embedding: `[L, K]`, the same for
+        every head, or `[L, H * K]`; None without it.
+      key_norm: the same for keys.
+      sinks: score of a key without a value that takes a share of each head's softmax,
+        `[L, H]`, or None (see `ModelConfig.attention_sinks`).
     """
 
     def __init__(
@@ -130,12 +131,7 @@ class Attention(nnx.Module):
         self.sinks = _sinks(named_key(key, "sinks"), config, layers)
 
     def project(self, x: Float[Array, "n D"], angles: RotaryAngles | None) -> Projected:
-        """Projects hidden states for self-attention.
-
-        Args:
-          x: normalized hidden states.
-          angles: rotary angles of this block, or None.
-        """
+        """Projects normalized hidden states to positioned queries, keys and values."""
         x = collectives.copy_to_shards(x, "heads")
         query, (keys, values) = self.queries(x), self.keys_and_values(x)
         if angles is not None:
@@ -149,7 +145,7 @@ class Attention(nnx.Module):
         if self.norms_last:
             query = normalize(self.query_norm, query)
             keys = normalize(self.key_norm, keys)
-        query, keys, values = map(self._widened, (query, keys, values))
+        query, keys, values = map(self._pad_heads, (query, keys, values))
         if self.repeats > 1:
             keys, values = (jnp.repeat(x, self.repeats, 1) for x in (keys, values))
         return Projected(query, keys, values, self.gate(x))
@@ -157,28 +153,28 @@ class Attention(nnx.Module):
     def project_queries(
         self, x: Float[Array, "n D"], angles: RotaryAngles | None
     ) -> Float[Array, "n H K"]:
-        """Projects to the queries alone, with their positions; see `project`."""
+        """Projects to queries alone, with their positions; see `project`."""
         query = self.queries(collectives.copy_to_shards(x, "heads"))
         if angles is not None:
             angles = angles.within(self.head_width)
             query, _ = rotate_queries_and_keys(
                 query, query, angles, interleaved=self.interleaved
             )
-        return self._widened(query)
+        return self._pad_heads(query)
 
-    def _widened(self, heads: Float[Array, "n _ k"]) -> Float[Array, "n _ K"]:
-        """Pads heads with zeros, which change neither scores nor sums."""
+    def _pad_heads(self, heads: Float[Array, "n _ k"]) -> Float[Array, "n _ K"]:
+        """Pads heads with zeros, which changes neither scores nor sums."""
         if not self.padding:
             return heads
         return jnp.pad(heads, ((0, 0), (0, 0), (0, self.padding)))
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries, before they are rotated; on a mesh, of this device."""
+        """Projects to unrotated queries, for this device's heads."""
         norm = None if self.norms_last else self.query_norm
         return self._heads(self.query(x), norm)
 
     def gate(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead HK"] | None:
-        """Returns the factors of the attended values, if there are any."""
+        """Computes the factors of the attended values; None in models without gates."""
         if self.query_gate is None:
             return None
         return jax.nn.sigmoid(self.query_gate(x))
@@ -186,7 +182,7 @@ class Attention(nnx.Module):
     def keys_and_values(
         self, x: Float[Array, "*lead D"]
     ) -> tuple[Float[Array, "*lead G K"], Float[Array, "*lead G K"]]:
-        """Projects to keys and values; on a mesh, for the heads of this device."""
+        """Projects to keys and values, for this device's heads."""
         norm = None if self.norms_last else self.key_norm
         assert self.key is not None  # else `project_queries` is called
         projected = self.key(x)
@@ -208,13 +204,9 @@ class Attention(nnx.Module):
         relative: RelativePositions,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "R H Q Q"]:
-        """Computes the part of the scores that relative positions decide.
+        """Computes the part of self-attention's scores that relative positions add.
 
-        Args:
-          query: queries of rows.
-          keys: keys of the same rows.
-          relative: vectors of the distances within them.
-          key: random key of the block for dropout; None disables dropout.
+        `query` and `keys` belong to the same rows, and `relative` to distances in them.
         """
         vectors = collectives.copy_to_shards(relative.vectors, "heads")
         with branch_draws(optional_key(key, "relative"), jnp.arange(len(vectors))):
@@ -227,10 +219,7 @@ class Attention(nnx.Module):
     ) -> KeyValues:
         """Projects an encoder's output to keys and values.
 
-        Args:
-          encoded: output of rows of the batch, or of prompts that rows share.
-          key: random key of the block for dropout; None disables dropout.
-          shared: whether it is that of shared prompts.
+        `shared` tells the output of shared prompts from that of the batch's rows.
         """
         name = "encoded_prompts" if shared else "encoded"
         rows = len(encoded)
@@ -242,7 +231,7 @@ class Attention(nnx.Module):
     def _heads(
         self, x: Float[Array, "*lead HK"], norm: Norm | None = None
     ) -> Float[Array, "*lead H K"]:
-        """Splits projected positions into heads, normalized as the config sets."""
+        """Splits projected positions into heads, normalized if the config says so."""
         if norm is not None and not self.norms_heads:
             x = norm(x)
         heads = x.reshape(*x.shape[:-1], -1, self.head_width)
@@ -251,7 +240,7 @@ class Attention(nnx.Module):
     def _rotated_norm(
         self, heads: Float[Array, "n _ K"], angles: RotaryAngles
     ) -> Float[Array, "n _ K"]:
-        """Normalizes heads that are rotated next, which changes no mean square."""
+        """Normalizes heads before rotation, which leaves mean squares unchanged."""
         ones = jnp.ones(heads.shape[-1], heads.dtype)
         normed = root_mean_square_norm(heads, ones, self.config.norm_epsilon)
         if angles.rotated is None:
@@ -270,13 +259,13 @@ class Attention(nnx.Module):
 
         Args:
           queries: queries of each stream.
-          sources: sources that each stream attends to.
+          sources: the sources of each stream.
           first_rows: index in the whole batch of each stream's first row.
-          key: random key for dropout; None disables dropout.
+          key: random key for dropout.
           gate: factors of the attended values, or None.
 
         Returns:
-          the output at all positions of all streams.
+          the output at all positions of all streams, concatenated.
         """
         # Of each stream, [G, R, h, Q, K].
         attended = [
@@ -292,7 +281,7 @@ class Attention(nnx.Module):
     def weights(
         self, query: Float[Array, "R Q H K"], sources: Sequence[AttentionSource]
     ) -> Float[Array, "R Q _"]:
-        """Computes the weights of a stream's keys, as means over the heads.
+        """Computes a stream's attention weights, averaged over heads.
 
         Raises:
           InputError: if a fused kernel runs, which keeps no weights.
@@ -310,7 +299,7 @@ class Attention(nnx.Module):
         return attention_weights(query, sources, settings)[..., :count]
 
     def _attend(self, query, sources, key, first_row):
-        """Attends with the method that the views of the stream were made for."""
+        """Attends with the kernel or the reference, as the stream's views require."""
         query = groups_first(query, sources[0].key_values.groups)
         if isinstance(sources[-1].mask, CausalMask):
             kernel = choose_attention(self.config).kernel
@@ -331,7 +320,7 @@ class Attention(nnx.Module):
 
 
 def _sinks(key: Key[Array, ""], config: ModelConfig, layers: int) -> nnx.Param | None:
-    """Declares the scores without values of all heads, if there are any."""
+    """Declares the sink scores of all heads; None if the config has no sinks."""
     if not config.attention_sinks:
         return None
     shape, axes = (layers, config.heads), ("layers", "heads")
@@ -342,7 +331,7 @@ def _sinks(key: Key[Array, ""], config: ModelConfig, layers: int) -> nnx.Param |
 def _sink(
     scores: Float[Array, "H"], query: Float[Array, "G R h Q K"]
 ) -> AttentionSource:
-    """Returns a source with one key of given scores and value zero."""
+    """Returns a source of one key with the given scores and a zero value."""
     groups, length, width = query.shape[0], query.shape[3], query.shape[4]
     zeros = jnp.zeros((groups, 1, 1, width), query.dtype)
     bias = jnp.broadcast_to(scores[None, :, None, None], (1, len(scores), length, 1))

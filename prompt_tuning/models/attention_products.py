@@ -1,6 +1,6 @@
-"""Products of attention, for sources that rows of queries share.
+"""Matrix products of attention that support sources shared by rows of queries.
 
-Dimensions are as in `attention`.
+The dimensions are those in `attention`.
 """
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def bias_of_scores(bias: Array, scores: Array) -> Array:
 
 
 def bias_gradient(d_score: Array, bias: Array) -> Array:
-    """Computes the gradient of a bias, summed over rows if all rows share it."""
+    """Computes the gradient of a bias, summed over rows if they all share it."""
     if len(bias) == 1:
         d_score = d_score.sum((1, 2), keepdims=True)
     by_rows = jnp.moveaxis(d_score, 0, 2)  # [N, r, G, h, Q, S]
@@ -24,7 +24,7 @@ def bias_gradient(d_score: Array, bias: Array) -> Array:
 
 
 def _by_keys(query: Array, keys: Array) -> Array:
-    """Reshapes `[G, R, h, Q, K]` to `[G, N, r, h, Q, K]`, as rows share `keys`."""
+    """Groups queries `[G, R, h, Q, K]` by their row of keys, `[G, N, r, h, Q, K]`."""
     groups, rows, *rest = query.shape
     n = keys.shape[1]
     check_groups(rows, n)
@@ -32,10 +32,10 @@ def _by_keys(query: Array, keys: Array) -> Array:
 
 
 def check_groups(rows: int, n: int) -> None:
-    """Checks that `rows` rows divide evenly into `n` groups, one for each prompt.
+    """Checks that `n` prompts can share `rows` rows evenly.
 
     Raises:
-      ValueError: if they do not.
+      ValueError: if `n` does not divide `rows`.
     """
     if rows % n:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""One block: mixers of positions, then a feed-forward layer, both residual.
+"""One block: mixers of positions, then a feed-forward layer, each with a residual.
 
-Mixers are attention over sources and recurrent ones (`core.layer_kinds`).
+A mixer is attention over sources or a recurrent layer (`core.layer_kinds`).
 Position-wise layers (norms, projections, the feed-forward layer) run on all streams as
-one `[positions, D]`, so each weight is read once. A block has no code for prompts or
-decoding: its stream views say which keys each stream attends to, and which state it
+one `[positions, D]`, so each weight is read once. A block knows nothing about prompts
+or decoding: its stream views say which keys each stream attends to and which state it
 continues.
 """
 
@@ -64,8 +64,8 @@ OTHER_ATTENTIONS = (FULL_ATTENTION, *SHARING.values())
 """Names of other attention, likewise."""
 
 
-def own_heads(state: RecurrentState, config: ModelConfig) -> RecurrentState:
-    """Returns the part of whole states `[L, ...]` that is of this device's heads."""
+def local_heads(state: RecurrentState, config: ModelConfig) -> RecurrentState:
+    """Cuts the states `[L, ...]` of all heads down to this device's heads."""
     mixer = RECURRENT[config.recurrence]
     if not issubclass(mixer, MemoryMixer):
         return state
@@ -88,27 +88,30 @@ def own_heads(state: RecurrentState, config: ModelConfig) -> RecurrentState:
 class Block(nnx.Module):
     """Norm, mixers, (norm, cross-attention,) norm, feed-forward; all residual.
 
-    `ModelConfig.norm_placement` moves the norms, and `parallel` makes attention and the
-    feed-forward layer read the same hidden states. Parts are stacked on the layers
-    that have them; `of_kind` returns the blocks with some of them.
+    `ModelConfig.norm_placement` moves the norms; with `parallel`, attention and the
+    feed-forward layer read the same hidden states. Each part is stacked on the layers
+    that have it, and `of_kind` picks the blocks that have the same parts.
 
     Attributes:
       self_attention_norm: norm before the mixers, or None.
       self_attention: projections of self-attention, or None.
-      full_attention: those of layers without a window, if their heads have other sizes,
-        else None; likewise the kinds of `SHARING`, which project to queries alone.
-      short_convolution: recurrent mixer, or None; likewise the others of `RECURRENT`.
+      full_attention: projections of layers without a window, if their heads have other
+        sizes, else None; the kinds in `SHARING`, which project to queries alone, have
+        an attribute each, too.
+      short_convolution: recurrent mixer, or None; each kind in `RECURRENT` has such an
+        attribute.
       self_attention_out_norm: norm after the mixers, before or after the sum with the
         residual stream, or None.
       cross_attention_norm: norm before cross-attention, or None.
       cross_attention: projections of cross-attention; None without it.
       cross_attention_out_norm: norm after cross-attention, or None.
-      mlp_norm: norm before the feed-forward layer; None without it, and where it reads
-        the output of `self_attention_norm`, also as the only part of its layer.
-      mlp: the feed-forward layer, dense or of experts.
-      dense_mlp: that of `ModelConfig.dense_layers`, or None.
+      mlp_norm: norm before the feed-forward layer; None if there is no such layer, or
+        if it reads the output of `self_attention_norm` (also when it is the only part
+        of its layer).
+      mlp: the feed-forward layer, dense or with experts.
+      dense_mlp: the feed-forward layer of `ModelConfig.dense_layers`, or None.
       mlp_out_norm: norm after the feed-forward layer, or None.
-      layer_input: what adds this layer's further input, or None.
+      layer_input: adds this layer's extra input (see `layer_inputs`), or None.
       factor: factor of the layer's output, `[L, 1]`, or None.
     """
 
@@ -135,21 +138,25 @@ class Block(nnx.Module):
                 return Norm(named_key(key, name), config, stacked=count)
             return None
 
+        def part(name, kind, **sizes):
+            if count := counts[name]:
+                return kind(named_key(key, name), config, layers=count, **sizes)
+            return None
+
         def attention(name, layers):
             if not layers:
                 return None
-            own = named_key(key, name)
+            part_key = named_key(key, name)
             if config.key_value_rank:
-                return LatentAttention(own, config, layers=layers)
-            return Attention(own, config, layers=layers, kind=name)
+                return LatentAttention(part_key, config, layers=layers)
+            return Attention(part_key, config, layers=layers, kind=name)
 
         self.self_attention_norm = norm("self_attention_norm", before)
         self.self_attention: Attention | None = attention(ATTENTION, counts[ATTENTION])
         for name in OTHER_ATTENTIONS:
             setattr(self, name, attention(name, counts[name]))
         for name, kind in RECURRENT.items():
-            own, count = named_key(key, name), counts[name]
-            setattr(self, name, kind(own, config, layers=count) if count else None)
+            setattr(self, name, part(name, kind))
         self.self_attention_out_norm = norm("self_attention_out_norm", after)
         self.cross_attention_norm = norm("cross_attention_norm", before and cross)
         self.cross_attention = attention("cross_attention", layers if cross else 0)
@@ -157,13 +164,9 @@ class Block(nnx.Module):
             "cross_attention_out_norm", after and cross
         )
         self.mlp_norm = norm("mlp_norm", before and not self.shares_norm)
-        own, count = named_key(key, FEED_FORWARD), counts[FEED_FORWARD]
-        kind = MixtureOfExperts if config.experts else FeedForward
-        self.mlp = kind(own, config, layers=count) if count else None
-        own, count, width = named_key(key, DENSE), counts[DENSE], config.dense_width
-        self.dense_mlp = (
-            FeedForward(own, config, layers=count, width=width) if count else None
-        )
+        feed_forward = MixtureOfExperts if config.experts else FeedForward
+        self.mlp = part(FEED_FORWARD, feed_forward)
+        self.dense_mlp = part(DENSE, FeedForward, width=config.dense_width)
         self.mlp_out_norm = norm("mlp_out_norm", after)
         self.layer_input = (
             LayerInput(named_key(key, "layer_input"), config, layers=layers)
@@ -187,39 +190,40 @@ class Block(nnx.Module):
         past: Mapping[str, Any],
         cross: tuple[KeyValues, ...],
         key: Key[Array, ""] | None,
-        bare: Bool[Array, ""] | None = None,
-        own: tuple[KeyValues, ...] | None = None,
-        added: Float[Array, "n d"] | None = None,
+        skip_norm: Bool[Array, ""] | None = None,
+        shared_keys: tuple[KeyValues, ...] | None = None,
+        extra: Float[Array, "n d"] | None = None,
     ) -> tuple[Float[Array, "n D"], dict[str, tuple[KeyValues | RecurrentState, ...]]]:
         """Runs one block.
 
         Args:
           x: hidden states at all positions of all streams.
           angles: rotary angles of this block, or None.
-          numbers: number of each position in the whole batch.
+          numbers: index of each position in the whole batch.
           views: the streams.
-          past: what precedes the streams' own, by `kept_by`: keys and values; of a
-            recurrent mixer the state that the first stream continues, or None.
+          past: what precedes the streams, by the names in `kept_by`: keys and values,
+            or for a recurrent mixer the state that the first stream continues, or None.
           cross: keys and values of an encoder's outputs.
-          key: random key for dropout; None disables dropout.
-          bare: whether the norm before the mixers is left out; None for no.
-          own: keys and values of each stream, if those of another layer are read.
-          added: further input of this layer, or None.
+          key: random key for dropout.
+          skip_norm: True to skip the norm before the mixers; None for never.
+          shared_keys: keys and values of each stream, if another layer computed them.
+          extra: extra input of this layer, or None.
 
         Returns:
-          the hidden states, and what each stream leaves behind, named as `past`: its
-          keys and values, or its last state.
+          the hidden states, and under the names of `past` what each stream leaves for
+            later positions: its keys and values, or its last state.
         """
         with branch_draws(optional_key(key, "branches"), numbers):
-            given = past, cross, key, bare, own, added
-            return self._run(x, angles, numbers, views, *given)
+            rest = past, cross, key, skip_norm, shared_keys, extra
+            return self._run(x, angles, numbers, views, *rest)
 
-    def _run(self, x, angles, numbers, views, past, cross, key, bare, own, added):
-        """Runs the block; see `__call__`."""
+    def _run(
+        self, x, angles, numbers, views, past, cross, key, skip_norm, shared_keys, extra
+    ):
         start, zeros = x, jnp.zeros_like(x)  # zeros: what an absent part adds
         normed = normalize(self.self_attention_norm, x)
-        if bare is not None:
-            normed = jnp.where(bare, x, normed)
+        if skip_norm is not None:
+            normed = jnp.where(skip_norm, x, normed)
         index = DropoutIndex.at_positions(numbers, x.shape[-1])  # [n, D]
 
         def add(x, update, norm, name):
@@ -231,7 +235,7 @@ class Block(nnx.Module):
             x = x + (update if self.multiplier == 1 else update * self.multiplier)
             return normalize(norm, x) if self.norms_sum else x
 
-        update, kept = self._mix(normed, angles, views, past, key, own)
+        update, kept = self._mix(normed, angles, views, past, key, shared_keys)
         record(zeros if update is None else update, "self_attention")
         if update is not None:
             x = add(x, update, self.self_attention_out_norm, "self_out")  # [n, D]
@@ -248,7 +252,7 @@ class Block(nnx.Module):
         if update is not None:
             x = add(x, update, self.mlp_out_norm, "mlp_out")
         if self.layer_input is not None:
-            x = x + self.layer_input(x, added)
+            x = x + self.layer_input(x, extra)
         if self.factor is not None:
             x = x * self.factor[...].astype(x.dtype)
         record(x, "hidden")
@@ -260,39 +264,34 @@ class Block(nnx.Module):
         encoded: Sequence[Float[Array, "_ _ D"] | None],
         key: Key[Array, ""] | None,
     ) -> tuple[KeyValues, ...]:
-        """Returns keys and values of encoder outputs, and computes missing ones.
+        """Returns keys and values of encoder outputs, computing those that are missing.
 
-        Args:
-          computed: keys and values of each output, where they were computed before.
-          encoded: encoder outputs, where they were not; that of the text is the last.
-          key: random key for dropout; None disables dropout.
+        Where `computed` is None, `encoded` has the output, the text's last.
         """
         key_values = []
-        for i, (before, output) in enumerate(zip(computed, encoded, strict=True), 1):
-            if before is None:
+        for i, (key_value, output) in enumerate(zip(computed, encoded, strict=True), 1):
+            if key_value is None:
                 assert self.cross_attention is not None and output is not None
                 shared = i < len(encoded)
-                before = self.cross_attention.encoded_source(output, key, shared)
-            key_values.append(before)
+                key_value = self.cross_attention.encoded_source(output, key, shared)
+            key_values.append(key_value)
         return tuple(key_values)
 
     def of_kind(self, kind: Sequence[str], kinds: Sequence[Sequence[str]]) -> "Block":
-        """Returns the blocks with some parts, to be merged with their parameters alone.
+        """Returns the blocks that have exactly the parts `kind`, without parameters.
 
-        Args:
-          kind: names of the parts; see `layer_kinds`.
-          kinds: those of all blocks.
+        `kinds` has the parts of every block; see `layer_kinds`.
         """
         block = merge(*split(self))
-        for other in {part for each in kinds for part in each} - {*kind}:
-            setattr(block, other, None)
+        for missing in {part for parts in kinds for part in parts} - {*kind}:
+            setattr(block, missing, None)
         return cast(Block, block)
 
-    def _mix(self, normed, angles, views, past, key, own):
-        """Runs the mixers, if there are some.
+    def _mix(self, normed, angles, views, past, key, shared_keys):
+        """Runs the mixers, if the block has any.
 
         Returns:
-          the update or None, and what each stream leaves behind.
+          the update or None, and what each stream leaves for later positions.
         """
         updates, kept = [], {}
         for name in RECURRENT:
@@ -304,21 +303,21 @@ class Block(nnx.Module):
             mixer = getattr(self, name)
             if mixer is not None:
                 update, key_values = self._attend_to_self(
-                    mixer, normed, angles, views, past[KEYS], key, own
+                    mixer, normed, angles, views, past[KEYS], key, shared_keys
                 )
                 updates.append(update)
-                kept |= {KEYS: key_values} if own is None else {}
+                kept |= {KEYS: key_values} if shared_keys is None else {}
         return functools.reduce(operator.add, updates) if updates else None, kept
 
-    def _attend_to_self(self, attention, normed, angles, views, past, key, own):
-        if own is None:
+    def _attend_to_self(self, attention, normed, angles, views, past, key, key_values):
+        if key_values is None:
             query, keys, values, gate = attention.project(normed, angles)
             # Of each stream, [R, Q, G, K].
             keys, values = (
                 split_streams(named(part, name), views)
                 for part, name in ((keys, "keys"), (values, "values"))
             )
-            own = tuple(map(KeyValues.from_heads, keys, values))
+            key_values = tuple(map(KeyValues.from_heads, keys, values))
         else:
             query, keys, gate = attention.project_queries(normed, angles), [], None
         query = named(query, "query")  # [n, H, K]
@@ -327,7 +326,7 @@ class Block(nnx.Module):
             [
                 source_view.attention_source(source)
                 for source_view, source in zip(
-                    view.self_views, (*past, *own[: i + 1]), strict=True
+                    view.self_views, (*past, *key_values[: i + 1]), strict=True
                 )
             ]
             for i, view in enumerate(views)
@@ -335,8 +334,8 @@ class Block(nnx.Module):
         first_rows, queries = [x.first_row for x in views], split_streams(query, views)
         for i, view in enumerate(views):
             if view.relative is not None:
-                given = queries[i], keys[i], view.relative, key
-                bias = attention.relative_scores(*given)
+                arguments = queries[i], keys[i], view.relative, key
+                bias = attention.relative_scores(*arguments)
                 sources[i][-1] = sources[i][-1]._replace(bias=bias)
         if is_requested(ATTENTION_WEIGHTS):
             weights = attention.weights(queries[-1], sources[-1])
@@ -350,7 +349,7 @@ class Block(nnx.Module):
             optional_key(key, "self"),
             gate,
         )
-        return update, own
+        return update, key_values
 
     def _attend_to_encoder(self, x, views, cross, key):
         assert self.cross_attention is not None  # only an encoder-decoder gets here

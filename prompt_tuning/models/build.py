@@ -1,4 +1,4 @@
-"""Builds a model of a config's family with the prompts and adapters that tune it."""
+"""Builds a model from its config, with the prompts and adapters that tune it."""
 
 import dataclasses
 import functools
@@ -67,17 +67,16 @@ def build_model(
     """Builds a model of the config's family and initializes its parameters.
 
     Args:
-      key: random key of the frozen parameters and of adapters; prompts are already
+      key: random key of the frozen parameters and the adapters; prompts arrive already
         initialized.
       config: config of the frozen model.
-      prompt: prompt of a decoder-only model, or of the encoder of an encoder-decoder.
-      prompting: position and visibility of that prompt; as a prefix if None.
-      decoder_prompt: prompt of the decoder of an encoder-decoder.
-      decoder_prompting: position and visibility of the decoder's prompt; as a prefix if
-        None.
+      prompt: prompt of a decoder-only model, or of an encoder-decoder's encoder.
+      prompting: position and visibility of that prompt; None puts it first.
+      decoder_prompt: prompt of an encoder-decoder's decoder.
+      decoder_prompting: the same as `prompting`, for the decoder's prompt.
       adapters: adapters of projections.
       tokens: trained rows of single tokens, already initialized.
-      classes: trained head of classes, already initialized; the config has its labels.
+      classes: trained class head, already initialized; the config has its labels.
 
     Raises:
       InputError: if the family does not support a setting, or an adapter matches no
@@ -131,10 +130,10 @@ def build_model(
 def _invocation(
     config: ModelConfig, adapters: Sequence[AdapterSpec], prompt: PromptModule | None
 ) -> tuple[int, ...]:
-    """Returns the tokens that invoke the LoRAs; empty if they always act.
+    """Returns the tokens that invoke the LoRAs; empty if these always act.
 
     Raises:
-      InputError: if LoRAs differ in them, or the model has no row of tokens alone.
+      InputError: if LoRAs disagree about them, or the rows hold more than the tokens.
     """
     loras = [spec for spec in adapters if isinstance(spec, LoRA)]
     found = {tuple(spec.invocation or ()) for spec in loras}
@@ -160,10 +159,10 @@ def _invocation(
 
 
 def check_decoder_prompting(prompting: Prompting | None) -> None:
-    """Checks the settings that a prompt before the targets does not support.
+    """Checks that a decoder's prompt uses only the settings that it supports.
 
     Raises:
-      InputError: with the setting to leave out.
+      InputError: names the setting to leave out.
     """
     if prompting is None:
         return
@@ -217,8 +216,8 @@ def train_biases(model: LanguageModel, adapters: Sequence[AdapterSpec]) -> None:
     """Adds the trained biases that a LoRA asks for.
 
     Raises:
-      InputError: if the model has no such biases, a module has LoRA in some of its
-        projections alone, or several LoRAs ask for different biases.
+      InputError: if the model has no such biases, only some projections of a module
+        have LoRA, or LoRAs ask for different biases.
     """
     loras = [spec for spec in adapters if isinstance(spec, LoRA)]
     choices = {spec.bias for spec in loras} - {"none"}
@@ -247,7 +246,9 @@ def train_biases(model: LanguageModel, adapters: Sequence[AdapterSpec]) -> None:
 def _check_biases(
     choice: str, started: Collection[str], recipes: Mapping[str, Recipe]
 ) -> None:
-    """Checks that there are trained biases, and all of each module in transformers.
+    """Checks that there are biases to train, and that each module has all of its own.
+
+    Transformers gives either all or none of a module's projections a bias.
 
     Raises:
       InputError: if not.
@@ -278,14 +279,14 @@ def projections(model: nnx.Module) -> Iterator[tuple[str, Dense]]:
 def adaptable(
     model: nnx.Module,
 ) -> Iterator[tuple[str, Dense | ExpertProjection]]:
-    """Yields the projections of a model and of its experts, with their paths."""
+    """Yields everything that an adapter can adapt, with its path: experts included."""
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense | ExpertProjection):
             yield "/".join(map(str, path)), node
 
 
 def biased_layers(model: nnx.Module) -> Iterator[tuple[str, Dense | Norm | Head]]:
-    """Yields the layers of a model that have a bias, with their paths."""
+    """Yields the layers that may have a bias, with their paths."""
     for path, node in nnx.iter_graph(model):
         if isinstance(node, Dense | Norm | Head) and node.bias is not None:
             yield "/".join(map(str, path)), node
@@ -294,11 +295,11 @@ def biased_layers(model: nnx.Module) -> Iterator[tuple[str, Dense | Norm | Head]
 def add_adapters(
     model: LanguageModel, adapters: Sequence[AdapterSpec], key: Key[Array, ""]
 ) -> None:
-    """Adds adapters to the projections that their expressions match.
+    """Adds each adapter to the projections that its expression matches.
 
     Raises:
-      InputError: if an expression matches no projection, or two adapters of one name
-        match the same.
+      InputError: if an expression matches nothing, or two adapters with the same name
+        match one projection.
     """
     if not adapters:
         return

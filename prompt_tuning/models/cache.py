@@ -1,8 +1,8 @@
-"""The key/value cache: keys and values of what was read, and buffers for new tokens.
+"""The key/value cache: keys and values of earlier tokens, and buffers for new ones.
 
-Rows of different lengths are generated together: the prefilled keys stay where they
-are, padded on the right and masked, and every row writes its n-th new token into column
-n of a separate buffer. The keys of a prompt shared by the batch are stored once.
+Rows of different lengths are continued together: the prefilled keys stay where they
+are, padded on the right and masked, and every row writes its n-th new token to column n
+of a separate buffer. A prompt that the batch shares is stored once.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ class Cache:
       past: prefilled keys and values, as a new token attends to them.
       generated: buffer for new tokens, `[L, G, B, capacity, K]`.
       step: number of new tokens read.
-      cross: the encoder's output, empty in a decoder-only model.
+      cross: the encoder's output; empty in a decoder-only model.
       state: states of recurrent layers after the last token; None without such layers.
-      active: marks rows with an invocation of their adapter; see `Stream.active`.
+      active: marks rows in which a token invoked the adapter; see `Stream.active`.
     """
 
     next_positions: Int[Array, "B"]
@@ -53,7 +53,7 @@ class Cache:
         cross: tuple[Context, ...] = (),
         active: Bool[Array, "B"] | None = None,
     ) -> "Cache":
-        """Returns a cache without new tokens, with a buffer for `capacity` of them."""
+        """Allocates a cache with room for `capacity` new tokens."""
         shape = (
             key_layers(config),
             collectives.local_group_count(config.key_value_heads),
@@ -82,7 +82,7 @@ class Cache:
         return Stream(embedded, positions, None, active=active)
 
     def append(self, kept: Kept) -> "Cache":
-        """Returns the cache with one more token, with keys `[L, G, B, 1, K]`."""
+        """Returns the cache after one more token, with its keys `[L, G, B, 1, K]`."""
         generated = KeyValues(
             *(
                 jax.lax.dynamic_update_slice_in_dim(buffer, new, self.step, axis=3)

@@ -1,4 +1,4 @@
-"""The answers in a prompt of examples, as further targets of a batch."""
+"""Answers inside a prompt of examples, as extra targets of a batch."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from prompt_tuning.prompts.cpt import ContextPrompt
 
 
 def learns_context(model: LanguageModel) -> bool:
-    """Tests whether a model's prompt has answers that its loss counts."""
+    """Tests whether the loss counts answers inside the model's prompt."""
     prompt = model.prompts().get("decoder")
     return isinstance(prompt, ContextPrompt) and bool(prompt.answers.ids)
 
@@ -23,15 +23,10 @@ def with_context_answers(
     batch: Batch,
     prefix: Prefix,
 ) -> tuple[Float[Array, "B _ D"], Batch]:
-    """Adds the answers in the prompt to the targets of every example.
+    """Adds the answers inside the prompt to the targets of every example.
 
-    Each example of a packed row counts, and a row that only fills a batch does not.
-
-    Args:
-      model: the model; see `learns_context`.
-      hidden: the states that predict the batch's targets.
-      batch: the batch.
-      prefix: result of the model's `prefix`.
+    Each example of a packed row adds them; rows that only fill up a batch do not. The
+    model must satisfy `learns_context`, and `hidden` predicts the batch's targets.
     """
     prompt = model.prompts()["decoder"]
     assert isinstance(prompt, ContextPrompt)

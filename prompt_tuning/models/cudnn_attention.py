@@ -1,8 +1,8 @@
-"""The fused attention kernel of cuDNN, for NVIDIA GPUs.
+"""cuDNN's fused attention kernel, for NVIDIA GPUs.
 
-`jax.nn.dot_product_attention` is made for one source: it passes its own log-sum-exp to
-cuDNN's backward pass, and drops the gradient of the log-sum-exp that it returns. So we
-call cuDNN through the functions below it. JAX does not promise to keep these, so their
+`jax.nn.dot_product_attention` supports only one source: it passes its own log-sum-exp
+to cuDNN's backward pass, and drops the gradient of the log-sum-exp that it returns. So
+we call the functions underneath. JAX does not promise to keep these stable; their
 parameters are checked when a model is opened.
 """
 
@@ -95,7 +95,7 @@ def backward(
 
 
 def _absent(query: Query) -> list[Any]:
-    """Returns the arrays without elements that stand for absent ones."""
+    """Returns empty arrays, which stand for absent ones."""
     return [jnp.zeros(0, query.dtype)] * (len(_ARRAYS) - 3)
 
 
@@ -114,12 +114,12 @@ def _settings(scale: float, causal: bool) -> dict[str, Any]:
 
 
 def _scores() -> bool:
-    """Whether this JAX has the parameters of `_UNSCORED`."""
+    """Tests whether this JAX has the parameters of `_UNSCORED`."""
     return "score_mod" in inspect.signature(getattr(cudnn, FORWARD)).parameters
 
 
 def obstacle(config: ModelConfig) -> Obstacle | None:
-    """Returns why cuDNN cannot compute a model's attention here; None if it can."""
+    """Returns why cuDNN cannot run a model's attention here, or None."""
     if narrow := dtype_obstacle(config) or width_obstacle(config.head_width, WIDEST):
         return narrow
     if changed := _changed():
@@ -145,7 +145,7 @@ def obstacle(config: ModelConfig) -> Obstacle | None:
 
 
 def width_obstacle(width: int, most: int) -> Obstacle | None:
-    """Returns why cuDNN cannot compute heads of a width; None if it can."""
+    """Returns why cuDNN does not support a head width, or None."""
     if width % 8 == 0 and width <= most:
         return None
     return Obstacle(
@@ -156,7 +156,7 @@ def width_obstacle(width: int, most: int) -> Obstacle | None:
 
 
 def _changed() -> str | None:
-    """Returns the name of a JAX function with unexpected parameters."""
+    """Returns the first JAX function with unexpected parameters, or None."""
     for name, expected in ((FORWARD, _FORWARD), (BACKWARD, _BACKWARD)):
         function = getattr(cudnn, name, None)
         parameters = inspect.signature(function).parameters if function else ()

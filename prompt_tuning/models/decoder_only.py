@@ -1,6 +1,6 @@
-"""The model of a single stack; its config makes it a Llama, a BERT or another family.
+"""Models with a single stack; the config makes one a Llama, a BERT or another family.
 
-This bare model has no prompt. Prompted decoders override the methods of `Decoder` and
+The bare model has no prompt. Prompted decoders override the methods of `Decoder` and
 `Stack` that return nothing here (`prefix_stream`, `prefix_contexts`).
 """
 
@@ -36,8 +36,8 @@ class DecoderPrefix(NamedTuple):
     """Result of running a prompt ahead of the text.
 
     Attributes:
-      kept: keys and values of the prompt, `[L, G, N, P, K]`, and states after it.
-      hidden: hidden states, `[N, P, D]`; the last one predicts a first token.
+      kept: the prompt's keys and values, `[L, G, N, P, K]`, and the states after it.
+      hidden: hidden states, `[N, P, D]`; the last one predicts the first token.
     """
 
     kept: Kept
@@ -45,7 +45,7 @@ class DecoderPrefix(NamedTuple):
 
 
 class Decoder(Stack):
-    """A causal stack, or the bidirectional one of an encoder alone."""
+    """The blocks: causal, or bidirectional in an encoder-only model."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, cross: bool):
         super().__init__(
@@ -62,11 +62,11 @@ class Decoder(Stack):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """Returns the stream that runs for each row; here the text alone."""
+        """Returns the stream of the batch's rows; here the text alone."""
         del key
         stream = causal_stream(text, rows.segment_ids)
         if self.config.bidirectional:
-            mask = given_mask(rows, text.shape[1])
+            mask = input_mask(rows, text.shape[1])
             stream = dataclasses.replace(stream, mask=mask)
         mask = masks.encoder_mask(rows.lengths, text.shape[1])
         return dataclasses.replace(stream, context_mask=mask, lengths=rows.lengths)
@@ -74,12 +74,9 @@ class Decoder(Stack):
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Maps positions in the text to positions in its stream; here the same.
+        """Maps token positions to positions in the text's stream; here the same.
 
-        Args:
-          positions: positions of tokens in each row; `T` follows the last token.
-          rows: the rows of text.
-          text_length: `T`.
+        Position `T` means after the last token.
         """
         del rows, text_length
         return positions
@@ -87,9 +84,9 @@ class Decoder(Stack):
     def end_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Maps positions of the last tokens of examples to where these end in streams.
+        """Maps each example's last token to its last position in the stream.
 
-        The arguments are as in `stream_positions`.
+        The arguments are the same as for `stream_positions`.
         """
         return self.stream_positions(positions, rows, text_length)
 
@@ -104,17 +101,14 @@ def causal_stream(
     return Stream(hidden, positions_in_segment(segments), mask, segments=segments)
 
 
-def given_mask(
+def input_mask(
     rows: RowInfo, length: int, sees: masks.Visibility | None = None
 ) -> Bool[Array, "#B 1 T T"]:
-    """Lets the given tokens of each example attend to each other in both directions.
+    """Builds a mask in which each example's input tokens see each other both ways.
 
-    Args:
-      rows: rows of text.
-      length: `T`.
-      sees: what prompts attend to; everything if None.
+    `sees` is what prompts attend to; everything if None.
     """
-    given = rows.is_given(length)
+    given = rows.is_input(length)
     sees = sees or masks.Visibility()
     mask = masks.decoder_region_mask(given, jnp.zeros_like(given), sees)
     if rows.segment_ids is not None:
@@ -126,9 +120,9 @@ class DecoderOnly(LanguageModel):
     """Embedding, blocks, head.
 
     Attributes:
-      type_embedder: table `[types, D]` of types of tokens, else None.
-      embedding_norm: norm of the input vectors, prompts included; None without it.
-      position_embedder: table `[positions, D]` of learned positions, else None.
+      type_embedder: table `[types, D]` of token types, or None.
+      embedding_norm: norm of the input vectors, prompts included, or None.
+      position_embedder: table `[positions, D]` of learned positions, or None.
       decoder: the blocks.
     """
 
@@ -153,18 +147,12 @@ class DecoderOnly(LanguageModel):
         last: Float[Array, "N D"] | None,
         text_length: int,
     ) -> Float[Array, "B m D"]:
-        """Selects the hidden state that predicts the token at each position of a row.
+        """Selects the hidden state that predicts the token at each position.
 
-        A token is predicted by what precedes it, a token or a prompt vector. The first
-        token of an example is predicted by `last` of a prefix that ran ahead, or by
-        nothing: its loss weight must be zero then.
-
-        Args:
-          text: hidden states of the text's stream.
-          positions: positions of the predicted tokens in the text.
-          rows: the rows of text.
-          last: hidden state of each prompt's last vector, if prompts ran ahead.
-          text_length: `T`.
+        That is the state at the preceding token or prompt vector. An example's first
+        token is predicted by `last`, the state at each prompt's last vector, if a
+        prompt ran ahead. Otherwise nothing predicts it, and its loss weight must be
+        zero.
         """
         in_stream = self.decoder.stream_positions(positions, rows, text_length)
         before = jnp.maximum(in_stream - 1, 0)  # [B, m]
@@ -179,7 +167,7 @@ class DecoderOnly(LanguageModel):
         return jnp.where(in_example[..., None] == 0, last, selected)
 
     def prefix(self, key: Key[Array, ""] | None = None) -> DecoderPrefix | None:
-        """Runs the prompt ahead of all rows, if the decoder allows it."""
+        """Runs the prompt once, ahead of all rows; None if it cannot run alone."""
         stream = self._prefix_stream(key)
         if stream is None:
             return None
@@ -189,7 +177,7 @@ class DecoderOnly(LanguageModel):
         return DecoderPrefix(kept, hidden)
 
     def prompt_states(self, prefix: DecoderPrefix) -> Float[Array, "N P D"]:
-        """Returns the states that predict what follows each vector of the prompts."""
+        """Returns the state after each prompt vector, which predicts the next one."""
         return self._normalize_output(prefix.hidden)
 
     def hidden(
@@ -227,11 +215,11 @@ class DecoderOnly(LanguageModel):
         key: Key[Array, ""] | None = None,
         prefix: DecoderPrefix | None = None,
     ) -> tuple[list[Float[Array, "_ _ D"]], Float[Array, "N D"] | None]:
-        """Runs streams of rows and, unless they ran before, the prompts ahead of them.
+        """Runs streams of rows, after the prompts unless these already ran.
 
         Returns:
           each stream's hidden states, and the hidden state of each prompt's last
-            vector; None if no prompt runs ahead.
+          vector; None if no prompt runs ahead.
         """
         past, prompts = self.decoder.prefix_contexts(rows), self._prefix_stream(key)
         if prompts is not None:
@@ -283,17 +271,7 @@ class DecoderOnly(LanguageModel):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the given rows and allocates a cache for `capacity` more tokens.
-
-        Args:
-          tokens: rows, padded on the right.
-          lengths: number of real tokens of each row, at least 1 without a prompt.
-          capacity: maximum number of tokens to generate.
-          prompt_ids: prompt of each row; see `Batch`.
-
-        Returns:
-          the hidden state that predicts each row's next token, and the cache.
-        """
+        """Reads rows and allocates a cache; see `LanguageModel.prefill`."""
         vector_ids = tokens - self.config.vocabulary_size
         rows = RowInfo(lengths, lengths, None, prompt_ids, vector_ids)
         past, prefix = self.decoder.prefix_contexts(rows), self.prefix()
@@ -334,15 +312,11 @@ class DecoderOnly(LanguageModel):
     def _pool(
         self, text: Float[Array, "B S D"], rows: RowInfo, length: int
     ) -> Float[Array, "B D"]:
-        """Computes the state that a head of classes reads of each row.
+        """Computes the normalized state of each row that a class head reads.
 
-        It is the normalized state at the first position, which may be a prompt's, or
-        the mean of those of the row's given tokens.
-
-        Args:
-          text: hidden states of the text's stream.
-          rows: the rows of text, with one example each.
-          length: `T`.
+        Depending on the config it is the state at the first position (of a prompt, if
+        that comes first) or the mean over the row's input tokens. Rows have one example
+        each.
         """
         if self.pooling == "first":
             return self._normalize_output(text[:, :1])[:, 0]
@@ -350,14 +324,14 @@ class DecoderOnly(LanguageModel):
         in_stream = self.decoder.stream_positions(positions, rows, length)
         states = jnp.take_along_axis(text, in_stream[..., None], axis=1, mode="clip")
         normed = normalize(self.decoder.final_norm, states)
-        return self._head_inputs(mean_states(normed, rows.is_given(length)))
+        return self._head_inputs(mean_states(normed, rows.is_input(length)))
 
     def _normalize_output(self, states: Float[Array, "B m D"]) -> Float[Array, "B m D"]:
-        """Applies the final norm, the head's transform and the factor of logits."""
+        """Applies the final norm, the head's transform and the logit multiplier."""
         return self._head_inputs(normalize(self.decoder.final_norm, states))
 
     def _head_inputs(self, normed: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-        """Returns what the output head multiplies, from normalized states."""
+        """Turns normalized states into the inputs of the output head."""
         if self.head is not None and self.head.transform is not None:
             normed = self.head.transform(normed, self.class_rows)
         multiplier = self.config.logit_multiplier

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention that replaces what it remembers of a key.
+"""The gated delta rule: linear attention that overwrites what it stored for a key.
 
 Yang et al. 2025, "Gated Delta Networks: Improving Mamba2 with Delta Rule", equation 10.
 A head's memory is a matrix `S` of shape `[K, V]`. Position `t` with query `q`, key `k`,
@@ -7,8 +7,8 @@ value `v`, decay `a` (at most 1) and strength `b` computes
     S_t = a_t * S_{t-1} + k_t (b_t * (v_t - a_t * S_{t-1}^T k_t))^T
     o_t = S_t^T q_t
 
-`recurrent_delta` does exactly this, position by position. `chunked_delta` computes the
-same by matrix products within chunks (section 3.3 and appendix A there), with a loop
+`recurrent_delta` does exactly this, one position at a time. `chunked_delta` computes
+the same with matrix products within chunks (section 3.3 and appendix A there) and loops
 over chunks only. Both compute in float32.
 """
 
@@ -22,15 +22,16 @@ from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class DeltaInputs(NamedTuple):
-    """What positions give to the rule, of rows, `[R, T, ...]`, or all together.
+    """Inputs of the rule for rows of positions, `[R, T, ...]`, or for positions, `[n,
+    ...]`.
 
     Attributes:
       query: `[R, T, H, K]`.
       key: `[R, T, H, K]`.
       value: `[R, T, H, V]`.
       decay: logarithm of the decay, `[R, T, H]`.
-      strength: `[R, T, H]`; with 0 and a decay of 0 a position leaves the memory as it
-        is.
+      strength: `[R, T, H]`; a position with strength 0 and decay 0 leaves the memory
+        unchanged.
     """
 
     query: Float[Array, "*lead H K"]
@@ -43,7 +44,7 @@ class DeltaInputs(NamedTuple):
 def recurrent_delta(
     inputs: DeltaInputs, memory: Float[Array, "R H K V"]
 ) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
-    """Computes the rule position by position; returns output and last memory."""
+    """Computes the rule position by position; returns the output and last memory."""
 
     def step(memory, position):
         query, key, value, decay, strength = position
@@ -63,7 +64,7 @@ def chunked_delta(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
-    """Computes the rule chunk by chunk; arguments as of `run_chunks`."""
+    """Computes the rule chunk by chunk; takes the same arguments as `run_chunks`."""
     return run_chunks(_run_chunk, inputs, starts, segments, chunk)
 
 

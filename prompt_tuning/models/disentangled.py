@@ -1,11 +1,11 @@
-"""Scores of content and relative positions (DeBERTa: He et al. 2021, section 3.1).
+"""Scores from content and relative positions (DeBERTa: He et al. 2021, section 3.1).
 
-With content `q`, `k` of a head and vectors `r` of bucketed distances, projected by the
-kernels of queries and keys themselves, the score of position `i` for `j` is
+With a head's content vectors `q`, `k` and vectors `r` of bucketed distances, projected
+with the same kernels as queries and keys, position `i` scores position `j` as
 
     q_i·k_j + q_i·key(r[i - j]) + k_j·query(r[i - j])
 
-times the factor of all scores (equations 3 and 4 there; version 2 shares the kernels).
+times the scale of all scores (equations 3 and 4 there; version 2 shares the kernels).
 """
 
 from typing import NamedTuple
@@ -22,11 +22,11 @@ from prompt_tuning.models.norms import Norm, normalize
 
 
 class RelativePositions(NamedTuple):
-    """The vectors of all distances within rows of a length `Q`.
+    """Vectors of all distances within rows of length `Q`.
 
     Attributes:
-      vectors: those that occur, `[E, D]`.
-      rows: the row of each distance from `-Q` to `Q`.
+      vectors: one per bucket that occurs, `[E, D]`.
+      rows: index into `vectors` for each distance from `-Q` to `Q`.
     """
 
     vectors: Float[Array, "E D"]
@@ -43,10 +43,10 @@ def relative_vectors(
 
 
 class RelativeVectors(nnx.Module):
-    """Table of a vector for each bucket of distances, shared by all blocks.
+    """A vector for each bucket of distances, shared by all blocks.
 
     Attributes:
-      embedding: for distances before and after a position, `[2 * buckets, D]`.
+      embedding: vectors for distances in both directions, `[2 * buckets, D]`.
       norm: norm of these vectors.
     """
 
@@ -63,7 +63,7 @@ class RelativeVectors(nnx.Module):
         self.norm = Norm(named_key(key, "norm"), config, stacked=None)
 
     def within(self, length: int) -> RelativePositions:
-        """Returns the vectors of distances within rows of a length."""
+        """Returns the vectors of all distances within rows of length `length`."""
         distances = np.arange(-length, length + 1)
         buckets = logarithmic_bucket(distances, self.buckets, self.maximum)
         rows = np.clip(buckets + self.buckets, 0, 2 * self.buckets - 1)
@@ -77,8 +77,9 @@ def logarithmic_bucket(
 ) -> Int[np.ndarray, "*lead"]:
     """Maps distances to signed buckets, as DeBERTa's version 2.
 
-    Up to half of `buckets` each distance has its own, and from there they grow
-    logarithmically up to `maximum`. In float32, whose rounding decides at borders.
+    The first `buckets / 2` distances have one bucket each; larger ones share buckets
+    that grow logarithmically up to `maximum`. Computed in float32, since its rounding
+    decides at the borders.
     """
     exact = buckets // 2
     size = np.maximum(np.abs(distance), exact).astype(np.float32)
@@ -94,13 +95,10 @@ def distance_products(
     vectors: tuple[Float[Array, "E H K"], Float[Array, "E H K"]],
     rows: Int[np.ndarray, "_"],
 ) -> Float[Array, "R H Q Q"]:
-    """Computes the part of the scores that distances decide, before their factor.
+    """Computes the part of the scores that depends on distances, unscaled.
 
-    Args:
-      query: queries of rows.
-      keys: keys of the same rows.
-      vectors: vectors of distances, projected to queries and to keys.
-      rows: see `RelativePositions`.
+    `vectors` are the distance vectors projected to queries and to keys; for `rows` see
+    `RelativePositions`.
     """
     of_query, of_key = vectors
     # Row i of the first product has column c for j = i + c - (Q - 1); in the second,
@@ -112,7 +110,7 @@ def distance_products(
 
 
 def _diagonals(x: Float[Array, "R H Q C"]) -> Float[Array, "R H Q Q"]:
-    """Selects column `j - i + Q - 1` of `C = 2 Q` for each row `i` and each `j`."""
+    """Selects column `j - i + Q - 1` of the `C = 2 Q` for each row `i` and each `j`."""
     *lead, length, columns = x.shape
     flat = x.reshape(*lead, -1)[..., length - 1 : length * columns - 1]
     return flat.reshape(*lead, length, columns - 1)[..., :length]

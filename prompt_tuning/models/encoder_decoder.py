@@ -1,8 +1,8 @@
-"""The encoder-decoder model; its config makes it a T5, a BART or another family.
+"""The encoder-decoder model; the config makes it a T5, a BART or another family.
 
 The encoder reads a batch's `tokens`, the decoder its `targets` shifted by one (Raffel
-et al. 2020). The bare model has no prompt; prompted encoders and decoders override what
-`Stack` returns for prompts.
+et al. 2020). The bare model has no prompt: prompted encoders and decoders override the
+methods of `Stack` that return nothing here.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from prompt_tuning.sharding import collectives
 
 
 class Encoder(Stack):
-    """A stack with attention among all real tokens of a row."""
+    """Blocks in which all real tokens of a row attend to each other."""
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
         super().__init__(
@@ -44,7 +44,7 @@ class Encoder(Stack):
         rows: RowInfo,
         key: Key[Array, ""] | None = None,
     ) -> Stream:
-        """Returns the stream that runs for each row; here the text alone."""
+        """Returns the stream of the batch's rows; here the text alone."""
         del key
         stream = encoder_stream(text, rows.lengths)
         if rows.segment_ids is None:
@@ -69,7 +69,7 @@ class EncoderPrefix(NamedTuple):
 
     Attributes:
       key_values: keys and values in the encoder's blocks, `[L, G, N, P, K]`.
-      cross: keys and values of its output in the decoder's blocks, of the same shape.
+      cross: keys and values for the decoder's blocks, of the same shape.
     """
 
     key_values: KeyValues
@@ -84,7 +84,7 @@ class EncoderDecoder(LanguageModel):
       decoder: the causal blocks with cross-attention.
       encoder_inputs: layers before the encoder's blocks.
       decoder_inputs: layers before the decoder's blocks.
-      decoder_embedder: the decoder's embedding table `[V, D]`; None if it is the
+      decoder_embedder: the decoder's embedding table `[V, D]`; None if it shares the
         encoder's.
     """
 
@@ -114,7 +114,7 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def output_embedder(self) -> TokenEmbedding:
-        """The table of generated tokens, and of a tied head."""
+        """Embedding table of generated tokens, also the kernel of a tied head."""
         return (
             self.token_embedder
             if self.decoder_embedder is None
@@ -122,7 +122,7 @@ class EncoderDecoder(LanguageModel):
         )
 
     def prefix(self, key: Key[Array, ""] | None = None) -> EncoderPrefix | None:
-        """Runs the prompt ahead of all rows, if the encoder allows it."""
+        """Runs the prompt once, ahead of all rows; None if it cannot run alone."""
         key = optional_key(key, "encoder")
         stream = self.encoder.prefix_stream(key)
         if stream is None:
@@ -169,7 +169,7 @@ class EncoderDecoder(LanguageModel):
 
     @property
     def _by_block(self) -> bool:
-        """Whether each block computes its keys and values of the encoder's output."""
+        """Whether each decoder block projects the encoder's output itself."""
         return self.decoder.rematerialization.policy != "none"
 
     def label_states(
@@ -181,14 +181,14 @@ class EncoderDecoder(LanguageModel):
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the states that predict labels; see `LanguageModel.label_states`.
 
-        The decoder reads one start token for each text. For a head of classes it reads
-        the text, whose last token it would predict next.
+        The decoder reads one start token for each text. For a class head it reads the
+        text, and the state after its last token is the one to classify.
         """
         if self.config.labels:
             ends = batch.lengths[:, None] - 1
-            given = batch.tokens, batch.lengths, batch.tokens, ends
+            arguments = batch.tokens, batch.lengths, batch.tokens, ends
             ones, none = jnp.ones_like(ends, jnp.float32), jnp.zeros_like(batch.lengths)
-            rows = Batch(*given, ones, none, prompt_ids=batch.prompt_ids)
+            rows = Batch(*arguments, ones, none, prompt_ids=batch.prompt_ids)
             return self.hidden(rows)[:, 0], None
         lengths, ids = batch.lengths, batch.tokens - self.config.vocabulary_size
         inputs = RowInfo(lengths, jnp.zeros_like(lengths), None, batch.prompt_ids, ids)
@@ -213,7 +213,7 @@ class EncoderDecoder(LanguageModel):
     def _start_stream(
         self, lengths: Int[Array, "B"], prompt_ids, key=None
     ) -> tuple[RowInfo, Stream]:
-        """Describes decoder rows of one start token, and returns their stream."""
+        """Describes decoder rows of a single start token, and returns their stream."""
         none = jnp.zeros_like(lengths)
         rows = RowInfo(jnp.ones_like(lengths), none, None, prompt_ids)
         start = jnp.full_like(lengths[:, None], self.config.decoder_start_id)
@@ -222,7 +222,7 @@ class EncoderDecoder(LanguageModel):
     def _first_state(
         self, hidden: Float[Array, "B S D"], rows: RowInfo
     ) -> Float[Array, "B 1 D"]:
-        """Selects the state that predicts the first target of rows of a start token."""
+        """Selects the state that predicts the first target."""
         first = jnp.zeros_like(rows.lengths)[:, None]
         in_stream = self.decoder.stream_positions(first, rows, 1)  # [B, 1]
         return jnp.take_along_axis(hidden, in_stream[..., None], axis=1)
@@ -230,7 +230,7 @@ class EncoderDecoder(LanguageModel):
     def _decoder_inputs(
         self, targets: Int[Array, "B U"], rows: RowInfo
     ) -> Int[Array, "B U"]:
-        """Returns the decoder's inputs: each example's start token and its targets."""
+        """Puts each example's start token before its targets, and drops the last."""
         start = jnp.full_like(targets[:, :1], self.config.decoder_start_id)
         shifted = jnp.concatenate([start, targets[:, :-1]], axis=1)
         first = rows.positions_in_example(targets.shape[1]) == 0
@@ -257,11 +257,11 @@ class EncoderDecoder(LanguageModel):
           tokens: rows, padded on the right.
           rows: description of the rows.
           readers: in packed rows, the example that each decoder position belongs to.
-          prefix: result of `prefix`, if it was run before.
-          key: random key for dropout; None disables dropout.
-          by_block: whether each block of the decoder computes its own keys and values.
-            Keys and values of all blocks, with their gradients, are most of the memory
-            of a decoder that rematerializes everything else.
+          prefix: result of `prefix`, if it ran before.
+          key: random key for dropout.
+          by_block: True to let each decoder block compute its keys and values itself.
+            Those of all blocks, with their gradients, are most of the memory of a
+            decoder that rematerializes everything else.
         """
         decoder_key, key = (optional_key(key, x) for x in ("decoder", "encoder"))
         text = self.token_embedder(tokens, self.config.dtype)
@@ -297,14 +297,10 @@ class EncoderDecoder(LanguageModel):
         rows: RowInfo,
         readers: Int[Array, "B Q"] | None,
     ) -> tuple[Context, ...]:
-        """Returns what the decoder attends to of the encoder's output, prompts first.
+        """Returns the contexts of the decoder's cross-attention, prompts first.
 
-        Args:
-          sources: keys and values, or output, of each encoder stream.
-          prompts: the stream of prompts that ran ahead, or None.
-          text: the encoder's stream of text.
-          rows: description of the rows.
-          readers: in packed rows, the example that each decoder position belongs to.
+        `sources` are keys and values, or output, of each encoder stream: the `prompts`
+        that ran ahead, if any, and the `text`. For `readers` see `encode`.
         """
         mask = text.context_mask
         if readers is not None and text.segments is not None:
@@ -321,7 +317,7 @@ class EncoderDecoder(LanguageModel):
         )
 
     def _run_encoder(self, streams: Sequence[Stream], past, key, keep=False):
-        """Returns the encoder's outputs, and its keys and values if `keep` is set."""
+        """Returns the encoder's outputs, and with `keep` its keys and values."""
         rate = self.config.dropout_rate
         inputs = [
             self.encoder_inputs(stream, optional_key(key, f"input_{i}"))
@@ -344,17 +340,7 @@ class EncoderDecoder(LanguageModel):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Encodes the given rows and allocates a cache for `capacity` target tokens.
-
-        Args:
-          tokens: rows, padded on the right.
-          lengths: number of real tokens of each row.
-          capacity: maximum number of tokens to generate.
-          prompt_ids: prompt of each row; see `Batch`.
-
-        Returns:
-          the hidden state that predicts each row's first target, and the cache.
-        """
+        """Encodes rows and allocates a cache; see `LanguageModel.prefill`."""
         ids, none = tokens - self.config.vocabulary_size, jnp.zeros_like(lengths)
         inputs = RowInfo(lengths, none, None, prompt_ids, ids)
         encoded = self.encode(tokens, inputs)
@@ -379,7 +365,7 @@ class EncoderDecoder(LanguageModel):
         past: Sequence[Context],
         cross: Sequence[Context] = (),
     ) -> tuple[Float[Array, "B Q D"], Kept]:
-        """Reads more targets of rows; see `LanguageModel.extend`."""
+        """Reads more target tokens; see `LanguageModel.extend`."""
         (hidden,), (kept,) = self.decoder.run(
             [self.decoder_inputs(stream, None)], past=past, cross=cross, keep=True
         )

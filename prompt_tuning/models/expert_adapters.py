@@ -1,4 +1,4 @@
-"""Products of adapters that are added to those of experts' kernels."""
+"""Adapters of experts: low-rank products added to the products of their kernels."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 
 
 class ExpertFactors(NamedTuple):
-    """Low-rank factors of one projection of the experts of one block.
+    """Low-rank factors of one projection, for all experts of a block.
 
     Attributes:
-      a: `[E, in, r]`, or `[E, N, in, r]` if rows choose one of `N` entries.
+      a: `[E, in, r]`, or `[E, N, in, r]` if each row chooses one of `N` adapters.
       b: `[E, r, out]` or `[E, N, r, out]`, scaled.
     """
 
@@ -22,20 +22,20 @@ class ExpertFactors(NamedTuple):
     def product(
         self, x: Float[Array, "n in"], entries: Int[Array, "n"] | None
     ) -> Float[Array, "n out"]:
-        """Returns the product of one expert's factors, by the entry of each position.
+        """Computes one expert's low-rank product, with the adapter of each position.
 
-        The factors of all entries are multiplied, and others than a position's own by
-        zero: there are few entries, and ranks are small.
+        It multiplies the factors of all adapters and zeroes all but the position's own.
+        That is cheap: there are few adapters, and their ranks are small.
         """
         if entries is None:
             return (x @ self.a) @ self.b
-        own = jax.nn.one_hot(entries, len(self.a), dtype=x.dtype)  # [n, N]
-        low = jnp.einsum("ni,eir->ner", x, self.a) * own[..., None]
+        chosen = jax.nn.one_hot(entries, len(self.a), dtype=x.dtype)  # [n, N]
+        low = jnp.einsum("ni,eir->ner", x, self.a) * chosen[..., None]
         return jnp.einsum("ner,ero->no", low, self.b)
 
 
 class ExpertChanges(NamedTuple):
-    """What adapters add to the kernels of experts; None where they add nothing."""
+    """Factors added to the experts' kernels; None for kernels without an adapter."""
 
     gate: ExpertFactors | None = None
     up: ExpertFactors | None = None
@@ -46,7 +46,7 @@ UNCHANGED = ExpertChanges()
 
 
 class ExpertProjection(nnx.Module):
-    """One projection of all experts, as adapters see it.
+    """One projection of all experts, for adapters to attach to.
 
     Attributes:
       sizes: numbers of inputs and outputs.
@@ -71,7 +71,7 @@ class ExpertProjection(nnx.Module):
         return None
 
     def entries(self, count: int) -> Int[Array, "n"] | None:
-        """Returns which factors each position has; None if all have the same."""
+        """Returns the adapter that each position uses; None if there is only one."""
         for adapter in self.adapters.values():
             return adapter.entries_of_positions(count)
         return None

@@ -1,4 +1,4 @@
-"""Choice of the experts of each token, and their weights."""
+"""Routing: which experts process each token, and with which weights."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from prompt_tuning.core.model_config import ModelConfig
 def route_by_inputs(
     scores: Float[Array, "n E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
-    """Returns the experts of each token and the weights of their inputs (Llama 4)."""
+    """Chooses each token's experts and the weights of their inputs (Llama 4)."""
     best, chosen = jax.lax.top_k(scores, config.experts_per_token)
     return chosen, jax.nn.sigmoid(best.astype(jnp.float32))
 
@@ -19,7 +19,7 @@ def route_by_inputs(
 def route(
     scores: Float[Array, "n E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
-    """Returns the experts of each token and their weights, in float32."""
+    """Chooses each token's experts and their weights, in float32."""
     shares = jax.nn.softmax(scores.astype(jnp.float32))
     weights, chosen = jax.lax.top_k(shares, config.experts_per_token)
     if config.normalize_experts:
@@ -30,11 +30,11 @@ def route(
 def route_by_sparse_mixer(
     scores: Float[Array, "n E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
-    """Returns the experts of each token and their weights, in float32 (Phi 3.5 MoE).
+    """Chooses each token's experts and their weights, in float32 (Phi 3.5 MoE).
 
-    The best expert is chosen, and weighs its share in the softmax of the scores that
-    are near its own; then the best of the others (SparseMixer without noise: Liu et al.
-    2024, "GRIN: GRadient-INformed MoE", section 3).
+    First the best expert is chosen, weighted by its share in the softmax over scores
+    close to its own; then the same is done among the rest (SparseMixer without noise:
+    Liu et al. 2024, "GRIN: GRadient-INformed MoE", section 3).
     """
     scores = scores.astype(jnp.float32)
     left, chosen, weights = scores, [], []
@@ -52,17 +52,12 @@ def route_by_sparse_mixer(
 def route_by_sigmoid(
     scores: Float[Array, "n E"], correction: Float[Array, "E"], config: ModelConfig
 ) -> tuple[Int[Array, "n k"], Float[Array, "n k"]]:
-    """Returns the experts of each token and their weights, in float32.
+    """Chooses each token's experts and their weights, in float32 (DeepSeek-V3).
 
-    The sigmoid of each score, plus a correction that balances the load of experts,
-    chooses; without the correction, it weighs. With groups of experts, only those of a
-    token's best groups can be chosen; a group's score is the sum of its two best (Liu
+    An expert's weight is the sigmoid of its score. Experts are ranked by this weight
+    plus a `correction` that balances their load. With groups of experts, only experts
+    in a token's best groups are eligible; a group scores the sum of its two best (Liu
     et al. 2024, "DeepSeek-V3 Technical Report", equations 13 to 16).
-
-    Args:
-      scores: scores of all experts.
-      correction: what is added to choose.
-      config: config of the model.
     """
     shares = jax.nn.sigmoid(scores.astype(jnp.float32))
     ranked = shares + correction.astype(jnp.float32)  # [n, E]

@@ -1,9 +1,9 @@
-"""Feed-forward layers with experts; a few process each token (Shazeer et al. 2017).
+"""Mixture of experts: feed-forward layers in which a few experts process each token.
 
-A router scores all experts for a token. The token's output is the sum of the outputs of
-the `k` experts with the highest scores, weighted by the softmax of the scores (Jiang et
-al. 2024, "Mixtral of Experts", section 2.1). Losses that balance the load of experts
-are not computed: the router is frozen.
+A router scores all experts for a token (Shazeer et al. 2017). The token's output is the
+sum of the outputs of the `k` best, weighted by the softmax of their scores (Jiang et
+al. 2024, "Mixtral of Experts", section 2.1). There are no losses to balance the load of
+experts: the router is frozen.
 """
 
 import functools
@@ -46,7 +46,7 @@ STACKED = ("layers", "experts")
 
 
 class ExpertKernels(NamedTuple):
-    """Kernels of the experts of one block, or this device's shard of `F`.
+    """Kernels of one block's experts, or this device's shard of `F`.
 
     Attributes:
       gate: `[E, D, F]`, in any store; None without gates.
@@ -60,7 +60,7 @@ class ExpertKernels(NamedTuple):
 
 
 class ExpertBiases(NamedTuple):
-    """Biases of the inward projections of the experts of one block."""
+    """Biases of the experts' inward projections in one block."""
 
     gate: Float[Array, "*E F"]
     up: Float[Array, "*E F"]
@@ -69,8 +69,8 @@ class ExpertBiases(NamedTuple):
 class MixtureOfExperts(nnx.Module):
     """Router and experts.
 
-    The kernels of experts may be quantized, e.g. with the scales `expert_gate_scale`.
-    The router is not: the choice of experts depends on it.
+    The experts' kernels may be quantized, e.g. with the scales `expert_gate_scale`. The
+    router may not: it decides which experts run.
 
     Attributes:
       router: `[L, D, E]`.
@@ -78,15 +78,15 @@ class MixtureOfExperts(nnx.Module):
         `expert_routing`).
       expert_gate: `[L, E, D, F]`, or `[L, E, D / 2, F]` packed in four bits; absent if
         experts have no gates (Nemotron-H).
-      expert_up: as `expert_gate`.
+      expert_up: same shape as `expert_gate`.
       expert_down: `[L, E, F, D]`, or `[L, E, F / 2, D]`.
       expert_gate_bias: `[L, E, F]`, or None.
       expert_up_bias: `[L, E, F]`, or None.
       expert_down_bias: `[L, E, D]`, or None.
-      experts: the projections of experts by name, where adapters are.
+      experts: the experts' projections by name, where they have adapters.
       shared: expert that processes every token, or None.
-      shared_gate: score of that expert, whose sigmoid is its weight, `[L, D, 1]`; None
-        if its weight is 1.
+      shared_gate: its weight is the sigmoid of this score, `[L, D, 1]`; None for weight
+        1.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -107,9 +107,9 @@ class MixtureOfExperts(nnx.Module):
             )
 
         def kernels(name, sizes, axes):
-            own, shape = named_key(key, f"expert_{name}"), (layers, count, *sizes)
-            names = (*STACKED, *axes)
-            stored = declare_kernel(own, shape, names, fan_in(sizes[0]), dtype)
+            part_key = named_key(key, f"expert_{name}")
+            shape, names = (layers, count, *sizes), (*STACKED, *axes)
+            stored = declare_kernel(part_key, shape, names, fan_in(sizes[0]), dtype)
             stored.set_in(self, f"expert_{name}")
             self.experts[name] = ExpertProjection(sizes, axes, layers, count)
 
@@ -154,10 +154,10 @@ class MixtureOfExperts(nnx.Module):
         key: Key[Array, ""] | None,
         numbers: Int[Array, "n"],
     ) -> Float[Array, "n D"]:
-        """Applies the experts of one block; arguments as of `FeedForward`.
+        """Applies the experts of one block; takes the same arguments as `FeedForward`.
 
-        Only activations of the shared expert are dropped: those of the others depend on
-        the choice of experts.
+        Dropout applies to the shared expert's activations only, since the experts
+        chosen for a token vary.
         """
         chosen, weights = self._route(x)
         stored = {
@@ -185,7 +185,7 @@ class MixtureOfExperts(nnx.Module):
             self.config.expert_limit,
             changes,
             self.config.routing == "sigmoid_inputs",
-            next((own for own in entries if own is not None), None),
+            next((rows for rows in entries if rows is not None), None),
         )
         output = collectives.reduce_from_shards(output, "mlp")
         if self.expert_down_bias is not None:
@@ -199,7 +199,7 @@ class MixtureOfExperts(nnx.Module):
         return output + jax.nn.sigmoid(self.shared_gate(x)) * shared
 
     def _route(self, x):
-        """Returns the experts of each token and their weights."""
+        """Chooses each token's experts and their weights."""
         if self.router_correction is None:
             choose = ROUTES[self.config.routing]
             return choose(self.router(x), self.config)
@@ -208,7 +208,7 @@ class MixtureOfExperts(nnx.Module):
         return route_by_sigmoid(scores, self.router_correction[...], self.config)
 
     def store_as(self, name: str, store: Store) -> None:
-        """Stores one of the kernels of all experts in another way.
+        """Changes how one of the experts' kernels is stored.
 
         Raises:
           InputError: if the inputs cannot be packed.
@@ -226,7 +226,7 @@ GROUPED = ("gpu", "tpu")
 def weights_of_all(
     chosen: Int[Array, "n k"], weights: Float[Array, "n k"], count: int
 ) -> Float[Array, "n E"]:
-    """Returns the weight of every expert, zero for those that were not chosen."""
+    """Spreads the chosen experts' weights over all experts; the rest get zero."""
     hot = jax.nn.one_hot(chosen, count, dtype=weights.dtype)  # [n, k, E]
     return jnp.einsum("nke,nk->ne", hot, weights)
 
@@ -239,9 +239,7 @@ def activate(
 ) -> Float[Array, "*lead F"]:
     """Computes `activation(gate) * up`, or `activation(up)` without a gate.
 
-    Both are clamped if there is a limit.
-
-    The clamped form is `activation(min(gate, c)) * (clip(up, -c, c) + 1)` (gpt-oss:
+    With a limit `c` it is `activation(min(gate, c)) * (clip(up, -c, c) + 1)` (gpt-oss:
     OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.1).
     """
     if gate is None:
@@ -263,10 +261,10 @@ def run_grouped(
     weighs_inputs: bool = False,
     entries: Int[Array, "n"] | None = None,
 ) -> Float[Array, "n D"]:
-    """Runs each token through its experts, with the tokens of an expert together.
+    """Runs each token through its experts, after sorting the tokens by expert.
 
-    Those of an expert are ordered by their entry of the adapters' tables, if there are
-    some, so that each has a group of its own there.
+    Tokens of one expert are sorted by their adapter, so each adapter also gets a
+    contiguous group.
     """
     count, length = chosen.shape[1], len(kernels.up.kernel)
     groups, parts = chosen.reshape(-1), 1
@@ -304,10 +302,10 @@ def run_grouped(
 def multiply_groups(
     x: Float[Array, "m in"], kernels: StoredKernel, sizes: Int[Array, "E"]
 ) -> Float[Array, "m out"]:
-    """Multiplies groups of rows with a kernel each.
+    """Multiplies groups of rows, each with its own kernel.
 
-    The kernels of one layer are widened for the product, and again in the backward
-    pass, as in `quantization.product.multiply`.
+    Quantized kernels are widened for the product, and again in the backward pass, as in
+    `quantization.product.multiply`.
     """
     if kernels.scale is None:
         wide = kernels.kernel.astype(x.dtype)
@@ -330,8 +328,8 @@ def run_all(
 ) -> Float[Array, "n D"]:
     """Runs every token through all experts, one expert at a time.
 
-    CPUs compute `jax.lax.ragged_dot` as if each group had all rows, which is slower.
-    The kernels of one expert are widened at a time, and again in the backward pass.
+    Faster on CPUs, which compute `jax.lax.ragged_dot` as if every group had all rows.
+    One expert's kernels are widened at a time, and again in the backward pass.
     """
 
     @functools.partial(jax.checkpoint, prevent_cse=False)

@@ -1,17 +1,17 @@
-"""Attention by a fused kernel, over shared prompts and the row's own text.
+"""Attention with a fused kernel, over shared prompts and each row's own text.
 
-The queries of all rows that attend to a shared source form one long query against it:
-in the layout of `attention` they are adjacent, so nothing is copied, and the kernel
-sums the gradient of the shared keys over all rows. Each source is one call. With
-`l_i` the log-sum-exp of source `i` and `o_i` its output,
+All rows that attend to a shared source form one long query against it: in the layout of
+`attention` they are adjacent, so nothing is copied, and the kernel sums the gradient of
+the shared keys over all rows. Each source takes one kernel call. With `l_i` the
+log-sum-exp of source `i` and `o_i` its output,
 
     l = logsumexp_i(l_i),    o = sum_i exp(l_i - l) o_i
 
 is the attention to all sources together (Milakov and Gimelshein 2018, section 3). The
-backward pass is one rule over all sources. For each score,
-`ds = exp(s - l) (do·v - do·o)` depends on other sources only through `l` and `o`, so
-each kernel's own backward pass gets these instead of `l_i` and `o_i`. Differentiating
-the merge itself would need the gradient of `l_i`, which kernels drop without notice.
+backward pass is one rule over all sources. For each score, `ds = exp(s - l) (do·v -
+do·o)` depends on other sources only through `l` and `o`, so each kernel's own backward
+pass gets these instead of `l_i` and `o_i`. Differentiating the merge itself would need
+the gradient of `l_i`, which kernels silently drop.
 """
 
 import functools
@@ -34,19 +34,15 @@ def attend_fused(
     *,
     scale: float,
 ) -> Float[Array, "G R h Q K"]:
-    """Computes what `attention.attend` does, with a fused kernel.
+    """Computes the same as `attention.attend`, with a fused kernel.
 
-    Args:
-      kernel: the kernel.
-      query: queries of one stream.
-      sources: keys and values that all rows share, `[G, 1, S, K]`, without a mask; and
-        last the row's own, with a `CausalMask`.
-      scale: factor of the scores.
+    `sources` are first the shared keys and values, `[G, 1, S, K]`, without a mask, and
+    last the rows' own, with a `CausalMask`. `scale` multiplies the scores.
     """
-    own = sources[-1].mask
-    assert isinstance(own, CausalMask)  # other sources are for `attention.attend`
+    causal = sources[-1].mask
+    assert isinstance(causal, CausalMask)  # other sources are for `attention.attend`
     key_values = tuple(source.key_values for source in sources)
-    return _attend(kernel, scale, query, key_values, own.segments)
+    return _attend(kernel, scale, query, key_values, causal.segments)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -55,7 +51,7 @@ def _attend(kernel, scale, query, key_values, segments):
 
 
 def _forward(kernel, scale, query, key_values, segments):
-    """Computes the output, and the residuals of the backward pass."""
+    """Computes the output and the residuals for the backward pass."""
     outputs, sums = [], []
     for i, source in enumerate(key_values):
         causal = i == len(key_values) - 1
@@ -107,8 +103,8 @@ _attend.defvjp(_forward, _backward)
 def _batch_of(query, source, segments, causal):
     """Reshapes queries, keys and values as a kernel reads them.
 
-    All heads and rows that share keys become one long query, `[G, 1, R * h * Q, K]`;
-    a row's own keys have a batch entry each, `[G * R, h, Q, K]`.
+    Heads and rows that share keys become one long query, `[G, 1, R * h * Q, K]`; with
+    keys of their own, rows are batch entries, `[G * R, h, Q, K]`.
     """
     groups, rows, heads, length, width = query.shape
     if not causal:

@@ -1,4 +1,4 @@
-"""The structure of a frozen model without prompts and adapters."""
+"""Structure of the frozen model alone, without prompts and adapters."""
 
 import jax
 from flax import nnx
@@ -9,7 +9,7 @@ from prompt_tuning.models.build import build_model
 
 
 def frozen_graph(config: ModelConfig) -> tuple[nnx.GraphDef, tuple[str, ...]]:
-    """Returns the structure of the frozen model of a config, and its parameters."""
+    """Returns the structure of a config's frozen model, and its parameters' paths."""
     graph, abstract = describe(
         lambda key: split(build_model(key, config)), jax.random.key(0)
     )

@@ -1,8 +1,8 @@
-"""The interface of fused attention kernels: attention to one source, in one pass.
+"""Interface of fused attention kernels: attention to one source in one pass.
 
 A kernel never stores scores. It returns the output and the log-sum-exp of each query's
-scores; `flash_attention` merges the outputs of all sources from these. Its backward
-pass takes output and log-sum-exp as arguments, for all sources together.
+scores, from which `flash_attention` merges the sources. Its backward pass takes the
+output and log-sum-exp over all sources as arguments.
 """
 
 from collections.abc import Callable
@@ -47,18 +47,17 @@ def dtype_obstacle(config: ModelConfig) -> Obstacle | None:
 
 
 class FusedKernel(NamedTuple):
-    """A fused attention kernel of one kind of device.
+    """A fused attention kernel for one kind of device.
 
     Attributes:
-      name: name of the library that has it.
-      forward: `f(query, keys, values, segments, scale, causal)`, which returns the
-        output `[B, h, Q, K]` and the log-sum-exp of the scores in float32.
+      name: name of its library.
+      forward: `f(query, keys, values, segments, scale, causal)` returns the output `[B,
+        h, Q, K]` and the log-sum-exp of the scores in float32.
       backward: `f(query, keys, values, segments, output, log_sum_exp, d_output, scale,
-        causal)`, which returns the gradients of query, keys and values, summed over
-        heads where heads share keys. Output and log-sum-exp may include other sources.
+        causal)` returns the gradients of query, keys and values, summed over heads that
+        share keys. Output and log-sum-exp may include other sources.
       packs: whether `segments` may be an array, for causal attention.
-      obstacle: why the kernel cannot compute a model's attention on this machine; None
-        if it can.
+      obstacle: why the kernel cannot run a model's attention on this machine, or None.
     """
 
     name: str
@@ -69,15 +68,15 @@ class FusedKernel(NamedTuple):
 
 
 def folding_batches(kernel_pass: Callable[..., Any], scale: float, causal: bool) -> Any:
-    """Returns a pass of a kernel that `jax.vmap` calls once, with a longer batch.
+    """Wraps a kernel's pass so that `jax.vmap` makes one call with a longer batch.
 
     Args:
       kernel_pass: `forward` or `backward` of a kernel.
       scale: factor of the scores.
-      causal: whether each query attends only to the keys up to its own position.
+      causal: whether each query attends only to keys up to its own position.
 
     Returns:
-      a function of the arrays; None stands for absent segments.
+      a function of the arrays; pass None for absent segments.
     """
 
     @jax.custom_batching.custom_vmap

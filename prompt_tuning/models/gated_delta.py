@@ -1,4 +1,4 @@
-"""The gated delta rule as a mixer (Qwen 3.5, OLMo Hybrid); see `delta_rule`."""
+"""The gated delta rule (`delta_rule`) as a mixer, e.g. in Qwen 3.5 and OLMo Hybrid."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class GatedDelta(MemoryMixer):
       strength: `[L, D, H]`.
       decay: `[L, D, H]`.
       decay_bias: added to `decay`, `[L, H]`.
-      norm_scale: scale of the norm of a head's output, `[L, v]`.
+      norm_scale: scale of the norm of each head's output, `[L, v]`.
     """
 
     recurrent, chunked = staticmethod(recurrent_delta), staticmethod(chunked_delta)
@@ -57,7 +57,7 @@ class GatedDelta(MemoryMixer):
         mixed: Mapping[str, Float[Array, "n _ _"]],
         factors: Sequence[Float[Array, "n H"]],
     ) -> DeltaInputs:
-        """Returns the inputs of the rule, with queries and keys of length 1."""
+        """Returns the inputs of the rule, with queries and keys scaled to length 1."""
         value, (decay, strength) = mixed["value"], factors
         query, key = (_unit(mixed[name]) for name in ("query", "key"))
         shared = value.shape[1] // key.shape[1]
@@ -68,7 +68,7 @@ class GatedDelta(MemoryMixer):
     def finish(
         self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]
     ) -> Float[Array, "n Hv"]:
-        """Normalizes each head, and then applies the gate, in float32."""
+        """Normalizes each head, then applies the gate, in float32."""
         del values
         wide, epsilon = output.astype(jnp.float32), self.config.memory_epsilon
         normed = root_mean_square_norm(wide, self.norm_scale[...], epsilon)

@@ -1,4 +1,4 @@
-"""The output head of a model, and the layers of encoders before it."""
+"""Output head of a model, and the layers before it in encoder-only models."""
 
 import functools
 
@@ -23,11 +23,11 @@ from prompt_tuning.prompts.class_rows import ClassRows
 class HeadTransform(nnx.Module):
     """A dense layer with an activation, and perhaps a norm, before the output head.
 
-    It is the pooler or the head of a sequence classifier, or the transform of a masked
-    language model (Devlin et al. 2018, section 3.1).
+    It is a sequence classifier's pooler or head, or the transform of a masked language
+    model (Devlin et al. 2018, section 3.1).
 
     Attributes:
-      kernel: `[D, D]`; None if the dense layer is trained with the head of classes.
+      kernel: `[D, D]`; None if the class head trains the dense layer.
       bias: `[D]`, or None.
       norm: norm after the activation, or None.
     """
@@ -46,17 +46,15 @@ class HeadTransform(nnx.Module):
         self.epsilon = config.norm_epsilon
 
     def leave_out_dense(self) -> None:
-        """Leaves out the frozen dense layer, in whose place one is trained."""
+        """Removes the frozen dense layer, because a trained one takes its place."""
         self.kernel = self.bias = self.norm = None
 
     def __call__(
         self, x: Float[Array, "*lead D"], classes: ClassRows | None
     ) -> Float[Array, "*lead D"]:
-        """Applies the layers.
+        """Applies the layers to states after the final norm.
 
-        Args:
-          x: states after the final norm.
-          classes: the trained head of classes, which may have the dense layer.
+        `classes` is the trained class head, which may include the dense layer.
         """
         kernel, bias = self.kernel, self.bias
         if kernel is None:
@@ -73,15 +71,14 @@ class HeadTransform(nnx.Module):
 
 
 class Head(TableModule):
-    """Parts of the output head besides the embedding table.
+    """Output head, apart from a tied embedding table.
 
     Attributes:
-      kernel: `[V, D]` or `[C, D]`; None if it is the embedding table or `adapters`. It
-        has scales and more beside it if it is quantized.
+      kernel: `[V, D]` or `[C, D]`; None if tied to the embedding table or replaced by
+        `adapters`. Quantized, its scales are attributes, too.
       bias: bias of each logit, `[V]`, or None.
       transform: layers between the final norm and the head, or None.
-      adapters: a trained bias or rows of classes, if there are some; see `TrainedBias`
-        and `ClassRows`.
+      adapters: a trained bias or rows of classes; see `TrainedBias` and `ClassRows`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig):
@@ -110,6 +107,6 @@ class Head(TableModule):
 
     @property
     def table(self) -> Table | None:
-        """The kernel in its store; None if it is the embedding table."""
+        """The kernel in its store; None if tied to the embedding table."""
         kernel = self.kernel
         return None if kernel is None else KernelParameters.table_in(self, "kernel")

@@ -1,9 +1,9 @@
-"""Frozen weights in pinned host memory, copied to the device one block at a time.
+"""Frozen weights kept in pinned host memory and copied to the device block by block.
 
-The type of an array records its memory space, also while tracing, so the models need no
-setting: arrays on the device are left alone. The scan over blocks copies one block's
-slice. It is rematerialized like weights gathered from other devices: the backward pass
-copies the slice again instead of storing it.
+Models need no setting for this: an array's type records its memory space, even while
+tracing, and arrays on the device are left alone. The scan over blocks copies one
+block's slice. Like weights gathered from other devices it is rematerialized: the
+backward pass copies it again instead of storing it.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ PINNED = "pinned_host"
 
 
 def any_on_host(parameters: Mapping[str, Blocks]) -> bool:
-    """Returns whether any of the parameters is in host memory."""
+    """Tests whether any parameter is in host memory."""
     return any(map(is_on_host, jax.tree.leaves(parameters)))
 
 
@@ -41,5 +41,5 @@ def put_in_pinned_memory(array: np.ndarray) -> Array:
 
 
 def is_on_host(leaf: Array) -> bool:
-    """Returns whether an array is in host memory."""
+    """Tests whether an array is in host memory."""
     return jax.typeof(leaf).memory_space == HOST

@@ -1,4 +1,4 @@
-"""Layers between the vectors of tokens and prompts, and the first block."""
+"""Layers between the embeddings of tokens and prompts, and the first block."""
 
 import dataclasses
 
@@ -29,11 +29,8 @@ def sinusoids(
 ) -> Float[Array, "*lead D"]:
     """Computes sinusoidal positions (Vaswani et al. 2017, section 3.5), sines first.
 
-    Args:
-      positions: numbers of positions.
-      width: `D`, an even number.
-      first: number of the first position. If it is not 0, the lowest frequency is 1 /
-        10,000, as fairseq computes it (M2M-100).
+    `width` must be even. If `first`, the first position's number, is not 0, the lowest
+    frequency is 1 / 10,000, as in fairseq (M2M-100).
     """
     half = width // 2
     steps = np.arange(half) / (half - 1 if first else half)
@@ -42,7 +39,7 @@ def sinusoids(
 
 
 def type_embedder(key: Key[Array, ""], config: ModelConfig) -> Embedding | None:
-    """Creates the table of types of tokens, if the model has one."""
+    """Creates the table of token types, if the model has one."""
     if not config.token_types:
         return None
     return Embedding(
@@ -62,10 +59,8 @@ def second_types(
 ) -> Bool[Array, "B T"]:
     """Marks the tokens that follow a separator in their text.
 
-    Args:
-      tokens: the rows.
-      segments: number of each token's example in packed rows, else None.
-      separator: see `ModelConfig.separator_id`.
+    `separator` is `ModelConfig.separator_id`; packed rows need `segments`, the example
+    of each token.
     """
     ends = (tokens == separator).astype(jnp.int32)
     before = jnp.cumsum(ends, axis=1) - ends
@@ -79,7 +74,7 @@ class InputLayers(nnx.Module):
     """Input layers of one stack of an encoder-decoder.
 
     Attributes:
-      position_embedder: table `[positions, D]` of learned positions, else None.
+      position_embedder: table `[positions, D]` of learned positions, or None.
       embedding_norm: norm of the input vectors, prompts included, or None.
     """
 
@@ -89,7 +84,7 @@ class InputLayers(nnx.Module):
         self.embedding_norm = embedding_norm(key, config)
 
     def __call__(self, stream: Stream, key: Key[Array, ""] | None) -> Stream:
-        """Applies the layers and then dropout; see `embed_inputs`."""
+        """Applies the layers, then dropout; see `embed_inputs`."""
         layers = self.position_embedder, self.embedding_norm
         return embed_inputs(stream, self.config, *layers, key)
 
@@ -102,15 +97,9 @@ def embed_inputs(
     key: Key[Array, ""] | None,
     types: Embedding | None = None,
 ) -> Stream:
-    """Multiplies, adds learned positions, normalizes, and drops; also prompt vectors.
+    """Scales the vectors, adds learned positions and types, normalizes, and drops.
 
-    Args:
-      stream: vectors of tokens and prompts.
-      config: config of the model.
-      positions: table of learned positions, or None.
-      norm: norm of the sums, or None.
-      key: random key for dropout; None disables dropout.
-      types: table of types of tokens, of which all get the first, or None.
+    Prompt vectors are treated like tokens. All positions get the first of the `types`.
     """
     hidden = stream.hidden.astype(config.dtype)
     if config.input_multiplier != 1:

@@ -1,4 +1,4 @@
-"""Stores the kernels and tables of a model as its config and its checkpoint ask."""
+"""Storage of kernels and tables, as the config and the checkpoint ask for."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,10 +21,10 @@ from prompt_tuning.models.layers import Dense, TableModule
 
 
 def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
-    """Stores the parameters at some paths in another way.
+    """Changes how the parameters at some paths are stored.
 
     Raises:
-      InputError: if the inputs of a kernel cannot be packed, or not in such groups.
+      InputError: if a kernel's inputs cannot be packed, or not in groups of that size.
     """
     if not stores:
         return
@@ -45,14 +45,14 @@ def store_as(model: LanguageModel, stores: Mapping[str, Store]) -> None:
 
 
 def _inputs(path: str, kernel: Array) -> int:
-    """Returns the number of inputs of a kernel, or of columns of a table."""
+    """Returns the number of a kernel's inputs, or of a table's columns."""
     return weight_shape(path, kernel)[-1 if path in TABLES else -2]
 
 
 def _kernels(
     model: LanguageModel,
 ) -> Iterator[tuple[str, tuple[Dense | MixtureOfExperts | TableModule, str]]]:
-    """Yields the path of each kernel, its module, and its name in the module."""
+    """Yields each kernel's path, its module, and its name in the module."""
     for path, node in nnx.iter_graph(model):
         parent = "/".join(map(str, path))
         if isinstance(node, Dense):
@@ -68,7 +68,7 @@ def _kernels(
 
 
 def chosen_stores(model: LanguageModel) -> dict[str, Store]:
-    """Returns the stores of tables, and of kernels whose groups have a chosen size."""
+    """Returns the stores of tables, and of kernels with a chosen group size."""
     config, stores = model.config, {}
     store, chosen = config.parameter_dtype, config.quantization_group
     tables = config.quantized_tables and store in STORES

@@ -1,4 +1,4 @@
-"""The base of all language models: an embedding table, the stacks, an output head."""
+"""Base class of all language models: embedding table, stacks, output head."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ Prefix = Any
 
 
 class LanguageModel(nnx.Module):
-    """Token embedding and output head; each family adds the stacks between them.
+    """Token embedding and output head; subclasses add the stacks between them.
 
     Attributes:
-      token_embedder: the embedding table `[V, D]`, of an encoder-decoder's inputs.
+      token_embedder: embedding table `[V, D]` of the inputs.
       head: output head; None if it is the embedding table alone.
       invocation: tokens that invoke the model's LoRA; empty if it always acts.
     """
@@ -58,12 +58,8 @@ class LanguageModel(nnx.Module):
     def prefix(self, key: Key[Array, ""] | None = None) -> Prefix:
         """Runs the prompts that precede every row, once for the whole batch.
 
-        Args:
-          key: random key for dropout; None disables dropout.
-
-        Returns:
-          a tree of floating-point arrays only, so that a gradient can be taken with
-            respect to it; None if nothing runs ahead of the rows.
+        Returns a tree of floating-point arrays only, so you can take a gradient with
+        respect to it; None if nothing runs ahead of the rows.
         """
         del key
         return None
@@ -75,13 +71,7 @@ class LanguageModel(nnx.Module):
         *,
         prefix: Prefix = None,
     ) -> Float[Array, "B m D"]:
-        """Computes the hidden states that predict the targets at `loss_positions`.
-
-        Args:
-          batch: the rows, and the positions in them that have a loss weight.
-          key: random key for dropout; None disables dropout.
-          prefix: result of `prefix`, if it was run before.
-        """
+        """Computes the hidden states that predict the targets at `loss_positions`."""
         raise NotImplementedError
 
     def prefill(
@@ -91,7 +81,7 @@ class LanguageModel(nnx.Module):
         capacity: int,
         prompt_ids: Int[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B D"], Cache]:
-        """Reads the given rows and allocates a cache for `capacity` more tokens.
+        """Reads input rows and allocates a cache for `capacity` more tokens.
 
         Args:
           tokens: rows, padded on the right.
@@ -118,15 +108,15 @@ class LanguageModel(nnx.Module):
           cross: an encoder's output; empty in a decoder-only model.
 
         Returns:
-          the hidden states that predict the tokens after these, and their keys and
-            values, `[L, G, B, Q, K]`, and the states after them.
+          the states that predict the tokens after these, and for later tokens their
+          keys and values, `[L, G, B, Q, K]`, and recurrent states.
         """
         raise NotImplementedError
 
     def _answer_states(
         self, batch: Batch, key: Key[Array, ""] | None, prefix: Prefix
     ) -> Float[Array, "B m D"]:
-        """Computes `hidden` of a batch that has the prompt of several answers once."""
+        """Computes `hidden` for a batch that stores the prompt of many answers once."""
         answers = batch.targets.reshape(-1, batch.answers, batch.targets.shape[-1])
         texts = LabelBatch(
             batch.tokens, batch.lengths, answers, None, prompt_ids=batch.prompt_ids
@@ -146,17 +136,13 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Float[Array, "B D"], Float[Array, "R Q D"] | None]:
         """Computes the hidden states that predict the tokens of labels.
 
-        Each text is read once, and all of its labels attend to the same keys.
-
-        Args:
-          batch: texts and labels; the lengths of labels are not read.
-          key: random key for dropout; None disables dropout.
-          prefix: result of `prefix`, if it was run before.
+        Each text is read once, and all of its labels attend to the same keys. The
+        lengths of labels are not read.
 
         Returns:
-          the state that predicts the first token of all labels of a text, and those
-            that predict the later tokens of the `R = B * C` labels; None if there are
-            none.
+          the state that predicts the first token of a text's labels, and the states
+          that predict the later tokens of the `R = B * C` labels; None if no label has
+          more than one token.
         """
         raise NotImplementedError
 
@@ -165,12 +151,8 @@ class LanguageModel(nnx.Module):
     ) -> list[Stream]:
         """Returns the stream of all labels; none if each label is a single token.
 
-        The labels of a text are consecutive rows, `[B * C, Q]`. Their last tokens
-        predict nothing and are left out.
-
-        Args:
-          batch: texts and their labels.
-          start: position of the first token after each text.
+        A text's labels are consecutive rows, `[B * C, Q]`, without their last tokens,
+        which predict nothing. `start` is the position after each text.
         """
         rows, count, width = batch.labels.shape
         if width == 1:
@@ -200,24 +182,24 @@ class LanguageModel(nnx.Module):
         return hidden[:, 0], cache.append(kept)
 
     def prompts(self) -> dict[str, Any]:
-        """Returns the prompt modules by their stack, "encoder" or "decoder"."""
+        """Returns the prompt modules by stack, "encoder" or "decoder"."""
         stacks = {name: getattr(self, name, None) for name in ("encoder", "decoder")}
         modules = {name: getattr(x, "prompt", None) for name, x in stacks.items()}
         return {name: prompt for name, prompt in modules.items() if prompt is not None}
 
     @property
     def has_penalty(self) -> bool:
-        """Whether `penalty` may be nonzero; known before anything runs."""
+        """Whether `penalty` can be nonzero; known before anything runs."""
         return any(prompt.has_penalty for prompt in self.prompts().values())
 
     def penalty(self) -> Float[Array, ""]:
-        """Penalty that the prompts add once to a training batch's loss; usually 0."""
+        """Penalty of the prompts, added once to a training batch's loss; usually 0."""
         penalties = [prompt.penalty() for prompt in self.prompts().values()]
         return sum(penalties, jnp.zeros(()))
 
     @property
     def output_embedder(self) -> TokenEmbedding:
-        """The table of generated tokens, and of a tied head."""
+        """Embedding table of generated tokens, also the kernel of a tied head."""
         return self.token_embedder
 
     def head_kernel(self) -> Table:
@@ -227,19 +209,19 @@ class LanguageModel(nnx.Module):
 
     @property
     def class_rows(self) -> ClassRows | None:
-        """The trained head of classes, if there is one."""
+        """The trained class head, or None."""
         return None if self.head is None else self.head.adapters.get(CLASSES)
 
     @property
     def pooling(self) -> str:
-        """State of a row that the head reads; see `ModelConfig.pooling`."""
+        """Which state of a row the head reads; see `ModelConfig.pooling`."""
         classes = self.class_rows
         if classes is not None:
             return classes.pooling
         return self.config.pooling if self.config.labels else "last"
 
     def output_head(self) -> AnyHead:
-        """Returns the output head: its kernel, or more if the config sets it."""
+        """Returns the output head: a bare kernel, or more if the config says so."""
         if not self.config.labels:
             return self._linear_head()
         head, problem = as_output_head(self._linear_head()), self.config.problem
@@ -253,7 +235,7 @@ class LanguageModel(nnx.Module):
         bias = None
         if self.head is not None:
             bias = applied_bias(self.head.bias, self.head.adapters)
-        own = self._own_rows()
+        own = self._replaced_rows()
         plain = cap is None and bias is None and own is None
         if plain and not isinstance(kernel, QuantizedTable):
             return kernel
@@ -262,8 +244,8 @@ class LanguageModel(nnx.Module):
         columns = ReplacedColumns(own.ids, self.config.vocabulary_size)
         return OutputHead(kernel, bias, cap, own.rows, columns)
 
-    def _own_rows(self) -> HeadRows | None:
-        """Returns trained rows that replace some of the head's."""
+    def _replaced_rows(self) -> HeadRows | None:
+        """Returns trained rows that replace some of the head's, or None."""
         rows = self.token_embedder.adapters.get(NAME)
         if rows is None or self.config.labels:
             return None
@@ -283,5 +265,5 @@ class LanguageModel(nnx.Module):
         return collectives.local_rows(collectives.gather_vocabulary(logits))
 
     def token_logits(self, hidden: Float[Array, "*lead D"]) -> Float[Array, "*lead V"]:
-        """Computes the scores of the vocabulary's tokens, without padding of a mesh."""
+        """Computes the scores of the vocabulary, without a mesh's padding."""
         return self.logits(hidden)[..., : self.config.vocabulary_size]

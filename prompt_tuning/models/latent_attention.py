@@ -1,10 +1,10 @@
-"""Latent attention: keys and values of all heads from one compressed vector.
+"""Latent attention: all heads' keys and values from one compressed vector.
 
-DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A position has a vector of
+DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Each position has a vector of
 `key_value_rank` elements, from which each head computes its keys and values. All heads
 share the rotated part of the keys. Queries may be compressed, too.
 
-Keys and values are expanded before they are kept, so a cache holds those of each head.
+We expand keys and values before keeping them, so a cache stores them for every head.
 """
 
 import jax.numpy as jnp
@@ -24,10 +24,11 @@ EPSILON = 1e-6
 
 
 class LatentAttention(Attention):
-    """The projections of latent attention.
+    """Projections of latent attention.
 
-    Heads of queries and keys have the rotated elements first, then `N` others; in
-    checkpoints those are last. Values are padded with zeros to the width of keys.
+    The rotated elements of query and key heads come first, then `N` unrotated ones;
+    checkpoints have the opposite order. Values are padded with zeros to the width of
+    keys.
 
     Attributes:
       query_down: `[L, D, query_rank]`, or None if queries are not compressed.
@@ -61,8 +62,8 @@ class LatentAttention(Attention):
             )
 
         def norm(name, width):
-            own = named_key(key, name)
-            norm = Norm(own, config, stacked=layers, width=width, axis="latent")
+            part_key = named_key(key, name)
+            norm = Norm(part_key, config, stacked=layers, width=width, axis="latent")
             norm.epsilon = EPSILON
             return norm
 
@@ -81,7 +82,7 @@ class LatentAttention(Attention):
         self.out = dense("out", (heads * value_width, width), ("heads", "embed"))
 
     def project(self, x: Float[Array, "n D"], angles: RotaryAngles | None) -> Projected:
-        """Projects hidden states, see `Attention`; devices share compressed vectors."""
+        """Projects like `Attention.project`; devices share the compressed vectors."""
         rank = self.config.key_value_rank
         down = self.key_value_down(x)  # [n, key_value_rank + rotary_width]
         latent = normalize(self.key_norm, down[:, :rank])
@@ -93,17 +94,17 @@ class LatentAttention(Attention):
                 query, rotated, angles, interleaved=self.interleaved
             )
         count = (len(x), -1)
-        others = self.key(latent)  # [n, H * N]
-        others = others.reshape(*count, self.head_width - rotated.shape[-1])
-        rotated = jnp.broadcast_to(rotated, (*others.shape[:2], rotated.shape[-1]))
-        keys = jnp.concatenate([rotated, others], axis=-1)  # [n, H, K]
+        unrotated = self.key(latent)  # [n, H * N]
+        unrotated = unrotated.reshape(*count, self.head_width - rotated.shape[-1])
+        rotated = jnp.broadcast_to(rotated, (*unrotated.shape[:2], rotated.shape[-1]))
+        keys = jnp.concatenate([rotated, unrotated], axis=-1)  # [n, H, K]
         values = self.value(latent).reshape(*count, self.value_width)
         missing = self.head_width - self.value_width
         values = jnp.pad(values, ((0, 0), (0, 0), (0, missing)))
         return Projected(query, keys, values, None)
 
     def queries(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead H K"]:
-        """Projects to queries, before they are rotated."""
+        """Projects to unrotated queries."""
         if self.query_down is not None:
             x = normalize(self.query_norm, self.query_down(x))
         heads = self.query(collectives.copy_to_shards(x, "heads"))

@@ -1,9 +1,9 @@
-"""Further inputs of each layer, made of tokens and their vectors (Gemma 4).
+"""Extra inputs of each layer, looked up for each token (Gemma 4).
 
-A token has a part of `d` elements for each of `L` layers, from a table `[V, L d]`. It
-follows the token's vector of `D` elements until the first block, so that both are
-joined with prompts alike. There a projection of the vector is added to it. A prompt
-vector has no token, and zeros in its place.
+A table `[V, L d]` gives each token `d` elements for each of `L` layers. Up to the first
+block they travel behind the token's embedding of `D` elements, so that both are joined
+with prompts alike. There, a projection of the embedding is added to them. A prompt
+vector has no token, so it has zeros in this place.
 
 Google DeepMind 2025, "Gemma 3n model overview", "per-layer embeddings".
 """
@@ -23,7 +23,7 @@ from prompt_tuning.models.streams import Stream, flatten_streams
 
 
 class LayerInputs(nnx.Module):
-    """What makes the further inputs of all layers.
+    """Computes the extra inputs of all layers.
 
     Attributes:
       projection: `[D, L d]`.
@@ -42,13 +42,13 @@ class LayerInputs(nnx.Module):
             start,
             config.parameter_dtype,
         )
-        own = named_key(key, "layer_norm")
-        self.norm = Norm(own, config, stacked=None, width=size, axis="layer_input")
+        norm_key = named_key(key, "layer_norm")
+        self.norm = Norm(norm_key, config, stacked=None, width=size, axis="layer_input")
 
     def __call__(
         self, vectors: Float[Array, "n W"]
     ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"]]:
-        """Splits vectors of `D + L d` elements, and computes the inputs of layers."""
+        """Splits vectors of `D + L d` elements into embeddings and inputs of layers."""
         width, layers = self.config.width, self.config.layers
         hidden, of_tokens = vectors[:, :width], vectors[:, width:]
         projected = hidden @ self.projection[...].astype(hidden.dtype)
@@ -61,15 +61,15 @@ class LayerInputs(nnx.Module):
 def first_inputs(
     layers: LayerInputs | None, streams: Sequence[Stream]
 ) -> tuple[Float[Array, "n D"], Float[Array, "L n d"] | None]:
-    """Returns what the first block gets, and the further inputs of all blocks."""
+    """Returns the first block's hidden states and the extra inputs of all blocks."""
     hidden = [stream.hidden for stream in streams]
     if layers is None:
         return flatten_streams(hidden), None
     whole = sum(layers.projection.shape)
-    return layers(flatten_streams([widened(part, whole) for part in hidden]))
+    return layers(flatten_streams([pad_width(part, whole) for part in hidden]))
 
 
-def widened(vectors: Float[Array, "*lead d"], width: int) -> Float[Array, "*lead W"]:
+def pad_width(vectors: Float[Array, "*lead d"], width: int) -> Float[Array, "*lead W"]:
     """Appends zeros up to a width."""
     missing = width - vectors.shape[-1]
     if not missing:
@@ -78,12 +78,12 @@ def widened(vectors: Float[Array, "*lead d"], width: int) -> Float[Array, "*lead
 
 
 class LayerInput(nnx.Module):
-    """What adds its further input to the output of each layer.
+    """Adds the extra input to the output of each layer.
 
     Attributes:
       gate: `[L, D, d]`.
       projection: `[L, d, D]`.
-      norm: norm of what is added, `[L, D]`.
+      norm: norm of the addition, `[L, D]`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -107,18 +107,18 @@ class LayerInput(nnx.Module):
         self.norm = Norm(named_key(key, "norm"), config, stacked=layers)
 
     def __call__(
-        self, x: Float[Array, "n D"], added: Float[Array, "n d"]
+        self, x: Float[Array, "n D"], extra: Float[Array, "n d"]
     ) -> Float[Array, "n D"]:
-        """Returns what is added to hidden states."""
-        gated = self.activation(self.gate(x)) * added
+        """Computes the addition to hidden states."""
+        gated = self.activation(self.gate(x)) * extra
         return self.norm(self.projection(gated))
 
 
 def layer_factor(
     key: Key[Array, ""], config: ModelConfig, layers: int
 ) -> nnx.Param | None:
-    """Declares the factor of each layer's output, `[L, 1]`, if the model has them."""
+    """Declares the factor of each layer's output, `[L, 1]`, if the model has one."""
     if not config.layer_factors:
         return None
-    ones, given = jax.nn.initializers.ones, ((layers, 1), ("layers", "norm"))
-    return declare(key, *given, ones, config.parameter_dtype)
+    ones, axes = jax.nn.initializers.ones, ((layers, 1), ("layers", "norm"))
+    return declare(key, *axes, ones, config.parameter_dtype)

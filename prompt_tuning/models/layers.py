@@ -1,7 +1,7 @@
-"""The layers of a block, each holding the parameters of all blocks stacked on `L`.
+"""Layers of a block; each holds the parameters of all blocks, stacked on `L`.
 
-Inside the scan over blocks the same classes hold the slice of one block, so their
-`__call__` methods are written for a single block.
+Inside the scan over blocks the same classes hold one block's slice, so their `__call__`
+methods are written for a single block.
 """
 
 import functools
@@ -51,8 +51,9 @@ class Dense(nnx.Module):
     Attributes:
       kernel: `[L, in, out]`, or `[in, out]` for one block inside the scan; packed in
         four bits it is `[L, in / 2, out]`.
-      kernel_scale: scales of a quantized kernel; None for any other.
-      kernel_codebook: table of the values of a packed kernel, `[L, 16]`, or None.
+      kernel_scale: scales of a quantized kernel, or None.
+      kernel_codebook: values that a packed kernel's codes stand for, `[L, 16]`, or
+        None.
       kernel_zero: zero points of a quantized kernel, or None.
       kernel_order: order of the inputs in a quantized kernel, or None.
       sizes: numbers of inputs and outputs.
@@ -88,11 +89,7 @@ class Dense(nnx.Module):
         self.axes, self.sizes = axes, sizes
 
     def store_as(self, name: str, store: Store) -> None:
-        """Stores the kernel in another way.
-
-        Args:
-          name: "kernel".
-          store: the other store.
+        """Changes how the kernel is stored; `name` is "kernel".
 
         Raises:
           InputError: if the inputs cannot be packed.
@@ -101,7 +98,7 @@ class Dense(nnx.Module):
         store_kernel(weights, ("layers", *self.axes), store).set_in(self, name)
 
     def __call__(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Applies the projection of one block and its adapters."""
+        """Applies one block's projection with its adapters."""
         adapters = list(self.adapters.values())
         scaled_input = functools.reduce(
             lambda x, adapter: adapter.before(x), adapters, x
@@ -111,21 +108,21 @@ class Dense(nnx.Module):
         return y if self.multiplier == 1 else y * self.multiplier
 
     def frozen(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Applies the projection of one block; of adapters only a trained bias."""
+        """Applies one block's projection without adapters, except a trained bias."""
         y, bias = self.product(x), self.applied_bias()
         return y if bias is None else y + bias.astype(x.dtype)
 
     def applied_bias(self) -> Float[Array, "out"] | None:
-        """Returns the bias of one block: a trained one, else the frozen one."""
+        """Returns one block's bias: the trained one, or else the frozen one."""
         return applied_bias(self.bias, self.adapters)
 
     def product(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead out"]:
-        """Multiplies by the kernel of one block, without bias and adapters."""
+        """Multiplies by one block's kernel, without bias and adapters."""
         y = multiply(x, *self._arrays())
         return collectives.reduce_from_shards(y, self.axes[0])
 
     def wide_kernel(self) -> Float32[Array, "in out"]:
-        """Returns the weights of one block, or this device's shard of them."""
+        """Returns one block's weights, dequantized; on a mesh, this device's shard."""
         return as_float32(*self._arrays())
 
     def _arrays(self) -> StoredKernel:
@@ -135,7 +132,7 @@ class Dense(nnx.Module):
 def applied_bias(
     bias: nnx.Param | None, adapters: Mapping[str, Any]
 ) -> Float[Array, "out"] | None:
-    """Returns the bias that an adapter trains instead of a frozen one, else that."""
+    """Returns the bias that an adapter trains, or else the frozen one."""
     if bias is None:
         return None
     for adapter in adapters.values():
@@ -149,8 +146,10 @@ def adapted_output(
     y: Float[Array, "*lead out"],
     adapters: Mapping[str, Any],
 ) -> Float[Array, "*lead out"]:
-    """Returns the output of a layer with the adapters that act after it."""
-    return functools.reduce(lambda y, each: each.after(x, y), adapters.values(), y)
+    """Applies the adapters that act on a layer's output."""
+    return functools.reduce(
+        lambda y, adapter: adapter.after(x, y), adapters.values(), y
+    )
 
 
 class FeedForward(nnx.Module):
@@ -196,13 +195,7 @@ class FeedForward(nnx.Module):
         key: Key[Array, ""] | None,
         numbers: Int[Array, "n"],
     ) -> Float[Array, "n D"]:
-        """Applies the feed-forward layer of one block.
-
-        Args:
-          x: normalized hidden states.
-          key: random key for dropout; None disables dropout.
-          numbers: number of each position in the whole batch.
-        """
+        """Applies one block's feed-forward layer to normalized hidden states."""
         activation = ACTIVATIONS[self.activation]
         x = collectives.copy_to_shards(x, "mlp")
         # `inner` is [n, F], or this device's shard of F.
@@ -220,11 +213,7 @@ class TableModule(nnx.Module):
     """A module with a table `[V, D]`, which may be quantized."""
 
     def store_as(self, name: str, store: Store) -> None:
-        """Stores the table in another way.
-
-        Args:
-          name: name of the table in the module.
-          store: the other store.
+        """Changes how the table `name` of the module is stored.
 
         Raises:
           InputError: if the columns cannot be packed.
@@ -236,12 +225,11 @@ class TableModule(nnx.Module):
 
 
 class Embedding(TableModule):
-    """Table of vectors `[rows, D]`, for tokens or for learned positions.
-
-    Its vectors may have another `width`.
+    """Table of vectors `[rows, D]`, for tokens or learned positions.
 
     Attributes:
-      embedding: the table; it has scales and more beside it if it is quantized.
+      embedding: the table, `[rows, width]` if the vectors have another width.
+        Quantized, its scales are attributes, too.
     """
 
     def __init__(
@@ -279,12 +267,12 @@ class Embedding(TableModule):
 
 
 class TokenEmbedding(Embedding):
-    """Embedding table of the vocabulary, whose rows a mesh may shard.
+    """Embedding table of the vocabulary; a mesh may shard its rows.
 
     Attributes:
-      adapters: trained rows of some tokens, if there are any; see `TokenRows`.
-      layer_inputs: parts of further inputs of layers, `[V, L d]`, which follow the
-        vectors, or None; see `models.layer_inputs`.
+      adapters: trained rows of some tokens, or empty; see `TokenRows`.
+      layer_inputs: extra inputs of layers, `[V, L d]`, which follow the vectors, or
+        None; see `models.layer_inputs`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, rows: int, axis: str):
@@ -292,12 +280,14 @@ class TokenEmbedding(Embedding):
         self.multiplier = config.embedding_multiplier
         self.rows, self.layer_multiplier = rows, config.layer_input_width**0.5
         size = config.layers * config.layer_input_width
-        own = named_key(key, "layer_inputs")
-        self.layer_inputs = Embedding(own, config, rows, axis, size) if size else None
+        part_key = named_key(key, "layer_inputs")
+        self.layer_inputs = (
+            Embedding(part_key, config, rows, axis, size) if size else None
+        )
         self.adapters = nnx.Dict()
 
     def __call__(self, ids: Array, dtype: jnp.dtype) -> Float[Array, "*lead D"]:
-        """Looks up the vectors of `ids`, multiplied as the config sets."""
+        """Looks up the vectors of `ids`, scaled if the config says so."""
         vectors = self._look_up(super().__call__, ids, dtype)
         for rows in self.adapters.values():
             vectors = rows(ids, vectors)
@@ -315,7 +305,7 @@ class TokenEmbedding(Embedding):
     def _look_up(
         self, table: Callable[[Array, jnp.dtype], Array], ids: Array, dtype: jnp.dtype
     ) -> Float[Array, "*lead D"]:
-        """Looks up the vectors of `ids`; each device finds those in its shard."""
+        """Looks up the vectors of `ids`; on a mesh, each device in its own shard."""
         columns = collectives.vocabulary_shard(len(self.embedding))
         if columns.whole:
             return table(ids, dtype)

@@ -1,7 +1,7 @@
-"""Lightning attention as a mixer (MiniMax-Text-01); see `state_space`.
+"""Lightning attention as a mixer (MiniMax-Text-01); see `state_space` for the rule.
 
 MiniMax 2025, "MiniMax-01: Scaling Foundation Models with Lightning Attention", section
-2.2: linear attention whose memory decays by a fixed factor of each head. There is no
+2.2: linear attention in which each head's memory decays by a fixed factor. It has no
 convolution.
 """
 
@@ -22,9 +22,9 @@ class Lightning(StateSpaceMixer):
     """Linear attention with a fixed decay.
 
     Attributes:
-      decay_rate: how much smaller the logarithm of what is left gets by a position,
-        `[L, H]`.
-      norm_scale: scale of the norm of all heads together, `[L, H v]`.
+      decay_rate: amount by which the logarithm of the memory drops per position, `[L,
+        H]`.
+      norm_scale: scale of the norm over all heads together, `[L, H v]`.
     """
 
     def __init__(self, key: Key[Array, ""], config: ModelConfig, *, layers: int):
@@ -35,7 +35,7 @@ class Lightning(StateSpaceMixer):
         self.norm_scale = parts.array("norm_scale", (self.width,), ones)
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
-        """Returns the decay and the step of each position, which is 1."""
+        """Returns each position's decay, and its step, which is 1."""
         rate = self.decay_rate[...].astype(jnp.float32)
         ones = jnp.ones((len(x), *rate.shape))
         return -rate * ones, ones
@@ -43,7 +43,7 @@ class Lightning(StateSpaceMixer):
     def finish(
         self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]
     ) -> Float[Array, "n Hv"]:
-        """Normalizes all heads together, and applies the gate."""
+        """Normalizes all heads together and applies the gate."""
         del values
         flat, epsilon = output.reshape(gate.shape), self.config.memory_epsilon
         scale, whole = self.norm_scale[...], (MEMORY_HEADS, self.width)

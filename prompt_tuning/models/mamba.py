@@ -1,4 +1,4 @@
-"""Mamba as a mixer (Jamba, Falcon Mamba); see `selective_scan`."""
+"""Mamba as a mixer (Jamba, Falcon Mamba); see `selective_scan` for the rule."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,17 +24,17 @@ NORMED = ("step_down", "key", "query")
 
 
 class Mamba(MemoryMixer):
-    """Selective scan of `H` channels, each a head of width 1, with one key head.
+    """Selective scan of `H` channels: heads of width 1 that share one key.
 
-    The convolution reads the values alone, from which all else is computed.
+    The convolution reads only the values; everything else is computed from its output.
 
     Attributes:
       key: `[L, H, k]`.
-      query: likewise.
-      step_down: likewise, to the rank `r` of steps.
+      query: `[L, H, k]`.
+      step_down: projection to the rank `r` of steps, `[L, H, r]`.
       norm_scales: scales of norms of these three, `[L, k]` or `[L, r]`, or none.
-      step_up: `[L, r, H]`. Like transformers, which PEFT's adapters do not reach there,
-        it is no projection.
+      step_up: `[L, r, H]`; an array, not a projection, because PEFT's adapters do not
+        reach it in transformers either.
       step_bias: `[L, H]`.
       skip: factor of each channel's value in its output, `[L, H]`.
     """
@@ -50,14 +50,16 @@ class Mamba(MemoryMixer):
         sizes = dict(zip(NORMED, (rank, keys, keys), strict=True))
         dtype, self.norm_scales = config.parameter_dtype, nnx.Dict()
         for name, size in sizes.items():
-            own, axes = named_key(key, name), (MEMORY_HEADS, "latent")
+            part_key, axes = named_key(key, name), (MEMORY_HEADS, "latent")
             dense = Dense(
-                own, (heads, size), axes, layers=layers, bias=False, dtype=dtype
+                part_key, (heads, size), axes, layers=layers, bias=False, dtype=dtype
             )
             setattr(self, name, dense)
             if config.recurrent_norm and config.recurrent_norm_scaled:
-                own, axes = (layers, size), ("layers", "latent")
-                scale = declare(named_key(key, f"{name}_norm"), own, axes, ones, dtype)
+                shape, axes = (layers, size), ("layers", "latent")
+                scale = declare(
+                    named_key(key, f"{name}_norm"), shape, axes, ones, dtype
+                )
                 self.norm_scales[name] = scale
         small = jax.nn.initializers.normal(rank**-0.5)
         self.step_up = parts.array("step_up", (rank, heads), small)
@@ -65,7 +67,7 @@ class Mamba(MemoryMixer):
         self.skip = parts.array("skip", (heads,), ones)
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n 1"]]:
-        """Returns 1 for each position, of which padding keeps 0."""
+        """Returns 1 for each position, so that padding becomes 0."""
         return (jnp.ones((len(x), 1)),)
 
     def inputs(
@@ -81,7 +83,7 @@ class Mamba(MemoryMixer):
         return ScanInputs(query, key, value, step * real)
 
     def _shared(self, name: str, x: Float[Array, "n H"]) -> Float[Array, "n _"]:
-        """Projects channels to what all of them share, and normalizes it."""
+        """Projects the channels to something that they all share, and normalizes it."""
         shared, scaled = getattr(self, name)(x), name in self.norm_scales
         if self.config.recurrent_norm:
             scale = (

@@ -1,4 +1,4 @@
-"""Mamba-2 as a mixer (Granite 4, Nemotron-H); see `state_space`."""
+"""Mamba-2 as a mixer (Granite 4, Nemotron-H); see `state_space` for the rule."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from prompt_tuning.settings.axis_rules import MEMORY_HEADS
 
 
 class Mamba2(StateSpaceMixer):
-    """State-space mixer, whose keys are called `B`, queries `C` and values `x`.
+    """State-space mixer, whose paper calls keys `B`, queries `C` and values `x`.
 
     Attributes:
       step: `[L, D, H]`.
@@ -42,7 +42,7 @@ class Mamba2(StateSpaceMixer):
         )
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
-        """Returns the decay and the step of each position."""
+        """Returns each position's decay and step."""
         step = jax.nn.softplus(
             self.step(x).astype(jnp.float32) + self.step_bias[...].astype(jnp.float32)
         )
@@ -55,7 +55,7 @@ class Mamba2(StateSpaceMixer):
         values: Float[Array, "n H v"],
         gate: Float[Array, "n Hv"],
     ) -> Float[Array, "n Hv"]:
-        """Applies the gate, and normalizes the heads of each key if set, in float32."""
+        """Applies the gate, and normalizes per key head if set, in float32."""
         opened = skip_and_gate(output, values, self.skip[...], gate)
         if self.norm_scale is None:
             return opened.astype(output.dtype)
@@ -63,8 +63,8 @@ class Mamba2(StateSpaceMixer):
         width = config.recurrent_heads * config.recurrent_width
         width, epsilon = width // config.recurrent_key_heads, config.memory_epsilon
         if config.recurrent_key_heads == 1:  # which devices may share
-            own = MEMORY_HEADS, width
-            normed = sharded_mean_square_norm(opened, scale, epsilon, *own)
+            axis = MEMORY_HEADS, width
+            normed = sharded_mean_square_norm(opened, scale, epsilon, *axis)
         else:
             grouped, scale = (
                 x.reshape(*x.shape[:-1], -1, width) for x in (opened, scale)

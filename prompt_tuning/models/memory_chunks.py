@@ -1,8 +1,8 @@
-"""Rules of a decaying memory: what their computation by positions and chunks shares.
+"""Rules of a decaying memory, computed by positions or by chunks.
 
-A memory is a matrix for each head. It decays at every position, which then adds to it
-and reads it. Within a chunk a rule is a product of matrices, and only the memory passes
-from one chunk to the next.
+Each head has a matrix as its memory. At every position it decays, is updated, and is
+read. Within a chunk a rule is a matrix product, and only the memory passes from one
+chunk to the next.
 """
 
 import functools
@@ -18,15 +18,16 @@ CHUNK = 64
 
 
 class ChunkExamples(NamedTuple):
-    """The examples of the positions of a chunk, and what they begin with.
+    """The examples in a chunk of packed rows, and the memory that each starts with.
 
     Attributes:
       starts: memory before the first position of each example, `[R, n, H, K, V]`.
-      together: whether the second position is in the example of the first, and not
-        after it, `[1 or R, C, C]`.
+      together: whether two positions are in one example, with the second not after the
+        first, `[1 or R, C, C]`.
       continues: whether a position's example began before the chunk, `[R, C]`; None if
-        all of them did.
-      base: which of `starts` each position's example begins with, `[R, C, n]`, or None.
+        all did.
+      base: index into `starts` for each position's example, one-hot `[R, C, n]`, or
+        None.
     """
 
     starts: Float[Array, "R n H K V"]
@@ -42,7 +43,7 @@ class ChunkExamples(NamedTuple):
         before: Int[Array, "R"],
         length: int,
     ) -> "ChunkExamples":
-        """Returns the examples of a chunk of a length; `before` is the one before."""
+        """Describes a chunk of `length` positions; `before` is the previous example."""
         together = jnp.tri(length, dtype=bool)[None]
         if examples is None:
             return cls(starts, together, None, None)
@@ -55,11 +56,11 @@ class ChunkExamples(NamedTuple):
     def decays(
         self, decay: Float[Array, "R H C"]
     ) -> tuple[Float[Array, "R H C"], Float[Array, "R H C C"]]:
-        """Adds up logarithms of decays.
+        """Accumulates logarithms of decays.
 
         Returns:
-          their sum since the chunk or the example began; and how much of what each
-            position added is left at each later one.
+          their sum since the chunk or the example began; and the share of each
+          position's update that is left at each later position.
         """
         since = jnp.einsum("rhj,rij->rhi", decay, self.together.astype(jnp.float32))
         # A difference of two sums would lose the digits of a small one.
@@ -72,11 +73,10 @@ class ChunkExamples(NamedTuple):
     def read(
         self, x: Float[Array, "R G C K"], memory: Float[Array, "R H K V"]
     ) -> Float[Array, "R H C V"]:
-        """Reads what each position's example remembers from before the chunk.
+        """Reads, with the keys `x`, what each position's example knew before the chunk.
 
-        Args:
-          x: what to read, for equal groups of heads.
-          memory: memory before the chunk.
+        The `G` rows of keys serve equal groups of heads; `memory` is the one before the
+        chunk.
         """
         rows, groups, length, width = x.shape
         values = memory.shape[-1]
@@ -89,7 +89,7 @@ class ChunkExamples(NamedTuple):
         return held.reshape(rows, -1, length, values)
 
     def at_end(self, memory: Float[Array, "R H K V"]) -> Float[Array, "R H K V"]:
-        """Returns the memory that the last position's example began the chunk with."""
+        """Returns the memory with which the last position's example began the chunk."""
         if self.continues is None or self.base is None:
             return memory
         first = jnp.einsum("rnhkv,rn->rhkv", self.starts, self.base[:, -1])
@@ -111,7 +111,7 @@ def run_positions(
 
     Args:
       step: the rule.
-      inputs: what the positions give, a tree of `[R, T, ...]`.
+      inputs: inputs of the positions, a tree of `[R, T, ...]`.
       memory: memory before the first position.
 
     Returns:
@@ -133,13 +133,13 @@ def run_chunks(
 
     Args:
       rule: the rule.
-      inputs: what the positions give, a tree of `[R, T, ...]`; where all of it is 0, a
-        position leaves the memory as it is.
-      starts: memory before the first position of each row, or of each of the `n`
-        examples of a packed row; one for all examples if `n` is 1.
-      segments: number of each position's example, from 1, and 0 for padding, each of
-        which begins with its own memory; None if each row is one example.
-      chunk: number of positions of a chunk.
+      inputs: inputs of the positions, a tree of `[R, T, ...]`; a position with all
+        zeros leaves the memory unchanged.
+      starts: memory before each row, or before each of the `n` examples of a packed
+        row; with `n = 1`, the same for all examples.
+      segments: example of each position, from 1, and 0 for padding; each example starts
+        with its own memory. None if each row is one example.
+      chunk: number of positions in a chunk.
 
     Returns:
       the output, and the memory after the last position.
@@ -160,12 +160,12 @@ def run_chunks(
     numbers = None if segments is None else split(segments, "edge")
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def run(carry, each):
-        (memory, before), (of_chunk, numbers) = carry, each
-        examples = ChunkExamples.create(starts, numbers, before, chunk)
+    def run(carry, chunk_inputs):
+        (memory, last_example), (of_chunk, numbers) = carry, chunk_inputs
+        examples = ChunkExamples.create(starts, numbers, last_example, chunk)
         output, memory = rule(of_chunk, memory, examples)
-        before = before if numbers is None else numbers[:, -1]
-        return (memory, before), output
+        last_example = last_example if numbers is None else numbers[:, -1]
+        return (memory, last_example), output
 
     # Before the first position there is no example, so all begin with their memory.
     last = jnp.full(rows, -1)

@@ -1,7 +1,7 @@
-"""Mixers with a memory for each head: what the delta rule, Mamba and Mamba-2 share.
+"""Base of mixers with a memory per head: delta rule, Mamba, Mamba-2 and lightning.
 
-A short convolution, except in lightning attention, and SiLU precede the inputs of a
-rule. The output is normalized and multiplied by a gate.
+The inputs of the rule come out of a short convolution (except in lightning attention)
+and SiLU. The output is normalized and multiplied by a gate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,13 +55,9 @@ class MixerParts(NamedTuple):
         initializer: Initializer,
         axis: str = MEMORY_HEADS,
     ) -> nnx.Param:
-        """Declares another parameter; on a mesh, heads of each device use their part.
+        """Declares another parameter of a `shape` in each layer.
 
-        Args:
-          name: its name.
-          shape: its shape in one layer.
-          initializer: its initial values.
-          axis: logical name of its last axis.
+        A mesh divides it by its last axis, `axis`, so each device has its heads' part.
         """
         axes = ("taps", axis)[-len(shape) :]
         return declare(
@@ -85,19 +81,19 @@ class MixerParts(NamedTuple):
 
 
 class MemoryMixer(nnx.Module):
-    """Mixer of `h` key heads of width `k` and `H` value heads of width `v`.
+    """Mixer with `h` key heads of width `k` and `H` value heads of width `v`.
 
-    Subclasses have the rule in both forms, and say what its inputs are.
+    Subclasses implement the rule in both forms and compute its inputs.
 
     Attributes:
-      query: `[L, D, h k]`, unless a subclass computes it of the others; key likewise.
+      query: `[L, D, h k]`, unless a subclass computes it otherwise; the same for `key`.
       value: `[L, D, H v]`.
-      gate: likewise.
-      taps: weights of the convolution of each name in `order`, the latest position
-        last, `[L, W + 1, _]`; empty without convolution.
+      gate: `[L, D, H v]`.
+      taps: convolution weights for each name in `order`, latest position last, `[L, W +
+        1, _]`; empty without convolution.
       tap_bias: bias of each convolution, `[L, _]`; empty without.
-      decay_rate: logarithm of the factor of the decay, `[L, H]`, or of several for each
-        head, `[L, rates, H]`.
+      decay_rate: logarithm of the decay's factor, `[L, H]`, or `[L, rates, H]` with
+        more than one rate per head.
       output: `[L, H v, D]`.
     """
 
@@ -116,21 +112,23 @@ class MemoryMixer(nnx.Module):
         taps, zeros = config.convolution_width, jax.nn.initializers.zeros
         self.taps, self.tap_bias = nnx.Dict(), nnx.Dict()
         for name in self.order:
-            own = (values, MEMORY_HEADS) if name == "value" else (keys, MEMORY_KEYS)
-            size, axis = own
-            setattr(self, name, parts.inward(name, *own))
-            own = f"{name}_taps", (taps, size), fan_in(max(taps, 1)), axis
+            is_value = name == "value"
+            size, axis = (values, MEMORY_HEADS) if is_value else (keys, MEMORY_KEYS)
+            setattr(self, name, parts.inward(name, size, axis))
             if taps:
-                self.taps[name] = parts.array(*own)
+                self.taps[name] = parts.array(
+                    f"{name}_taps", (taps, size), fan_in(taps), axis
+                )
             if self.biased:
-                own = f"{name}_tap_bias", (size,), zeros, axis
-                self.tap_bias[name] = parts.array(*own)
+                self.tap_bias[name] = parts.array(
+                    f"{name}_tap_bias", (size,), zeros, axis
+                )
         self.gate = parts.inward("gate", values)
         self.decay_rate = parts.array("decay_rate", (*rates, heads), zeros)
         self.output = parts.outward("output", values)
 
     def factors(self, x: Float[Array, "n D"]) -> tuple[Float[Array, "n H"], ...]:
-        """Returns the decay and what else each position gives, zero for padding."""
+        """Computes each position's decay and similar numbers; zero for padding."""
         raise NotImplementedError
 
     def inputs(
@@ -138,13 +136,13 @@ class MemoryMixer(nnx.Module):
         mixed: Mapping[str, Float[Array, "n _ _"]],
         factors: Sequence[Float[Array, "n _"]],
     ) -> Any:
-        """Returns the inputs of the rule, from heads as they leave the convolution."""
+        """Returns the inputs of the rule, given the heads after the convolution."""
         raise NotImplementedError
 
     def finish(
         self, output: Float[Array, "n H v"], values: Any, gate: Float[Array, "n Hv"]
     ) -> Float[Array, "n Hv"]:
-        """Normalizes the output of the rule, and applies the gate."""
+        """Normalizes the rule's output and applies the gate."""
         raise NotImplementedError
 
     def __call__(
@@ -153,7 +151,7 @@ class MemoryMixer(nnx.Module):
         views: Sequence[StreamView],
         state: RecurrentState | None,
     ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
-        """Applies the mixer of one block; see `ShortConvolution`."""
+        """Applies one block's mixer; takes the same arguments as `ShortConvolution`."""
         x = collectives.copy_to_shards(x, MEMORY_HEADS)
         window, memory = (None, None) if state is None else state
         mixed, windows = self._convolve(x, views, cast(Array | None, window))
@@ -177,7 +175,7 @@ class MemoryMixer(nnx.Module):
         views: Sequence[StreamView],
         window: Float[Array, "N W C"] | None,
     ) -> tuple[dict[str, Float[Array, "n _ _"]], list[Float[Array, "R W C"]]]:
-        """Returns the heads after convolution and SiLU, and the windows of streams."""
+        """Returns the heads after convolution and SiLU, and streams' last windows."""
         projected = [getattr(self, name)(x) for name in self.order]
         bounds = np.cumsum([part.shape[-1] for part in projected])[:-1].tolist()
         mixed = jnp.concatenate(projected, axis=-1)
@@ -199,7 +197,7 @@ class MemoryMixer(nnx.Module):
         return dict(zip(self.order, heads, strict=True)), windows
 
     def _joined(self, arrays: Mapping[str, Any], dtype: jnp.dtype) -> Array:
-        """Concatenates arrays of queries, keys and values in their order."""
+        """Concatenates the arrays of queries, keys and values in their order."""
         parts = [arrays[name][...] for name in self.order]
         return jnp.concatenate(parts, axis=-1).astype(dtype)
 
@@ -213,7 +211,7 @@ class MemoryMixer(nnx.Module):
     def _run(
         self, inputs: Any, view: StateView, memory: Float[Array, "N H K V"] | None
     ) -> tuple[Float[Array, "R Q H V"], Float[Array, "R H K V"]]:
-        """Applies the rule to one stream, from what precedes it on."""
+        """Applies the rule to one stream, starting from the memory before it."""
         rows, length, heads, values = inputs.value.shape
         if memory is None:
             memory = jnp.zeros((1, heads, inputs.key.shape[-1], values))
@@ -243,6 +241,6 @@ def skip_and_gate(
     skip: Float[Array, "H"],
     gate: Float[Array, "n Hv"],
 ) -> Float[Array, "n Hv"]:
-    """Adds a factor of each head's values to the output, and applies the gate."""
+    """Adds each head's values times a factor to the output, and applies the gate."""
     wide = output.astype(jnp.float32) + values * skip.astype(jnp.float32)[:, None]
     return wide.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))

@@ -14,15 +14,15 @@ from prompt_tuning.sharding import collectives
 
 
 class Norm(nnx.Module):
-    """Root-mean-square norm or layer norm, as the config sets, in float32.
+    """Root-mean-square norm or layer norm, as the config says, in float32.
 
-    "rms_plus_one" stores the scale minus one, which is 0 at first (Gemma Team 2024,
-    "Gemma"; the sum is computed in float32, since bfloat16 would round it).
+    "rms_plus_one" stores the scale minus one, initially 0 (Gemma Team 2024, "Gemma";
+    the sum is computed in float32, since bfloat16 would round it).
 
     Attributes:
       scale: `[L, D]`, or `[D]` for a single norm; None in "layer_fixed".
       bias: bias of a layer norm, of the same shape; None for a root-mean-square norm.
-      adapters: a trained bias, if there is one; see `TrainedBias`.
+      adapters: a trained bias, or empty; see `TrainedBias`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Norm(nnx.Module):
         self.adapters = nnx.Dict()
 
     def __call__(self, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-        """Normalizes the last axis, `K` wide in a norm of heads."""
+        """Normalizes the last axis; in a norm of heads that is `K`."""
         ones = jnp.ones(x.shape[-1], x.dtype)
         scale = ones if self.scale is None else self.scale[...]
         if self.head_width is not None and len(scale) > self.head_width:
@@ -79,7 +79,7 @@ class Norm(nnx.Module):
 
 
 def normalize(norm: Norm | None, x: Float[Array, "*lead D"]) -> Float[Array, "*lead D"]:
-    """Applies a norm, if there is one."""
+    """Applies a norm; None leaves `x` as it is."""
     return x if norm is None else norm(x)
 
 
@@ -101,14 +101,9 @@ def sharded_mean_square_norm(
     axis: str,
     width: int,
 ) -> Float[Array, "*lead d"]:
-    """Computes the root-mean-square norm of an axis that a mesh shards.
+    """Computes the root-mean-square norm over an axis that a mesh shards.
 
-    Args:
-      x: this device's shard of the `width` elements.
-      scale: this device's shard of the scale.
-      epsilon: added to the mean square.
-      axis: logical name of the axis.
-      width: number of elements on all devices.
+    `x` and `scale` are this device's shards of `width` elements on the logical `axis`.
     """
     wide = x.astype(jnp.float32)
     total = collectives.reduce_from_shards(

@@ -1,17 +1,17 @@
 """Sums of token, position and segment embeddings on a mesh, for any model.
 
 This is the input layer of BERT (Devlin et al. 2019, figure 2). As in Megatron, the
-token table is divided by vocabulary (Shoeybi et al. 2019, section 3). Call it inside
+token table is split by vocabulary (Shoeybi et al. 2019, section 3). Call it inside
 `jax.shard_map`:
 
     embedding = ParallelEmbedding(key, (32000, 64), positions=512, segments=2)
     graph, arrays = nnx.split(embedding)
     specs = embedding.specs()
 
-No family of `prompt_tuning.families` has a table of segments. GPT-2, GPT-J and GPT-Neo
-of transformers add rows of the token table if you give them `token_type_ids`, but no
-checkpoint was trained with them. The token types of our data are roles of tokens for
-the loss, not an input of a model.
+No family in `prompt_tuning.families` has a segment table. In transformers, GPT-2, GPT-J
+and GPT-Neo add rows of the token table if you pass `token_type_ids`, but no checkpoint
+was trained with them. The token types in our data are roles of tokens for the loss, not
+inputs of a model.
 """
 
 import jax
@@ -61,8 +61,8 @@ class ParallelEmbedding(nnx.Module):
 
     def specs(self) -> dict[str, PartitionSpec]:
         """Returns how the mesh divides each array."""
-        others = {"position": self.position, "segment": self.segment}
-        whole = {name: PartitionSpec() for name, x in others.items() if x is not None}
+        tables = {"position": self.position, "segment": self.segment}
+        whole = {name: PartitionSpec() for name, x in tables.items() if x is not None}
         return {"token": PartitionSpec(self.axis, None)} | whole
 
     def __call__(
@@ -76,7 +76,7 @@ class ParallelEmbedding(nnx.Module):
 
         Args:
           tokens: token ids.
-          positions: numbers of the tokens, such as 0 to T - 1 without them.
+          positions: positions of the tokens; 0 to T - 1 by default.
           segments: segment of each token.
 
         Raises:
@@ -99,7 +99,7 @@ class ParallelEmbedding(nnx.Module):
         return embedded
 
     def _tokens(self, tokens: Int[Array, "*lead T"]) -> Float[Array, "*lead T D"]:
-        """Sums the devices' rows; all but one are zeros."""
+        """Sums the devices' rows, all zeros but one."""
         rows = self.token[...]
         if self.axis is None:
             return rows[tokens]

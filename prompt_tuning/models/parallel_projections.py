@@ -1,4 +1,4 @@
-"""Linear layers with a kernel that a mesh axis divides by column or by row.
+"""Linear layers with a kernel that a mesh axis splits by column or by row.
 
 These are Megatron's two projections (Shoeybi et al. 2019, section 3), for any model.
 Call them inside `jax.shard_map`:
@@ -8,8 +8,8 @@ Call them inside `jax.shard_map`:
     graph, arrays = nnx.split(up)
     specs = up.specs()
 
-The arrays are created whole. `jax.jit` with the shardings of `specs` as its
-`out_shardings` creates each shard on its device, with the same values.
+The arrays are created whole. To create each shard on its device, with the same values,
+pass the shardings of `specs` to `jax.jit` as `out_shardings`.
 """
 
 import jax
@@ -30,8 +30,8 @@ class ColumnParallel(nnx.Module):
       kernel: `[in, out]`, or this device's columns.
       bias: `[out]`, or this device's columns; None without a bias.
       axis: mesh axis that divides the columns; None on a single device.
-      gather_output: whether the result is whole on every device, instead of the
-        device's columns.
+      gather_output: True to return the whole result on every device, False to return
+        the device's columns.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ColumnParallel(nnx.Module):
 
 
 class RowParallel(nnx.Module):
-    """`x @ kernel + bias`, summed over devices that each have some of its rows.
+    """`x @ kernel + bias`, summed over devices that each hold some rows.
 
     Attributes:
       kernel: `[in, out]`, or this device's rows.
       bias: `[out]`, whole on every device; None without a bias.
       axis: mesh axis that divides the rows; None on a single device.
-      input_is_parallel: whether the input is the device's columns, such as the output
-        of `ColumnParallel` with `gather_output=False`, instead of a whole array.
+      input_is_parallel: True if the input is the device's columns, e.g. the output of
+        `ColumnParallel` with `gather_output=False`; False if it is whole.
     """
 
     def __init__(

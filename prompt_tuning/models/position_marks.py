@@ -1,4 +1,4 @@
-"""Marks of the positions of streams, which adapters may ask for."""
+"""Marks of positions that adapters may ask for: real ones, and active ones."""
 
 import contextlib
 import functools
@@ -14,11 +14,9 @@ from prompt_tuning.models.streams import Context, Stream
 
 @contextlib.contextmanager
 def positions_of(streams: Sequence[Stream], cross: Sequence[Context]) -> Iterator[None]:
-    """Sets what adapters may know of all positions while their blocks are traced.
+    """Tells adapters about all positions, while the blocks are traced in this context.
 
-    Args:
-      streams: the streams.
-      cross: an encoder's output, after which targets do not say where they end.
+    Targets after an encoder's output, `cross`, do not say where they end.
     """
     marks = None if cross else functools.partial(_marks_of_real, streams)
     with _active_positions_of(streams), real_positions(marks):
@@ -40,7 +38,7 @@ def _active_positions_of(
 
 
 def _marks_of_real(streams: Sequence[Stream]) -> Bool[Array, "n"]:
-    """Marks the positions of all streams that are no padding."""
+    """Marks the positions of all streams that are not padding."""
     marks = []
     for stream in streams:
         shape, real = stream.hidden.shape[:2], jnp.ones((1, 1), bool)

@@ -1,7 +1,7 @@
 """Models with trained keys and values before every row, in every block.
 
-The plain models keep their attention masks: a prefix is one more context of each row,
-and every query sees it.
+The masks of the plain models stay: a prefix is one more context, which every query
+sees.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from prompt_tuning.core.errors import InputError
 from prompt_tuning.core.layer_kinds import check_all_attention
 from prompt_tuning.core.model_config import ModelConfig
 from prompt_tuning.models.attention import KeyValues
-from prompt_tuning.models.block import own_heads
+from prompt_tuning.models.block import local_heads
 from prompt_tuning.models.decoder_only import Decoder
 from prompt_tuning.models.encoder_decoder import Encoder
 from prompt_tuning.models.recurrent_state import RecurrentState
@@ -28,11 +28,7 @@ from prompt_tuning.sharding import collectives
 
 
 class _Prefixed:
-    """Base class of encoders and decoders with a prefix.
-
-    Attributes:
-      prompt: the prefix.
-    """
+    """Base class of encoders and decoders with a prefix, `prompt`."""
 
     config: ModelConfig
     windowed_layers: tuple[int, ...]
@@ -41,8 +37,8 @@ class _Prefixed:
         """Adds the prefix.
 
         Raises:
-          InputError: if settings of prompts at the input are given, which have no
-            effect on a prefix.
+          InputError: if `prompting` has settings for prompts at the input, which would
+            do nothing here.
         """
         if prompting != Prompting(beyond_window=prompting.beyond_window):
             raise InputError(
@@ -78,7 +74,7 @@ class _Prefixed:
         state = None
         if isinstance(self.prompt, StatePrefix):
             window, memory = self.prompt.initial_state()
-            state = own_heads(
+            state = local_heads(
                 RecurrentState(window.astype(self.config.dtype), memory), self.config
             )
             # One row, which all rows continue.

@@ -1,4 +1,4 @@
-"""The prompt vectors of each row, before they are joined to its text."""
+"""Prompt vectors of each row, before they are joined to its text."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from prompt_tuning.prompts.prompt_module import InputDependentPrompt
 def select_vectors(
     prompts: Float[Array, "N P D"], count: int, rows: RowInfo
 ) -> Float[Array, "_ nP D"]:
-    """Returns the vectors of each row's `n` prompts, one prompt after the other.
+    """Returns the vectors of each row's `n` prompts, concatenated.
 
-    If there is only one prompt, the first axis is 1 instead of `B`.
+    With only one prompt, the first axis is 1 instead of `B`.
     """
     ids = rows.prompt_ids
     if ids is not None and ids.ndim == 2 and len(prompts) > 1:
@@ -25,27 +25,28 @@ def select_vectors(
 def vectors_of_texts(
     prompt: InputDependentPrompt,
     text: Float[Array, "B T D"],
-    given: Bool[Array, "B T"],
+    readable: Bool[Array, "B T"],
     rows: RowInfo,
     vocabulary_size: int,
     key: Key[Array, ""] | None,
 ) -> Float[Array, "B nP D"]:
-    """Computes the vectors of each row's `n` examples, one prompt after the other.
+    """Computes the vectors of prompts that depend on the text, for each row's `n`
+    examples.
 
     Args:
-      prompt: the prompt, which depends on the text.
+      prompt: the prompt.
       text: embeddings of the tokens.
-      given: marks the tokens that the prompt may read.
+      readable: marks the tokens that the prompt may read.
       rows: the rows of text.
-      vocabulary_size: number of tokens; ids above are vectors that a template inserts.
+      vocabulary_size: ids from here on are prompt vectors that a template inserts.
       key: random key of dropout among the vectors; None for no dropout.
     """
     assert rows.vector_ids is not None  # rows of inputs always have them
     tokens = rows.vector_ids + vocabulary_size
     segments = rows.segments(text.shape[1])
     numbers = jnp.arange(1, rows.examples + 1)
-    own = segments[:, None] == numbers[:, None]  # [B, n, T]
-    masks = own & (given & (rows.vector_ids < 0))[:, None]
+    of_example = segments[:, None] == numbers[:, None]  # [B, n, T]
+    masks = of_example & (readable & (rows.vector_ids < 0))[:, None]
     vectors = jax.vmap(lambda mask: prompt.for_text(tokens, text, mask, key), 1, 1)(
         masks
     )  # [B, n, P, D]

@@ -1,12 +1,12 @@
 """Models with prompts in their input, and the attention masks for them.
 
-There are two executions with the same results. *Shared*: the prompt is a separate
-stream, `[N, P, D]` for `N` prompts, that runs once before the text, and every row of
-text attends to it. This is valid if the prompt comes first and no prompt vector sees
-text. *Joined*: the prompt is inserted into every row, `[B, P + T, D]`. This is always
-valid.
+Prompts run in one of two ways, with the same results. *Shared*: the prompt is a
+separate stream, `[N, P, D]` for `N` prompts, that runs once before the text, and every
+row of text attends to it. This works if the prompt comes first and no prompt vector
+sees text. *Joined*: the prompt is inserted into every row, `[B, P + T, D]`. This always
+works.
 
-`PromptEncoder` and `PromptDecoder` rebuild the masks and positions for both executions.
+`PromptEncoder` and `PromptDecoder` build the masks and positions for both.
 """
 
 import dataclasses
@@ -22,10 +22,10 @@ from prompt_tuning.models.decoder_only import (
     Decoder,
     DecoderOnly,
     causal_stream,
-    given_mask,
+    input_mask,
 )
 from prompt_tuning.models.encoder_decoder import Encoder, EncoderDecoder, encoder_stream
-from prompt_tuning.models.layer_inputs import widened
+from prompt_tuning.models.layer_inputs import pad_width
 from prompt_tuning.models.prompt_vectors import select_vectors, vectors_of_texts
 from prompt_tuning.models.row_info import RowInfo, check_groupable, positions_in_segment
 from prompt_tuning.models.streams import BlockInput, Mask, Stream
@@ -48,7 +48,7 @@ from prompt_tuning.settings.prompting import Prompting
 
 
 class _Prompted:
-    """Base class of encoders and decoders with a prompt among their input.
+    """Base class of encoders and decoders with a prompt in their input.
 
     Attributes:
       prompt: the prompt module.
@@ -86,13 +86,13 @@ class _Prompted:
         return assign_prompts(stream, rows, mask)
 
     def insertion_points(self, rows: RowInfo, text_length: int) -> Int[Array, "B n"]:
-        """Returns the number of the row's tokens before each example's prompt."""
-        given = lengths = rows.example_lengths(text_length)
+        """Returns how many tokens of the row precede each example's prompt."""
+        inputs = lengths = rows.example_lengths(text_length)
         if self.stack == "decoder":
-            given = rows.prefix_lengths.reshape(lengths.shape)
+            inputs = rows.prefix_lengths.reshape(lengths.shape)
         starts = jnp.cumsum(lengths, axis=1) - lengths
         ends_with_eos = self.bidirectional and self.config.encoder_input != "bos_text"
-        points = starts + PLACEMENTS[self.prompting.placement](given, ends_with_eos)
+        points = starts + PLACEMENTS[self.prompting.placement](inputs, ends_with_eos)
         # An empty row still has one prompt.
         present = (lengths > 0) | (jnp.arange(rows.examples) == 0)
         return jnp.where(present, points, text_length)
@@ -110,29 +110,26 @@ class _Prompted:
         self, text: Float[Array, "B T D"], rows: RowInfo, key: Key[Array, ""] | None
     ) -> Float[Array, "B S D"]:
         """Inserts the prompts into every row."""
-        vectors = widened(self._vectors(text, rows, key), text.shape[-1])
+        vectors = pad_width(self._vectors(text, rows, key), text.shape[-1])
         first = self.prompting.placement == "prefix" and not rows.packed
         if first and isinstance(self.prompt.real_length, int):
             return put_first(vectors, text)
         return join(vectors, text, self.layout(rows, text.shape[1]))
 
     def _vectors(self, text, rows: RowInfo, key) -> Float[Array, "_ nP D"]:
-        """Returns the vectors of each row's prompts, one prompt after the other."""
         if not isinstance(self.prompt, InputDependentPrompt):
             return select_vectors(self.prompts(key), len(text), rows)
-        given = rows.is_given(text.shape[1])
+        readable = rows.is_input(text.shape[1])
         if self.stack == "encoder":
-            given = rows.segments(text.shape[1]) > 0
+            readable = rows.segments(text.shape[1]) > 0
         size, key = self.config.vocabulary_size, optional_key(key, "prompt")
-        own = text[..., : self.config.width]  # without the inputs of layers
-        return vectors_of_texts(self.prompt, own, given, rows, size, key)
+        embedded = text[..., : self.config.width]  # without the inputs of layers
+        return vectors_of_texts(self.prompt, embedded, readable, rows, size, key)
 
     def block_input(self, rows: RowInfo | None, text_length: int) -> BlockInput | None:
-        """Returns the input of each block that a prompt of every block changes.
+        """Returns the prompt's change to each block's input; None if it has none.
 
-        Args:
-          rows: rows that the prompt was joined to; None if it runs alone.
-          text_length: length `T` of these rows.
+        `rows` is None if the prompt runs alone instead of being joined to them.
         """
         prompt = self.prompt
         if prompt.attachment is not Attachment.EVERY_BLOCK:
@@ -153,7 +150,7 @@ class _Prompted:
 
 
 def _real_mask(length: int, count: masks.Count) -> Bool[Array, "P"] | None:
-    """Mask of the vectors that are not padding; None if none is padding."""
+    """Mask of the vectors that are not padding; None if there is no padding."""
     return None if isinstance(count, int) else jnp.arange(length) < count
 
 
@@ -162,10 +159,7 @@ def assign_prompts(
 ) -> Stream:
     """Lets each row of text, and each example of a packed row, see its own prompt.
 
-    Args:
-      stream: stream of `N` prompts.
-      rows: rows of text.
-      real: mask of a prompt's positions that are not padding; None for all.
+    `stream` has `N` prompts; `real` masks their padding, None if there is none.
     """
     # All rows share a single prompt; the ids then choose among the other stack's.
     ids = rows.prompt_ids if len(stream.hidden) > 1 else None
@@ -195,11 +189,11 @@ def _example_mask(
 
 
 class PromptEncoder(_Prompted, Encoder):
-    """An encoder with a prompt among its input.
+    """An encoder with a prompt in its input.
 
-    The prompt is inserted before the input's dropout. An encoder's text sees the whole
-    row, so the masks have the prompt in them: text sees it in any case, and it sees
-    what `Prompting.visibility` allows. Each packed example sees its own copy.
+    The prompt is inserted before the input's dropout. Since text sees the whole row in
+    an encoder, it always sees the prompt; `Prompting.visibility` decides what the
+    prompt sees. Each packed example has its own copy.
     """
 
     def __init__(
@@ -214,7 +208,7 @@ class PromptEncoder(_Prompted, Encoder):
         self._add_prompt(prompt, prompting)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """Returns the stream of prompts in shared execution, else None."""
+        """Returns the stream of shared prompts; None if they are joined."""
         if not self.shared:
             return None
         prompts = self.prompts(key)
@@ -266,12 +260,11 @@ def prompt_mask(length: int, prompting: Prompting) -> Bool[Array, "1 1 P P"]:
 
 
 class PromptDecoder(_Prompted, Decoder):
-    """A decoder with a prompt among its input.
+    """A decoder with a prompt in its input.
 
-    The subclass rebuilds positions and masks: text comes after the prompt's positions,
-    and with `Prompting.prefix_attention` the prompt and the given tokens see each other
-    in both directions, while the completion stays causal. In packed rows each example
-    has its own copy of the prompt.
+    It moves the text after the prompt's positions. With `Prompting.prefix_attention`
+    the prompt and the input tokens see each other in both directions, while the
+    completion stays causal. In packed rows each example has its own copy of the prompt.
     """
 
     def __init__(
@@ -295,7 +288,7 @@ class PromptDecoder(_Prompted, Decoder):
         self._add_prompt(prompt, prompting)
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """Returns the stream of prompts in shared execution, else None."""
+        """Returns the stream of shared prompts; None if they are joined."""
         if not self.shared:
             return None
         stream = causal_stream(self.prompts(key))
@@ -343,7 +336,7 @@ class PromptDecoder(_Prompted, Decoder):
         if not self.prompting.prefix_attention:
             return stream
         sees = self.prompting.sees
-        return dataclasses.replace(stream, mask=given_mask(rows, text.shape[1], sees))
+        return dataclasses.replace(stream, mask=input_mask(rows, text.shape[1], sees))
 
     def _joined_stream(
         self, joined: Float[Array, "B S D"], rows: RowInfo, text_length: int
@@ -354,11 +347,11 @@ class PromptDecoder(_Prompted, Decoder):
         segments = layout.segments if rows.packed else None
         stream = causal_stream(joined, segments)
         if self.prompting.prefix_attention:
-            given = layout.of_text(
-                rows.is_given(text_length), rows.examples * self.prompt.length
+            inputs = layout.of_text(
+                rows.is_input(text_length), rows.examples * self.prompt.length
             )
             mask = masks.decoder_region_mask(
-                given | layout.is_prompt, layout.is_prompt, self.prompting.sees
+                inputs | layout.is_prompt, layout.is_prompt, self.prompting.sees
             )
             mask &= masks.segment_mask(layout.segments, layout.segments)
             stream = dataclasses.replace(stream, mask=mask)
@@ -367,7 +360,7 @@ class PromptDecoder(_Prompted, Decoder):
     def stream_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Maps positions of tokens to positions in the stream of the text."""
+        """Maps token positions to positions in the text's stream."""
         if self.shared or self.prompting.placement == TEMPLATE:
             return positions
         points = self.insertion_points(rows, text_length)
@@ -376,25 +369,25 @@ class PromptDecoder(_Prompted, Decoder):
     def end_positions(
         self, positions: Int[Array, "B m"], rows: RowInfo, text_length: int
     ) -> Int[Array, "B m"]:
-        """Maps positions of last tokens to ends of examples; a prompt may follow."""
+        """Maps last tokens to ends of examples, which may be a prompt's last vector."""
         ends = self.stream_positions(positions, rows, text_length)
         if self.shared or self.prompting.placement == TEMPLATE:
             return ends
-        own = rows.of_examples(self.insertion_points(rows, text_length), positions)
-        return ends + jnp.where(own == positions + 1, self.prompt.real_length, 0)
+        points = rows.of_examples(self.insertion_points(rows, text_length), positions)
+        return ends + jnp.where(points == positions + 1, self.prompt.real_length, 0)
 
 
 class PromptDecoderOnly(DecoderOnly):
-    """A decoder-only model with a `PromptDecoder`, which does all that differs."""
+    """A decoder-only model with a `PromptDecoder`."""
 
 
 class PromptEncoderDecoder(EncoderDecoder):
-    """An encoder-decoder with a `PromptEncoder`, whose mask the decoder is given."""
+    """An encoder-decoder with a `PromptEncoder`, whose mask the decoder uses."""
 
 
 class PromptEncoderPromptDecoder(EncoderDecoder):
     """An encoder-decoder with a `PromptEncoder` and a `PromptDecoder`.
 
-    The decoder's prompt precedes the targets, always joined, because it attends to the
-    encoder's outputs.
+    The decoder's prompt precedes the targets and is always joined to them, because it
+    attends to the encoder's output.
     """

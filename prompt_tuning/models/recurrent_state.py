@@ -1,8 +1,8 @@
 """States of recurrent mixers, and how they pass from one stream of rows to the next.
 
-A row's state after its last real position is all that later positions see of it. So
-padding must not change a state, every example of a packed row begins anew, and what
-comes first (a prompt, a cache) hands its last state on.
+Later positions see nothing of a row but its state after the last real position. So
+padding must not change a state, every example of a packed row starts fresh, and what
+comes first (a prompt, a cache) hands on its last state.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from prompt_tuning.models.row_info import positions_in_segment
 
 
 class RecurrentState(NamedTuple):
-    """What the recurrent layers remember of rows.
+    """What recurrent layers remember of rows.
 
     Attributes:
-      window: last inputs of the convolution, `[L, N, W, C]`, or `[N, W, C]` of one
-        layer, for `L` recurrent layers; zeros before a row's first positions.
-      memory: memory of each head, `[L, N, H, K, V]`, or `[N, H, K, V]` of
-        one layer, float32; None for other mixers.
+      window: last inputs of the convolution, `[L, N, W, C]` for `L` recurrent layers,
+        or `[N, W, C]` for one; zeros before a row's first positions.
+      memory: memory of each head, `[L, N, H, K, V]` or `[N, H, K, V]`, float32; None
+        for mixers without one.
     """
 
     window: Blocks
@@ -43,14 +43,15 @@ class RecurrentState(NamedTuple):
 
 
 class StateView(NamedTuple):
-    """How one stream continues the states of what precedes it, in every block.
+    """How one stream continues the states before it, in every block.
 
     Attributes:
-      rows: row of the preceding states that each row, or each example of a packed row,
-        continues, `[R]` or `[R, n]`; None if equally many consecutive rows share each.
-      positions: number of positions before each in its example, `[1 or R, Q]`.
-      segments: number of each position's example, from 1, and 0 for padding; None if
-        each row is one example.
+      rows: row of the earlier states that each row, or each example of a packed row,
+        continues, `[R]` or `[R, n]`; None if each state serves equally many consecutive
+        rows.
+      positions: index of each position in its example, `[1 or R, Q]`.
+      segments: example of each position, from 1, and 0 for padding; None if each row is
+        one example.
       lengths: number of real positions of each row; None for all.
     """
 
@@ -67,7 +68,7 @@ class StateView(NamedTuple):
         segments: Int[Array, "R Q"] | None,
         lengths: Int[Array, "_"] | None,
     ) -> "StateView":
-        """Returns the view of a stream of a length; see the attributes."""
+        """Returns the view of a stream of length `length`; see the attributes."""
         if segments is None:
             positions = jnp.arange(length)[None]
         else:
@@ -78,7 +79,7 @@ class StateView(NamedTuple):
 def rows_before(
     state: Shaped[Array, "N *rest"], view: StateView, rows: int
 ) -> Shaped[Array, "..."]:
-    """Selects the preceding states of a stream's rows, `[R, ...]` or `[R, n, ...]`."""
+    """Selects the earlier states of a stream's rows, `[R, ...]` or `[R, n, ...]`."""
     if view.rows is not None:
         return state[view.rows]
     if len(state) in (1, rows):
@@ -89,12 +90,9 @@ def rows_before(
 def last_positions(
     extended: Float[Array, "R _ C"], view: StateView, count: int
 ) -> Float[Array, "R W C"]:
-    """Returns the last `count` positions before padding of rows.
+    """Returns the last `count` (`W`) positions of each row before its padding.
 
-    Args:
-      extended: `count` earlier positions and then those of the rows.
-      view: view of the stream.
-      count: number of positions `W`.
+    In `extended` the `count` earlier positions precede the rows' own.
     """
     if view.lengths is None:
         return extended[:, extended.shape[1] - count :]
@@ -104,7 +102,7 @@ def last_positions(
 
 
 def last_state(states: Sequence[RecurrentState | None]) -> RecurrentState | None:
-    """Returns the state after several contexts: that of the last which has one."""
+    """Returns the last state among contexts, of which some may have none."""
     known = [state for state in states if state is not None]
     return known[-1] if known else None
 
@@ -112,11 +110,10 @@ def last_state(states: Sequence[RecurrentState | None]) -> RecurrentState | None
 def join_rows(
     states: Sequence[RecurrentState | None], empty: RecurrentState | None
 ) -> RecurrentState | None:
-    """Returns the states `[L, 1, ...]` of single rows as those of all rows.
+    """Joins the states `[L, 1, ...]` of single rows into those of all rows.
 
-    Args:
-      states: state of each row; None at its beginning.
-      empty: state at the beginning; None in a model without recurrent layers.
+    A row without a state is at its beginning and gets `empty`, which is None in a model
+    without recurrent layers.
     """
     if empty is None:
         return None
@@ -127,7 +124,7 @@ def join_rows(
 def choose_rows(
     chosen: Bool[Array, "N"], new: RecurrentState, old: RecurrentState
 ) -> RecurrentState:
-    """Returns the new states `[L, N, ...]` of chosen rows, the old ones of others."""
+    """Returns the new states `[L, N, ...]` for chosen rows, the old ones elsewhere."""
 
     def choose(new: Array, old: Array) -> Array:
         mask = chosen.reshape(1, -1, *[1] * (new.ndim - 2))
@@ -139,5 +136,5 @@ def choose_rows(
 def replace_rows(
     old: RecurrentState, new: RecurrentState, numbers: Int[Array, "R"]
 ) -> RecurrentState:
-    """Returns states `[L, N, ...]` with those of some rows replaced."""
+    """Returns states `[L, N, ...]` with the rows `numbers` replaced."""
     return jax.tree.map(lambda x, y: x.at[:, numbers].set(y), old, new)

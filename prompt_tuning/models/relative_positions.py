@@ -43,7 +43,7 @@ class RelativePositionBias(nnx.Module):
     def bucket(
         self, queries: Int[Array, "#R Q"], keys: Int[Array, "#R S"]
     ) -> Int[Array, "#R Q S"]:
-        """Returns the bucket of every query position and key of its row."""
+        """Returns the bucket of every query and key of its row."""
         return relative_position_bucket(
             keys[:, None, :] - queries[:, :, None],
             bidirectional=self.bidirectional,
@@ -57,7 +57,7 @@ def relative_position_bucket(
 ) -> Int[Array, "*lead"]:
     """Maps key position minus query position to T5's buckets (Raffel et al. 2020, 2.1).
 
-    Half of the buckets hold one distance each, the others grow logarithmically up to
+    Half of the buckets hold one distance each, the rest grow logarithmically up to
     `maximum`. A bidirectional stack spends half of all buckets on each sign.
     """
     offset = jnp.zeros_like(relative)

@@ -11,15 +11,14 @@ from prompt_tuning.core.rotary_scaling import QueryScaling, RotaryDivisors
 
 
 class RotaryAngles(NamedTuple):
-    """What queries and keys are rotated by, at each position.
+    """Rotation of queries and keys at each position, from one table or a few.
 
     Attributes:
-      cosine: cosines of the angles, `[n, 1, K / 2]`, or of several tables of them.
+      cosine: cosines of the angles, `[n, 1, K / 2]`, or stacked tables.
       sine: their sines.
-      query_factor: factor of queries (see `QueryScaling`), or of several tables; None
-        for no factor.
-      rotated: whether each of several tables is of layers with rotary embedding; None
-        if all are.
+      query_factor: factor of queries (see `QueryScaling`), or stacked tables; None for
+        no factor.
+      rotated: which of the stacked tables rotate; None if all do.
     """
 
     cosine: Float[Array, "*tables n 1 half"]
@@ -28,7 +27,7 @@ class RotaryAngles(NamedTuple):
     rotated: Bool[Array, "*tables"] | None = None
 
     def of_table(self, index: Int[Array, ""] | None) -> "RotaryAngles":
-        """Returns the angles of one of several tables; None if there is only one."""
+        """Selects one of the stacked tables; with index None returns the only one."""
         if index is None:
             return self
         factor, rotated = (
@@ -38,7 +37,7 @@ class RotaryAngles(NamedTuple):
         return RotaryAngles(self.cosine[index], self.sine[index], factor, rotated)
 
     def within(self, head_width: int) -> "RotaryAngles":
-        """Returns the angles of heads that may be narrower than the widest."""
+        """Cuts the angles to heads that may be narrower than the widest."""
         half = head_width // 2
         cosine, sine = self.cosine[..., :half], self.sine[..., :half]
         return self._replace(cosine=cosine, sine=sine)
@@ -56,7 +55,7 @@ def rotary_table_indices(config: ModelConfig) -> list[int]:
 
 
 def rotary_frequencies(config: ModelConfig) -> Float[np.ndarray, "half"]:
-    """Computes the angle per position of each pair (Su et al. 2021, equation 15).
+    """Computes the angle per position for each pair (Su et al. 2021, equation 15).
 
     With `RotaryScaling` low frequencies are divided by a factor (Llama 3.1).
     """
@@ -81,8 +80,8 @@ def _frequencies(base: float, width: int) -> Float[np.ndarray, "half"]:
 def rotary_angles(positions: Int[Array, "n"], config: ModelConfig) -> RotaryAngles:
     """Computes cosines and sines of rotary angles (Su et al. 2021, equation 34).
 
-    If layers differ there are three tables: the usual angles, the unscaled angles of
-    `window_rotary_base`, and zeros for layers without rotary embedding.
+    If layers differ there are three stacked tables: the usual angles, the unscaled
+    angles of `window_rotary_base`, and zeros for layers without rotary embedding.
     """
     frequencies, scaling = rotary_frequencies(config), config.rotary_scaling
     magnitude = scaling.magnitude if isinstance(scaling, RotaryDivisors) else 1.0
@@ -134,9 +133,10 @@ def rotate_queries_and_keys(
     *,
     interleaved: bool = False,
 ) -> tuple[Float[Array, "n H K"], Float[Array, "n G J"]]:
-    """Rotates queries and keys as `rotate`, and scales queries by position.
+    """Rotates queries and keys with `rotate`, and scales queries by position.
 
-    Keys of latent attention are narrower: their other elements come later.
+    Keys of latent attention are narrower here: their unrotated elements are added
+    later.
     """
     parts = [rotate(x, angles, interleaved=interleaved) for x in (queries, keys)]
     if angles.query_factor is None:
@@ -152,9 +152,9 @@ def rotate(
 ) -> Float[Array, "n heads K"]:
     """Rotates the first half of each head against the second, as Hugging Face does.
 
-    Elements of the head without angles are not rotated. Interleaved, each element at an
-    even index is rotated against its right neighbor, as in the original (Su et al.
-    2021, equation 34).
+    Elements of the head without angles stay as they are. With `interleaved`, each
+    element at an even index is rotated against its right neighbor, as in the original
+    (Su et al. 2021, equation 34).
     """
     cosine, sine = angles.cosine, angles.sine
     half = cosine.shape[-1]

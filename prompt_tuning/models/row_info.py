@@ -17,13 +17,13 @@ class RowInfo(NamedTuple):
 
     Attributes:
       lengths: number of real tokens of each row.
-      prefix_lengths: number of given tokens of each row, or of each example of a packed
+      prefix_lengths: number of input tokens of each row, or of each example of a packed
         row.
-      segment_ids: number of each token's example, from 1, and 0 for padding; None if
-        each row is one example.
+      segment_ids: example of each token, from 1, and 0 for padding; None if each row is
+        one example.
       prompt_ids: prompt of each row, or of each example of a packed row; None if there
         is one prompt, or if rows are grouped by prompt.
-      vector_ids: index of the prompt vector at each position, negative for text; used
+      vector_ids: index of the prompt vector at each position, negative for text; only
         if a template inserts prompt vectors.
     """
 
@@ -46,7 +46,7 @@ class RowInfo(NamedTuple):
 
     @classmethod
     def from_targets(cls, batch: Batch) -> "RowInfo":
-        """Describes the rows of an encoder-decoder batch's targets; none is given."""
+        """Describes the rows of an encoder-decoder's targets; none of them is input."""
         count, length = batch.targets.shape
         return cls(
             jnp.full(count, length),
@@ -66,7 +66,7 @@ class RowInfo(NamedTuple):
         return self.prefix_lengths.shape[1] if self.prefix_lengths.ndim == 2 else 1
 
     def segments(self, length: int) -> Int[Array, "B T"]:
-        """Numbers each token's example, 0 for padding, in packed and other rows."""
+        """Numbers each token's example from 1, 0 for padding, whether packed or not."""
         if self.segment_ids is not None:
             return self.segment_ids
         return masks.real_tokens(self.lengths, length).astype(jnp.int32)
@@ -86,20 +86,20 @@ class RowInfo(NamedTuple):
     def of_examples(
         self, values: Int[Array, "B n"], positions: Int[Array, "#B m"]
     ) -> Int[Array, "B m"]:
-        """Returns the value that belongs to the example of each position of a row."""
+        """Returns the value of the example that each position of a row belongs to."""
         if self.segment_ids is None:
             return jnp.broadcast_to(values, (len(values), positions.shape[1]))
         # [B, T] -> [B, m], from 0; padding belongs to the first.
         example = jnp.take_along_axis(self.segment_ids, positions, axis=1) - 1
         return jnp.take_along_axis(values, jnp.maximum(example, 0), axis=1)
 
-    def is_given(self, length: int) -> Bool[Array, "B T"]:
-        """Marks the given tokens, as opposed to completed ones."""
+    def is_input(self, length: int) -> Bool[Array, "B T"]:
+        """Marks the input tokens, as opposed to completions."""
         if self.segment_ids is None:
             return masks.real_tokens(self.prefix_lengths, length)
         # [B, n] -> [B, T]: given tokens of each token's example.
-        given = self.of_examples(self.prefix_lengths, jnp.arange(length)[None])
-        return (self.positions_in_example(length) < given) & (self.segment_ids > 0)
+        inputs = self.of_examples(self.prefix_lengths, jnp.arange(length)[None])
+        return (self.positions_in_example(length) < inputs) & (self.segment_ids > 0)
 
 
 def positions_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -111,7 +111,7 @@ def positions_in_segment(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def check_groupable(rows: int, n: int) -> None:
-    """Checks that rows may be grouped by `n` prompts; a mesh must not shard them.
+    """Checks that rows can be grouped by `n` prompts; a mesh must not shard them.
 
     Raises:
       ValueError: if each device holds only some of the rows.
@@ -128,7 +128,7 @@ def select_prompts(
     rows: int,
     prompt_ids: Int[Array, "B"] | None,
 ) -> Float[Array, "_ *rest"]:
-    """Selects what each of `rows` rows has of `N` prompts; all share a single one."""
+    """Selects each row's entry among `N` prompts; all rows share a single one."""
     if len(stacked) == 1:
         return stacked
     if prompt_ids is not None:
@@ -141,7 +141,7 @@ def select_prompts(
 def last_vectors(
     last: Float[Array, "N D"], positions: Int[Array, "B m"], rows: RowInfo
 ) -> Float[Array, "#B #m D"]:
-    """Selects the last vector of the prompt that precedes each of some tokens."""
+    """Selects the last vector of the prompt before each of some tokens."""
     ids, count = rows.prompt_ids, len(positions)
     if len(last) == 1:
         return last[:, None]  # [1, 1, D]

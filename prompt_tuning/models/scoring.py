@@ -29,14 +29,7 @@ def token_losses(
     batch: Batch,
     key: Key[Array, ""] | None = None,
 ) -> TokenLoss:
-    """Runs the model and returns the losses `[B, m]` at `batch.loss_positions`.
-
-    Args:
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: one batch, without an accumulation axis.
-      key: random key for dropout; None disables dropout.
-    """
+    """Runs the model on one batch; returns losses `[B, m]` at its `loss_positions`."""
     model = merge_model(graph, parameters)
     return target_losses(model.hidden(batch, key), model.output_head(), batch)
 
@@ -44,9 +37,9 @@ def token_losses(
 def pooled_states(
     graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B D"]:
-    """Computes the mean of the states at a batch's loss positions, by loss weights.
+    """Averages the states at a batch's loss positions, weighted by loss weights.
 
-    These are the states after the final norm, before an encoder's transform of them.
+    They are taken after the final norm, before an encoder's transform.
     """
     model = _without_transform(merge_model(graph, parameters))
     return mean_vectors(model.hidden(batch), batch.loss_weights)
@@ -59,7 +52,7 @@ def _without_transform(model: LanguageModel) -> LanguageModel:
 
 
 class HeldOutLosses(NamedTuple):
-    """Losses at a batch's learned positions, `[B, m]`.
+    """Losses at the positions that have a loss weight, `[B, m]`.
 
     Attributes:
       nll: cross-entropy of the target, in nats.
@@ -78,12 +71,12 @@ def held_out_losses(
     parameters: Parameters,
     batch: Batch,
 ) -> HeldOutLosses:
-    """Runs the model once for the cross-entropy and for an objective."""
+    """Runs the model once for both the cross-entropy and an objective."""
     model = merge_model(graph, parameters)
     hidden, head = model.hidden(batch), model.output_head()
     losses = target_losses(hidden, head, batch)
-    own = objective.token_losses(hidden, head, batch, parameters)
-    return HeldOutLosses(losses.nll, losses.correct, own.nll)
+    objective_losses = objective.token_losses(hidden, head, batch, parameters)
+    return HeldOutLosses(losses.nll, losses.correct, objective_losses.nll)
 
 
 def merge_model(graph: nnx.GraphDef, parameters: Parameters) -> LanguageModel:
@@ -103,9 +96,9 @@ def class_nll(
 ) -> Float[Array, "B C"]:
     """Computes the negative log likelihood of each class of a class head, in nats.
 
-    It is that of one class of all, or of each class being true if several may be; in a
-    regression it is minus each number. The labels of the batch are not read; one token
-    for each text is enough.
+    For exclusive classes it comes from one softmax, for others from a sigmoid each; for
+    a regression it is minus the predicted number. The batch's labels are not read: one
+    token per text is enough.
     """
     model = merge_model(graph, parameters)
     first, _ = model.label_states(batch)
@@ -120,7 +113,7 @@ def class_nll(
 def tag_nll(
     graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> Float[Array, "B m C"]:
-    """Computes the negative log likelihood of each class of each learned token."""
+    """Computes the negative log likelihood of each class at each learned token."""
     model = merge_model(graph, parameters)
     return -jax.nn.log_softmax(model.logits(model.hidden(batch)))
 
@@ -128,9 +121,9 @@ def tag_nll(
 def label_losses(
     graph: nnx.GraphDef, parameters: Parameters, batch: LabelBatch
 ) -> Float[Array, "B C 2"]:
-    """Computes `label_nll`, and for each label the number of tokens that are wrong.
+    """Computes `label_nll`, and for each label how many of its tokens are wrong.
 
-    A token is wrong if the model scores another one higher.
+    A token is wrong if another one scores higher.
     """
     model = merge_model(graph, parameters)
     first, later = model.label_states(batch)
@@ -153,7 +146,7 @@ def greedy_tokens(
 ) -> Int[Array, "B W"]:
     """Finds the most probable token at each place of each text's only label.
 
-    The tokens of the label before that place are given.
+    The label's tokens before that place are given.
     """
     model = merge_model(graph, parameters)
     first, later = model.label_states(batch)
@@ -176,16 +169,7 @@ def loss_sums(
     objective: Objective = NATS_PER_WEIGHT,
     prefix: Prefix = None,
 ) -> AnySums:
-    """Computes the sums of an objective over a batch.
-
-    Args:
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: one batch, without an accumulation axis.
-      key: random key for dropout; None disables dropout.
-      objective: the objective.
-      prefix: result of the model's `prefix`, if it was run before.
-    """
+    """Computes an objective's sums over one batch, without an accumulation axis."""
     model = merge_model(graph, parameters)
     if objective.embeds is not None:
         model = _without_transform(model)

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba: memories of channels, whose numbers decay at own rates.
+"""Mamba's selective scan: channels whose memory decays at a separate rate per number.
 
 Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
 algorithm 2. Each of `H` channels has a memory `S` of `K` numbers, which decay at the
@@ -8,10 +8,10 @@ channel's rates `A`. All channels share a position's query `q` (there `C`) and k
     S_t = exp(d_t * A) * S_{t-1} + d_t * v_t * k_t
     o_t = S_t . q_t
 
-Each number decays by a factor of its own, so no product of matrices computes a chunk:
-`chunked_scan` goes through the positions, too. Its backward pass keeps the memory at
-the beginning of each chunk and computes the others again (section 3.3.2 there), which
-was 10 times as fast on a CPU as a parallel scan. Both forms compute in float32.
+Since each number decays at its own rate, a chunk cannot be computed as a matrix
+product, so `chunked_scan` loops over positions, too. Its backward pass keeps the memory
+at the start of each chunk and recomputes the rest (section 3.3.2 there), which was 10
+times as fast on a CPU as a parallel scan. Both functions compute in float32.
 """
 
 import functools
@@ -28,13 +28,14 @@ CHUNK = 16
 
 
 class ScanInputs(NamedTuple):
-    """What positions give to the rule, of rows, `[R, T, ...]`, or all together.
+    """Inputs of the rule for rows of positions, `[R, T, ...]`, or for positions, `[n,
+    ...]`.
 
     Attributes:
       query: `[R, T, K]`.
       key: `[R, T, K]`.
       value: `[R, T, H, 1]`.
-      step: `[R, T, H]`; with 0 a position leaves the memory as it is.
+      step: `[R, T, H]`; a position with step 0 leaves the memory unchanged.
     """
 
     query: Float[Array, "*lead K"]
@@ -46,7 +47,7 @@ class ScanInputs(NamedTuple):
 def recurrent_scan(
     inputs: ScanInputs, memory: Float[Array, "R H K 1"], rates: Float[Array, "H K"]
 ) -> tuple[Float[Array, "R T H 1"], Float[Array, "R H K 1"]]:
-    """Computes the rule position by position; returns output and last memory."""
+    """Computes the rule position by position; returns the output and last memory."""
     return run_positions(functools.partial(_step, rates), inputs, memory)
 
 
@@ -58,7 +59,7 @@ def chunked_scan(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Float[Array, "R T H 1"], Float[Array, "R H K 1"]]:
-    """Computes the rule chunk by chunk; further arguments as of `run_chunks`."""
+    """Computes the rule chunk by chunk; takes the other arguments of `run_chunks`."""
 
     def run_chunk(inputs, memory, examples):
         new = None

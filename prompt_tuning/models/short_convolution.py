@@ -1,8 +1,8 @@
-"""The gated short convolution of LFM2: a mixer whose state is a window of inputs.
+"""LFM2's gated short convolution: a mixer with a window of past inputs as its state.
 
 Liquid AI 2025, "LFM2 Technical Report", section 2: with `b, c, x = input(h)`, the
-output is `output(c * convolution(b * x))`. The convolution is causal, of few positions
-and of each channel alone.
+output is `output(c * convolution(b * x))`. The convolution is causal, spans few
+positions, and treats each channel separately.
 """
 
 from collections.abc import Sequence
@@ -61,27 +61,24 @@ class ShortConvolution(nnx.Module):
         views: Sequence[StreamView],
         state: RecurrentState | None,
     ) -> tuple[Float[Array, "n D"], tuple[RecurrentState, ...]]:
-        """Applies the mixer of one block.
+        """Applies one block's mixer to normalized hidden states of all streams.
 
-        Args:
-          x: normalized hidden states of all streams.
-          views: the streams; each continues the one before it.
-          state: state that the first of them continues; None at the beginning.
-
-        Returns:
-          the output, and the state after each stream.
+        Each stream continues the state of the one before it, the first one `state`, or
+        zeros if None. Returns the output, and the state after each stream.
         """
-        before, after, inner = jnp.split(self.input(x), 3, axis=-1)  # [n, D] each
+        gate_in, gate_out, inner = jnp.split(self.input(x), 3, axis=-1)  # [n, D] each
         taps = self.taps[...].astype(x.dtype)
         outputs, states = [], []
-        for part, view in zip(split_streams(before * inner, views), views, strict=True):
+        for part, view in zip(
+            split_streams(gate_in * inner, views), views, strict=True
+        ):
             assert view.state is not None  # every stream of such a model has one
             window = None if state is None else cast(Array, state.window)
             output, window = convolve(part, taps, view.state, window)
             state = RecurrentState(window)
             outputs.append(output)
             states.append(state)
-        return self.output(after * flatten_streams(outputs)), tuple(states)
+        return self.output(gate_out * flatten_streams(outputs)), tuple(states)
 
 
 def convolve(
@@ -90,7 +87,7 @@ def convolve(
     view: StateView,
     window: Float[Array, "N W C"] | None,
 ) -> tuple[Float[Array, "R Q C"], Float[Array, "R W C"]]:
-    """Computes a causal convolution of each channel alone, from a window of inputs on.
+    """Convolves each channel causally, continuing a window of earlier inputs.
 
     Args:
       x: inputs of rows.
@@ -121,9 +118,9 @@ def convolve(
 def _at_start(
     start: Float[Array, "R *n W C"], view: StateView, distance: int
 ) -> Float[Array, "R Q C"]:
-    """Returns what each example continues, `distance` positions before each position.
+    """Returns the window's input that lies `distance` positions before each position.
 
-    Only positions closer to the beginning of their example use it.
+    It is right only for positions within `distance` of their example's start.
     """
     count = start.shape[-2]
     place = jnp.clip(count + view.positions - distance, 0, count - 1)  # [R, Q]

@@ -1,4 +1,4 @@
-"""Keys and values that blocks read, computed before them or by other blocks."""
+"""Keys and values that a block does not compute itself: earlier or shared ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,16 +21,16 @@ Shared = dict[str, tuple[KeyValues, ...]]
 def shared_keys(
     config: ModelConfig, views: Sequence[StreamView], past: Sequence[Context]
 ) -> tuple[Shared, Shared]:
-    """Returns the keys and values that layers read of other layers.
+    """Prepares the keys and values that some layers take from other layers.
 
     Returns:
-      those of the streams, zeros at first, and those that precede the streams.
+      the streams' keys and values, initially zeros, and those before the streams.
     """
     if not config.sharing_layers:
         return {}, {}
     known, layers = stacked_key_values(past), shared_layers(config)
-    own = dict.fromkeys(layers, empty_keys(config, views))
-    return own, {name: entries(known, layer) for name, layer in layers.items()}
+    zeros = dict.fromkeys(layers, empty_keys(config, views))
+    return zeros, {name: entries(known, layer) for name, layer in layers.items()}
 
 
 def empty_keys(
@@ -43,20 +43,22 @@ def empty_keys(
     return tuple(KeyValues(x, x) for x in zeros)
 
 
-def keys_of_others(
+def reused_keys(
     kind: Sequence[str], shared: Shared, before: Shared, past: Mapping[str, Any]
 ) -> tuple[tuple[KeyValues, ...] | None, Mapping[str, Any]]:
     """Returns the streams' keys and what precedes them, for a block of a kind.
 
-    The first is None if the block computes its own, and then `past` precedes them.
+    The first is None if the block computes its own keys; then `past` precedes them.
     """
     for part in before.keys() & {*kind}:
         return shared[part], {KEYS: before[part]}
     return None, past
 
 
-def with_own(shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]) -> Shared:
-    """Returns them after a block that may leave those that later ones read."""
+def with_shared_keys(
+    shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]
+) -> Shared:
+    """Updates the shared keys after a block that later ones may read from."""
     readers = {SHARING.get(part) for part in kind}.intersection(shared)
     return shared | {name: kept[KEYS] for name in readers if name}
 
@@ -64,7 +66,7 @@ def with_own(shared: Shared, kind: Sequence[str], kept: Mapping[str, Any]) -> Sh
 def encoder_outputs(
     contexts: Sequence[Context],
 ) -> list[Float[Array, "B S D"] | None]:
-    """Returns encoder outputs; each block computes its keys and values itself."""
+    """Returns the encoder outputs that each block projects itself, None elsewhere."""
     return [
         None
         if isinstance(source, KeyValues)
@@ -74,13 +76,13 @@ def encoder_outputs(
 
 
 def stacked_key_values(contexts: Sequence[Context]) -> tuple[KeyValues | None, ...]:
-    """Returns keys and values of all blocks; None where blocks compute their own."""
+    """Returns keys and values of all blocks, None where blocks compute their own."""
     sources = [context.key_values for context in contexts]
     return tuple(x if isinstance(x, KeyValues) else None for x in sources)
 
 
 def gathers_weights(axes: Mapping[str, ParameterAxes]) -> bool:
-    """Returns whether some parameter is sharded and gathered where it is used."""
+    """Tests whether any parameter is sharded and gathered where it is used."""
     return any(
         parameter_gathering.needs_gather(known.names, path)
         for path, known in axes.items()

@@ -1,6 +1,7 @@
-"""The fused attention kernel of JAX for TPUs, splash attention.
+"""JAX's fused attention kernel for TPUs, splash attention.
 
-Rows are padded to whole blocks; padding is a segment, so no query attends to it.
+Rows are padded to whole blocks; the padding is a separate segment, so no query attends
+to it.
 """
 
 import functools
@@ -89,7 +90,7 @@ def backward(
 
 
 def _row_backward(kernel, query, keys, values, segments, output, d_output, sums):
-    """Calls the backward pass that JAX's own rule calls, with sums of all sources."""
+    """Calls the backward pass of JAX's own rule, with sums over all sources."""
     residuals = (query, keys, values, segments, None, output, sums)
     residuals += (kernel.dq_mask_info, kernel.dkv_mask_info)
     settings = kernel.kwargs | {"save_residuals": False}
@@ -131,7 +132,7 @@ def _missing(size: int) -> int:
 
 
 def _padded(query: Query, keys: Keys, values: Keys, segments: Segments) -> Any:
-    """Pads all arrays to whole blocks, and numbers the segments of each row."""
+    """Pads all arrays to whole blocks, and numbers each row's segments."""
     batch, _, length, _ = query.shape
     key_count = keys.shape[1]
     if segments is None:

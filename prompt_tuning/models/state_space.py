@@ -1,4 +1,4 @@
-"""The state-space rule of Mamba-2: linear attention whose memory decays.
+"""Mamba-2's state-space rule: linear attention with a decaying memory.
 
 Dao and Gu 2024, "Transformers are SSMs: Generalized Models and Efficient Algorithms
 Through Structured State Space Duality", section 6. A head's memory is a matrix `S` of
@@ -8,8 +8,8 @@ step `d` and decay `a` (`d A`, whose exponential is at most 1) computes
     S_t = exp(a_t) * S_{t-1} + d_t * k_t v_t^T
     o_t = S_t^T q_t
 
-`recurrent_states` does exactly this, position by position. `chunked_states` computes
-the same by matrix products within chunks, with a loop over chunks only. Both compute in
+`recurrent_states` does exactly this, one position at a time. `chunked_states` computes
+the same with matrix products within chunks and loops over chunks only. Both compute in
 float32.
 """
 
@@ -22,14 +22,15 @@ from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class StateInputs(NamedTuple):
-    """What positions give to the rule, of rows, `[R, T, ...]`, or all together.
+    """Inputs of the rule for rows of positions, `[R, T, ...]`, or for positions, `[n,
+    ...]`.
 
     Attributes:
       query: `[R, T, G, K]`, each for equally many consecutive heads.
       key: `[R, T, G, K]`.
       value: `[R, T, H, V]`.
       decay: logarithm of the decay, `[R, T, H]`.
-      step: `[R, T, H]`; with 0 and a decay of 0 a position leaves the memory as it is.
+      step: `[R, T, H]`; a position with step 0 and decay 0 leaves the memory unchanged.
     """
 
     query: Float[Array, "*lead G K"]
@@ -42,7 +43,7 @@ class StateInputs(NamedTuple):
 def recurrent_states(
     inputs: StateInputs, memory: Float[Array, "R H K V"]
 ) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
-    """Computes the rule position by position; returns output and last memory."""
+    """Computes the rule position by position; returns the output and last memory."""
     shared = inputs.value.shape[2] // inputs.key.shape[2]
 
     def step(memory, position):
@@ -62,7 +63,7 @@ def chunked_states(
     *,
     chunk: int = CHUNK,
 ) -> tuple[Float[Array, "R T H V"], Float[Array, "R H K V"]]:
-    """Computes the rule chunk by chunk; arguments as of `run_chunks`."""
+    """Computes the rule chunk by chunk; takes the same arguments as `run_chunks`."""
     return run_chunks(_run_chunk, inputs, starts, segments, chunk)
 
 

@@ -1,4 +1,4 @@
-"""The base of mixers that compute the rule in `state_space`."""
+"""Base class of the mixers that compute the rule in `state_space`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ from prompt_tuning.models.state_space import (
 
 
 class StateSpaceMixer(MemoryMixer):
-    """Base class of mixers whose `factors` are a decay and a step of each head."""
+    """A mixer whose `factors` are a decay and a step for each head."""
 
     recurrent, chunked = staticmethod(recurrent_states), staticmethod(chunked_states)
 

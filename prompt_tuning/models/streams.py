@@ -1,7 +1,7 @@
 """Streams of rows that run through the blocks together, and the keys they attend to.
 
-A *stream* is a set of rows with positions that attend to the same kinds of keys: text,
-a prompt, or both joined. Position-wise layers (norms, projections, the feed-forward
+A *stream* is a set of rows whose positions attend to the same kinds of keys: text, a
+prompt, or both joined. Position-wise layers (norms, projections, the feed-forward
 layer) run on all streams together as one `[positions, D]`; `flatten_streams` and
 `split_streams` convert between the two forms.
 """
@@ -30,7 +30,7 @@ ContextMask = Bool[Array, "_ 1 _ _"] | None
 
 
 class BlockInput(NamedTuple):
-    """Change made to a stream's hidden states as they enter each block.
+    """A change to a stream's hidden states as they enter each block.
 
     Attributes:
       values: tree of arrays, stacked on `L`.
@@ -49,19 +49,18 @@ class Stream:
       hidden: hidden states, `[R, Q, D]`.
       positions: positions for the rotary embedding, the learned table or the relative
         bias, `[1 or R, Q]`.
-      mask: mask of attention within each row; a `CausalMask` where it is one.
+      mask: attention mask within each row; a `CausalMask` if causal.
       context_mask: mask of the keys that later streams attend to; None for no mask.
-      context_rows: row of this stream that each row of a later stream attends to,
-        `[R]`, or several of them, `[R, n]`; None if equally many consecutive rows share
-        each.
+      context_rows: row or rows of this stream that each row of a later stream attends
+        to, `[R]` or `[R, n]`; None if each serves equally many consecutive rows.
       context_positions: positions of the keys that later streams attend to; `positions`
         if None.
-      segments: number of each position's example in packed rows, 0 for padding.
+      segments: example of each position in packed rows, 0 for padding.
       lengths: number of real positions of each row, which come first; None for all.
       block_input: change made to `hidden` as it enters each block.
       shared: whether these rows are prompts shared by the batch instead of rows of it.
       beyond_window: whether windows leave these keys in sight of later streams.
-      active: marks where adapters act that some tokens invoke; None if there are none.
+      active: marks where a token has invoked the adapters; None if they always act.
     """
 
     hidden: Float[Array, "R Q D"]
@@ -89,15 +88,15 @@ class Stream:
 
     @property
     def dropout_index(self) -> DropoutIndex:
-        """Index of each element of `hidden` in the whole batch."""
+        """Index in the whole batch of each element of `hidden`."""
         return DropoutIndex.for_rows(self.hidden.shape, self.row_range.first)
 
     def shift_positions(self, count: Count) -> "Stream":
-        """Returns the same rows with positions that start `count` later."""
+        """Returns the same rows, `count` positions later."""
         return dataclasses.replace(self, positions=self.positions + count)
 
     def as_context(self, kept: "Kept") -> "Context":
-        """Returns the context of later streams, given what this stream left behind."""
+        """Returns this stream as context of later streams, given what it kept."""
         return Context(
             kept.key_values,
             self.context_mask,
@@ -117,12 +116,12 @@ class Stream:
 
 
 class Kept(NamedTuple):
-    """What a stream leaves behind for later positions, in all blocks.
+    """What a stream leaves for later positions, in all blocks.
 
     Attributes:
       key_values: keys and values, stacked on the layers with attention.
       state: states after each row's last real position, stacked on the recurrent
-        layers; None if there are none.
+        layers; None without such layers.
     """
 
     key_values: KeyValues
@@ -133,15 +132,14 @@ class Context(NamedTuple):
     """Keys and values of all blocks, computed earlier, as a stream attends to them.
 
     Attributes:
-      key_values: `[L, G, N, S, K]`; `N` is `R`, or less if rows share them. Or an
+      key_values: `[L, G, N, S, K]`, where `N` is `R`, or less if rows share them; or an
         encoder's output `[N, S, D]`, from which each block computes its own.
       mask: see `Stream.context_mask`.
       rows: see `Stream.context_rows`.
       positions: positions for the relative position bias and for windows, `[1 or N,
         S]`; None in cross-attention, which has neither, and for keys that windows leave
         in sight.
-      state: states after it; None in a model without recurrent layers, and if the
-        context changes none.
+      state: recurrent states after it; None if it has or changes none.
     """
 
     key_values: KeyValues | Array
@@ -159,14 +157,14 @@ class Context(NamedTuple):
 
 
 class BlockValues(NamedTuple):
-    """The values that differ between the blocks of a stack, besides their parameters.
+    """Values that differ between the blocks of a stack, apart from parameters.
 
     Attributes:
       reach: number of positions that a query attends to, itself included, `[L]`; None
-        if there are no windows.
-      rotary_table: index of the rotary angles, `[L]`; None if all blocks have the same.
+        without windows.
+      rotary_table: index of the rotary angles, `[L]`; None if all blocks use the same.
       bias_table: bias of each head and bucket of relative positions, `[L, H, buckets]`;
-        None if all blocks have the same, or none.
+        None if blocks do not differ in it.
     """
 
     reach: Int[Array, "*L"] | None
@@ -184,7 +182,7 @@ class AttentionView(NamedTuple):
       distance: number of positions from each key to each query; None if windows leave
         all keys in sight.
       buckets: buckets of relative positions, if the bias differs between blocks.
-      shared: whether all rows attend to the one row of the source.
+      shared: whether all rows attend to the source's only row.
     """
 
     mask: OwnMask
@@ -195,7 +193,7 @@ class AttentionView(NamedTuple):
     shared: bool = False
 
     def in_block(self, values: BlockValues) -> "AttentionView":
-        """Returns the view of one block, given its slice of what differs."""
+        """Returns the view for one block, given its slice of the values."""
         mask, bias = self.mask, self.bias
         if values.reach is not None and self.distance is not None:
             assert not isinstance(mask, CausalMask)  # no fused kernel has windows
@@ -206,13 +204,13 @@ class AttentionView(NamedTuple):
         return self._replace(mask=mask, bias=bias, distance=None, buckets=None)
 
     def with_mask_array(self, length: int) -> "AttentionView":
-        """Returns the view of a source of a length, with an array as its mask."""
+        """Returns the view of a source of `length` keys, with its mask as an array."""
         if not isinstance(self.mask, CausalMask):
             return self
         return self._replace(mask=self.mask.array(length))
 
     def attention_source(self, key_values: KeyValues) -> AttentionSource:
-        """Returns the attention source made from one block's keys and values."""
+        """Combines this view with one block's keys and values."""
         if self.rows is not None:
             selected = (_select_rows(part, self.rows) for part in key_values)
             key_values = KeyValues(*selected)
@@ -222,7 +220,7 @@ class AttentionView(NamedTuple):
 def bias_of_buckets(
     table: Float[Array, "H buckets"], buckets: Int[Array, "#R Q S"]
 ) -> Float[Array, "#R H Q S"]:
-    """Returns the bias of each head for the bucket of each query and key."""
+    """Looks up each head's bias for the bucket of each query and key."""
     # A product with a one-hot array is faster than looking up `Q * S` numbers.
     hot = jax.nn.one_hot(buckets, table.shape[-1], dtype=table.dtype)
     return jnp.einsum("rqsb,hb->rhqs", hot, table)  # [R, Q, S, buckets] before
@@ -231,13 +229,13 @@ def bias_of_buckets(
 def _select_rows(
     part: Shaped[Array, "G N S K"], rows: Array
 ) -> Shaped[Array, "G R _ K"]:
-    """Selects rows of `N` for each of `R` rows; several are concatenated on `S`."""
+    """Selects one of `N` rows for each of `R`, or a few, concatenated on `S`."""
     selected = part[:, rows]  # [G, R, S, K] or [G, R, n, S, K]
     return selected.reshape(len(part), len(rows), -1, part.shape[-1])
 
 
 class StreamView(NamedTuple):
-    """The description of one stream that a block needs.
+    """What a block needs to know about one stream.
 
     Attributes:
       shape: rows and positions on this device, `(R, Q)`.
@@ -245,7 +243,7 @@ class StreamView(NamedTuple):
       cross_views: sources of cross-attention: an encoder's outputs.
       first_row: index in the whole batch of the first row.
       rows: number of rows in the whole batch.
-      state: how it continues states of recurrent layers; None without such layers.
+      state: how it continues recurrent states; None without such layers.
       relative: vectors of its relative positions, or None.
     """
 
@@ -258,38 +256,37 @@ class StreamView(NamedTuple):
     relative: RelativePositions | None = None
 
     def in_block(self, values: BlockValues) -> "StreamView":
-        """Returns the view of one block, given its slice of what differs."""
+        """Returns the view for one block, given its slice of the values."""
         return self._replace(
             self_views=tuple(view.in_block(values) for view in self.self_views)
         )
 
 
 def mask_of_rows(mask: ContextMask, rows: int) -> ContextMask:
-    """Repeats a mask of fewer rows; each serves consecutive rows."""
+    """Repeats a mask with fewer rows, each for consecutive rows."""
     if mask is None or len(mask) in (1, rows):
         return mask
     return jnp.repeat(mask, rows // len(mask), axis=0)
 
 
 def key_count(streams: Sequence[Stream], past: Sequence[Context]) -> int:
-    """Returns the number of keys that each position of the last stream attends to."""
-    *before, own = streams
+    """Returns how many keys each position of the last stream attends to."""
+    *first_streams, last = streams
     earlier = [(x.rows, _length(x.key_values)) for x in past]
-    earlier += [(x.context_rows, x.hidden.shape[1]) for x in before]
-    count = own.hidden.shape[1]
+    earlier += [(x.context_rows, x.hidden.shape[1]) for x in first_streams]
+    count = last.hidden.shape[1]
     for rows, length in earlier:
         count += length if rows is None or rows.ndim == 1 else length * rows.shape[1]
     return count
 
 
 def _length(source: KeyValues | Array) -> int:
-    """Returns the number of keys of a source in each row."""
     part = source.keys if isinstance(source, KeyValues) else source
     return part.shape[-2]
 
 
 def position_numbers(views: Sequence[StreamView]) -> Int[Array, "n"]:
-    """Numbers all positions of all streams as the whole batch does, on any mesh."""
+    """Numbers the positions of all streams as in the whole batch, on any mesh."""
     numbers, start = [], 0
     for view in views:
         rows, length = view.shape
@@ -341,7 +338,7 @@ def apply_block_inputs(
 def state_view(
     streams: Sequence[Stream], index: int, past: Sequence[Context]
 ) -> StateView:
-    """Returns how a stream continues the states of what precedes it."""
+    """Returns how a stream continues the states before it."""
     stream, rows = streams[index], None
     if index:
         rows = streams[index - 1].context_rows
@@ -354,6 +351,6 @@ def state_view(
 def kept_by_stream(
     kept: Mapping[str, tuple[Any, ...]],
 ) -> tuple[Kept, ...]:
-    """Returns what each stream leaves behind, from what it leaves by `kept_by`."""
+    """Regroups by stream what blocks keep by the names in `kept_by`."""
     states = [parts for name, parts in kept.items() if name in MIXERS]
     return tuple(map(Kept, kept[KEYS], *states))

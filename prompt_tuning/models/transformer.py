@@ -1,4 +1,4 @@
-"""Blocks, stacked and scanned, over one or more streams of rows.
+"""Stacks of blocks, scanned, over one or more streams of rows.
 
 A prompt shared by the batch is a stream `[N, P, D]` next to the text `[B, T, D]`, which
 attends to both. Earlier keys and values (a cache, an encoder) are passed as `Context`.
@@ -57,10 +57,10 @@ from prompt_tuning.models.source_keys import (
     empty_keys,
     encoder_outputs,
     gathers_weights,
-    keys_of_others,
+    reused_keys,
     shared_keys,
     stacked_key_values,
-    with_own,
+    with_shared_keys,
 )
 from prompt_tuning.models.streams import (
     AttentionView,
@@ -86,7 +86,7 @@ from prompt_tuning.sharding import collectives, parameter_gathering
 class Stack(nnx.Module):
     """All blocks of an encoder or a decoder, and the norm after them.
 
-    Subclasses override the methods below `run` to add prompts.
+    To add prompts, override the methods below `run`.
 
     Attributes:
       stack: "encoder" or "decoder".
@@ -94,9 +94,9 @@ class Stack(nnx.Module):
       layers: the blocks, every parameter stacked on `L`, or on the blocks that have it.
       final_norm: norm that the caller applies at the positions it needs; None if each
         block ends with a norm.
-      relative_position_bias: T5's bias; None in other models.
-      relative_vectors: DeBERTa's vectors of relative positions; None in other models.
-      layer_inputs: what makes further inputs of blocks, or None; see its module.
+      relative_position_bias: T5's bias, or None.
+      relative_vectors: DeBERTa's vectors of relative positions, or None.
+      layer_inputs: computes extra inputs of blocks, or None; see the module.
     """
 
     def __init__(
@@ -153,15 +153,15 @@ class Stack(nnx.Module):
         """Runs streams through all blocks.
 
         Args:
-          streams: the streams; each attends to itself and to those before it, and
+          streams: the streams; each attends to itself and the earlier ones, and
             continues the states of the one before it.
           past: keys, values and states that precede each row, computed earlier.
           cross: an encoder's output.
-          key: random key for dropout; None disables dropout.
-          keep: whether to return what the streams leave behind.
+          key: random key for dropout.
+          keep: whether to return what the streams leave for later ones.
 
         Returns:
-          each stream's hidden states before the final norm, and what it leaves behind.
+          each stream's hidden states before the final norm, and what it leaves.
         """
         views = self._views(streams, past, cross)
         axes = logical_axes(self.layers)
@@ -173,24 +173,24 @@ class Stack(nnx.Module):
         def body(graph, kind, carry, layer):
             hidden, captured, shared = carry
             # `layer` is one block's slice of everything that is stacked on L.
-            parameters, (input_values, cross, key, values, number, added), past = layer
+            parameters, (input_values, cross, key, values, number, extra), past = layer
             hidden = apply_block_inputs(hidden, views, block_inputs, input_values)
             whole = move_to_device(parameters)
             whole = parameter_gathering.gather_parameters(whole, axes)
             block = cast(Block, merge(graph, whole))
             cross = block.cross_keys_values(cross, encoded, key)
-            bare = number == 0 if self.config.unnormed_first else None
+            skip_norm = number == 0 if self.config.unnormed_first else None
             turned = angles and angles.of_table(values.rotary_table)
             own_views = tuple(view.in_block(values) for view in views)
-            own, past = keys_of_others(kind, shared, before, past)
-            given = turned, numbers, own_views, past, cross, key, bare, own, added
+            reused, past = reused_keys(kind, shared, before, past)
+            inputs = turned, numbers, own_views, past, cross, key
             with intermediates.collect_block(captured, number) as captured:
-                hidden, kept = block(hidden, *given)
-            carry = hidden, captured, with_own(shared, kind, kept)
+                hidden, kept = block(hidden, *inputs, skip_norm, reused, extra)
+            carry = hidden, captured, with_shared_keys(shared, kind, kept)
             return carry, kept if keep else {}
 
         encoded, numbered = encoder_outputs(cross), self.config.unnormed_first
-        hidden, added = first_inputs(self.layer_inputs, streams)
+        hidden, extra = first_inputs(self.layer_inputs, streams)
         shared, before = shared_keys(self.config, views, past)
         size = self.count, hidden, key_count(streams, past)
         captured = intermediates.start_capture(self.stack, *size)
@@ -203,7 +203,7 @@ class Stack(nnx.Module):
                 keys,
                 self._block_values(),
                 jnp.arange(self.count) if captured or numbered else None,
-                added,
+                extra,
             )
             (hidden, captured, _), kept = self._scan(
                 body, (hidden, captured, shared), others, past, policy
@@ -224,19 +224,19 @@ class Stack(nnx.Module):
         """Runs the blocks; returns the carry, and what they return, by `kept_by`.
 
         Args:
-          body: `f(graph, kind, carry, layer)`, where `layer` has the parameters of a
-            block of that structure, its `others` and what precedes its streams.
-          carry: what the first block gets.
+          body: `f(graph, kind, carry, layer)`; `layer` has one block's parameters, its
+            `others` and what precedes its streams.
+          carry: input of the first block.
           others: inputs of each block, stacked on `L`.
           past: keys, values and states that precede each row.
           policy: what is saved for the backward pass.
         """
         graph, parameters = split(self.layers)
         names = {name for kind in self.kinds for name in kept_by(kind)}
-        own: dict[str, Any] = dict.fromkeys(
+        preceding: dict[str, Any] = dict.fromkeys(
             names - {KEYS}, last_state([context.state for context in past])
         )
-        own |= {KEYS: stacked_key_values(past)} if KEYS in names else {}
+        preceding |= {KEYS: stacked_key_values(past)} if KEYS in names else {}
         kinds = dict.fromkeys(self.kinds)
         if len(kinds) == 1:
             [kind] = kinds
@@ -244,7 +244,7 @@ class Stack(nnx.Module):
                 lambda carry, layer: body(graph, kind, carry, (layer[0], *layer[1])),
                 carry,
                 parameters,
-                (others, own),
+                (others, preceding),
                 policy,
                 gathers=gathers_weights(logical_axes(self.layers))
                 or any_on_host(parameters),
@@ -255,14 +255,12 @@ class Stack(nnx.Module):
         bodies = {
             kind: functools.partial(body, structures[kind], kind) for kind in kinds
         }
-        return scan_mixed(bodies, carry, self.kinds, parameters, others, own, policy)
+        return scan_mixed(
+            bodies, carry, self.kinds, parameters, others, preceding, policy
+        )
 
     def prefix_stream(self, key: Key[Array, ""] | None = None) -> Stream | None:
-        """Returns the stream that runs once, ahead of all rows; None here.
-
-        Args:
-          key: random key for dropout; None disables dropout.
-        """
+        """Returns the stream that runs once, ahead of all rows; None here."""
         del key
         return None
 
@@ -289,12 +287,8 @@ class Stack(nnx.Module):
     ) -> KeyValues:
         """Computes every block's keys and values of an encoder's output.
 
-        They have shape `[L, G, B, S, K]`.
-
-        Args:
-          encoded: output of rows of the batch, or of prompts that rows share.
-          key: random key for dropout; None disables dropout.
-          shared: whether it is that of shared prompts.
+        They are `[L, G, B, S, K]`. `shared` tells the output of shared prompts from
+        that of the batch's rows.
         """
         assert self.layers.cross_attention is not None
         graph, parameters = split(self.layers.cross_attention)
@@ -315,7 +309,6 @@ class Stack(nnx.Module):
         return jax.lax.map(project, (parameters, keys))
 
     def _angles(self, streams: Sequence[Stream]) -> RotaryAngles | None:
-        """Computes the rotary angles of all positions of all streams."""
         if self.config.positions != "rotary":
             return None
         # Of each stream, [R, Q].
@@ -326,7 +319,6 @@ class Stack(nnx.Module):
         return rotary_angles(flatten_streams(positions), self.config)
 
     def _block_values(self) -> BlockValues:
-        """Returns what differs between the blocks, stacked on `L`."""
         config, bias = self.config, self.relative_position_bias
         reach = table = None
         if self.windowed_layers:

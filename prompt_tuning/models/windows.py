@@ -1,4 +1,4 @@
-"""Distances that windows and chunks of attention compare with their size."""
+"""Distances from keys to queries, for attention with windows or chunks."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -12,16 +12,11 @@ def window_distance(
     config: ModelConfig,
     bidirectional: bool,
 ) -> Int[Array, "#R Q S"]:
-    """Returns the distance of each key from each query; within a window it is smaller.
+    """Returns the distance of each key from each query; windows hold smaller ones.
 
-    With chunks, it is the window's size for keys of earlier chunks, and else 0: keys
-    that a prompt leaves in sight of all queries are as if after them.
-
-    Args:
-      queries: positions of the queries.
-      keys: positions of the keys.
-      config: config of the model.
-      bidirectional: whether windows reach to both sides.
+    With chunks, keys of earlier chunks get the window's size, the rest 0. Keys of a
+    prompt that all queries see count as later than the queries. `queries` and `keys`
+    are positions, and windows reach to both sides if `bidirectional`.
     """
     if config.chunked:
         assert config.window is not None  # as windowed_layers need one
