@@ -1,4 +1,4 @@
-"""Runs commands on file systems that are too small for them; see `kill_tests`.
+"""Runs commands on file systems that are too small for them.
 
 Each is run in a tmpfs of every size, a page more at a time, so that the space ends in
 each of its writes. It must then print one message and exit with code 1, and with more
@@ -11,17 +11,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from scripts.kill_tests import (
-    Contents,
-    Scenario,
-    contents,
-    differences,
-    finish,
-    output,
-    padded,
-    run_options,
-    run_undisturbed,
-)
+from scripts.crashes.processes import Contents, contents, differences, output
+from scripts.crashes.scenarios import Scenario, run_options
+from scripts.crashes.undisturbed import finish, padded, run_undisturbed
 
 PAGE = 4096
 ENOUGH = "size=64m"

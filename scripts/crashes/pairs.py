@@ -1,4 +1,4 @@
-"""Starts pairs of commands that write one run directory; see `kill_tests`."""
+"""Starts pairs of commands that write one run directory."""
 
 import os
 import random
@@ -6,14 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-from scripts.kill_tests import (
-    LONGEST,
-    RunningClock,
-    output,
-    run_options,
-    start,
-    wait,
-)
+from scripts.crashes.processes import LONGEST, RunningClock, output, start, wait
+from scripts.crashes.scenarios import run_options
 
 
 def run_pairs(folder: Path, pairs: int, randomness: random.Random) -> bool:

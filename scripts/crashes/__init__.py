@@ -1,0 +1,1 @@
+"""Tests that kill commands, fill their disks, and start them in pairs."""
