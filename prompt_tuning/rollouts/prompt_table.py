@@ -83,6 +83,7 @@ class RolloutPrompts(ExampleGroups):
         self.contexts = contexts
         if contexts is not None:
             self.columns = (*self.columns, CONTEXTS)
+        self.context_numbers = np.array([x.context for x in prompts], np.int64)
         self.gold = np.zeros(len(prompts), np.int32)
         self.weights = np.ones(len(prompts), np.float32)
         self.skipped, self.truncated, self.unlearned = skipped, 0, 0

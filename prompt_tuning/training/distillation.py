@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int64
 
 from prompt_tuning.core.batch import Batch
 from prompt_tuning.core.compilation import WeightedJit
@@ -168,16 +168,22 @@ def open_teacher(
         behind_bos = make_teacher(model.config, [*model.interface.begin_ids, *ids])
         teacher = dataclasses.replace(teacher, shared=behind_bos)
     _check_untrained(teacher, trained)
-    _check_room(len(ids), model, examples)
+    _check_room(len(ids), _longest_row(model, examples), model)
     return teacher
 
 
-def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> int:
-    """Counts the tokens of the longest row, as a model without a prompt reads it."""
+def _row_lengths(
+    model: PromptedModel, examples: Examples | ExampleGroups
+) -> Int64[np.ndarray, "E"]:
+    """Counts the tokens of each row, as a model without a prompt reads it."""
     lengths = examples.input_lengths
     if examples.shares_prompt and model.config.architecture == "decoder_only":
         lengths = lengths + examples.target_lengths
-    return int(lengths.max(initial=0))
+    return lengths
+
+
+def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> int:
+    return int(_row_lengths(model, examples).max(initial=0))
 
 
 def _open_example_teacher(
@@ -209,26 +215,35 @@ def _open_example_teacher(
                 f"context {number} has the token {max(ids)}, expected tokens from 0 to "
                 f"{size - 1} (the vocabulary): was it prepared for another model?"
             )
-    _check_room(max(map(len, encoded)), model, examples)
-    graph, abstract = frozen_graph(config)
     after_bos = begin_with_bos(examples, model)
+    lengths = np.array([len(ids) - after_bos for ids in contexts])
+    try:
+        _check_room(int(lengths.max()), _longest_row(model, examples), model)
+    except InputError:  # the longest row may follow a shorter context
+        lengths = lengths[examples.context_numbers]
+        rows = _row_lengths(model, examples)
+        longest = int(np.argmax(lengths + rows))
+        _check_room(int(lengths[longest]), int(rows[longest]), model)
+    graph, abstract = frozen_graph(config)
     return ExampleTeacher(graph, abstract, contexts, after_bos, own.cache_bytes)
 
 
-def _check_room(
-    length: int, model: PromptedModel, examples: Examples | ExampleGroups
-) -> None:
-    """Checks that a context fits the model together with the longest example.
+def _check_room(context: int, row: int, model: PromptedModel) -> None:
+    """Checks that a context fits the model together with a row.
+
+    Args:
+      context: number of its tokens.
+      row: number of tokens of the longest row behind it.
+      model: the model.
 
     Raises:
       InputError: if it does not.
     """
-    longest = _longest_row(model, examples) + length
     positions = model.config.maximum_positions
-    if positions is not None and longest > positions:
+    if positions is not None and context + row > positions:
         raise InputError(
-            f"the context has {length} tokens, and with the longest example "
-            f"{longest}, but the model has {positions} positions"
+            f"the context has {context} tokens, and with the longest example "
+            f"{context + row}, but the model has {positions} positions"
             f"{model.config.positions_note}; shorten one of them"
         )
 

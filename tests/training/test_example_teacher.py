@@ -272,3 +272,24 @@ def test_contexts_that_cannot_be_read_are_refused(tmp_path, given, message):
         given = {**given, "contexts": str(table)}
     with pytest.raises(InputError, match=message):
         divergence(file, ContextDistillation(**given))
+
+
+def test_a_row_has_to_fit_behind_its_own_context(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    loss = ContextDistillation(context_key="chunk", contexts=["a" * 100, "b"])
+    model = pt.load(MODEL).prompted
+    evaluation = Evaluation(data=DataSource(files=[str(file)], add_eos=False))
+
+    def open_with(length, chunk):
+        rows = [("c", 0), ("c" * length, chunk)]
+        file.write_text(
+            "".join(
+                json.dumps({"prompt": "p", "completion": text, "chunk": number}) + "\n"
+                for text, number in rows
+            )
+        )
+        open_evaluator(loss, model, evaluation)
+
+    open_with(40, 1)
+    with pytest.raises(InputError, match=r"100 tokens, and with .* 14\d, but .* 128"):
+        open_with(40, 0)

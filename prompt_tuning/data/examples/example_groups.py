@@ -32,6 +32,7 @@ class ExampleGroups(abc.ABC):
       columns: names of the columns for an objective, perhaps with their types; see
         `build_batch`.
       contexts: column of the text that a teacher reads before each, or None.
+      context_numbers: number of each example's text, if there is that column, `[E]`.
       has_groups: whether an example consists of several rows; always True.
       shares_prompt: whether the rows of an example begin with one prompt, which a batch
         has once. Their inputs are then the prompt alone, and their targets what follows
@@ -43,6 +44,7 @@ class ExampleGroups(abc.ABC):
     has_groups = True
     shares_prompt = False
 
+    context_numbers: Int64[np.ndarray, "E"]
     gold: Int32[np.ndarray, "E"]
     weights: Float32[np.ndarray, "E"]
     skipped: int

@@ -21,6 +21,7 @@ from prompt_tuning.data.examples.truncation import NothingLearnedError, Truncati
 from prompt_tuning.data.rows.hdf5_table import INPUT_IDS, TOKEN_TYPE_IDS
 from prompt_tuning.data.rows.row_sources import DescribeRow, RowBlock, RowSource
 from prompt_tuning.data.rows.tasks import Tasks
+from prompt_tuning.data.rows.token_columns import CONTEXTS
 from prompt_tuning.settings.data_source import TooLong
 
 
@@ -119,6 +120,12 @@ class Examples:
     def target_lengths(self) -> Int64[np.ndarray, "E"]:
         """Number of targets of each example."""
         return self.index.target_lengths
+
+    @property
+    def context_numbers(self) -> Int64[np.ndarray, "E"]:
+        """Number of the context of each example, read again; see `contexts`."""
+        blocks = [x.values.columns[CONTEXTS][:, 0] for x in self.rows.blocks()]
+        return np.concatenate(blocks).astype(np.int64)[self.index.rows]
 
     @property
     def weight_counts(self) -> Int64[np.ndarray, "E"]:
