@@ -1,4 +1,4 @@
-"""Continues rows of token ids: an engine whose slots rows join and leave.
+"""Continue rows of token ids: an engine with slots that rows join and leave.
 
 Call `continue_rows` or `continue_requests`; they choose between the engine, batches on
 a mesh, and streamed weights. `decoding_engine.DecodingEngine` is the engine itself.

@@ -1,4 +1,4 @@
-"""The resident adapters of an engine, as tables that rows choose entries from."""
+"""An engine's adapters, stacked into tables so that rows can use different ones."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -41,14 +41,14 @@ from prompt_tuning.prompts.trained_bias import TrainedBias
 
 
 class PromptPages(NamedTuple):
-    """Keys and values that precede a row, as pages in their order.
+    """Pages of the keys and values that precede a row, in order.
 
     Attributes:
       pages: the pages.
-      visible: number of keys of each page.
+      visible: number of valid keys per page.
       length: number of positions that they take.
-      state: states of recurrent layers after them; None without such layers, and where
-        nothing precedes a row.
+      state: state of the recurrent layers after them; None without such layers or
+        without pages.
     """
 
     pages: tuple[Page, ...] = ()
@@ -59,19 +59,19 @@ class PromptPages(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ResidentAdapter:
-    """One loaded adapter.
+    """A loaded adapter.
 
     Attributes:
-      name: name that requests choose it by.
+      name: name that requests use.
       model: the model with the adapter, which reads whole rows.
       parameters: its parameters; the frozen ones are the engine's arrays.
-      prompts: pages of each of its prompts; one without pages if it has none.
-      whole: whether rows are read whole, by `model`.
-      joined: number of prompt vectors among a row's own keys.
+      prompts: pages of each prompt; a single entry without pages if it has no prompt.
+      whole: whether rows must be read whole, by `model`.
+      joined: number of prompt vectors that are stored among a row's own keys.
       encoded: number of prompt vectors in an encoder's output.
-      invocation: tokens that invoke it; empty if it is active in whole rows.
-      keeps_before: whether keys before them are those of the frozen model, since it has
-        LoRA alone.
+      invocation: tokens that invoke the adapter; empty if it is always active.
+      keeps_before: whether keys before the invocation are the frozen model's, which
+        holds if the adapter is only LoRA.
     """
 
     name: str
@@ -86,19 +86,19 @@ class ResidentAdapter:
 
     @property
     def has_entry(self) -> bool:
-        """Whether it has a LoRA, IA3 or biases in the decoder, or rows of tokens."""
+        """Whether it has LoRA, IA3 or biases in the decoder, or rows of tokens."""
         return bool(self.decoder_adapters) or self.token_rows is not None
 
     @property
     def token_rows(self) -> TokenRows | None:
-        """Its rows of single tokens, if it has some."""
+        """Its trained token rows, if any."""
         model = cast(LanguageModel, merge(self.model.graph, self.parameters))
         rows = model.token_embedder.adapters.get(NAME)
         return rows if isinstance(rows, TokenRows) else None
 
     @property
     def decoder_adapters(self) -> Parameters:
-        """Parameters of its adapters of the decoder's layers, and of the head."""
+        """Parameters of its adapters in the decoder's layers and the head."""
         others = ("encoder", "token_embedder/")
         return {
             path: leaf
@@ -108,7 +108,7 @@ class ResidentAdapter:
 
 
 def frozen_parameters(parameters: Parameters) -> Parameters:
-    """Returns the parameters that are no part of a prompt or an adapter."""
+    """Returns the parameters that belong neither to a prompt nor to an adapter."""
     return {path: leaf for path, leaf in parameters.items() if not is_added(path)}
 
 
@@ -121,12 +121,8 @@ def make_resident(
 ) -> ResidentAdapter:
     """Prepares an adapter for rows that choose it.
 
-    Args:
-      name: name of the adapter.
-      model: the model with the adapter.
-      parameters: all its parameters.
-      page: number of keys of a page.
-      prefixes: what precedes a row, for each prompt; computed if None.
+    Computes `prefixes`, i.e. what precedes a row for each prompt, if they are None.
+    Pages have `page` keys.
     """
     merged = cast(LanguageModel, merge(model.graph, parameters))
     decoder = getattr(merged, "decoder", None)
@@ -145,10 +141,10 @@ def make_resident(
 
 
 def check_projections(name: str, model: PromptedModel, parameters: Parameters) -> None:
-    """Checks that the adapters of projections are kinds that a table can hold.
+    """Checks that a table can hold each of the model's projection adapters.
 
     Raises:
-      InputError: if one is not.
+      InputError: if it cannot.
     """
     merged = cast(LanguageModel, merge(model.graph, parameters))
     for path, dense in adaptable(merged):
@@ -163,7 +159,7 @@ def check_projections(name: str, model: PromptedModel, parameters: Parameters) -
 
 
 def _pages_of(prompt: PromptPrefixes, page: int) -> PromptPages:
-    """Divides the keys and values of one prompt into pages."""
+    """Splits the keys and values of one prompt into pages."""
     pages, visible = [], []
     for prefix in prompt.prefixes:
         for part, count in split_pages(prefix.key_values, prefix.count, page):
@@ -175,12 +171,12 @@ def _pages_of(prompt: PromptPrefixes, page: int) -> PromptPages:
 def split_pages(
     key_values: KeyValues, count: int, page: int
 ) -> list[tuple[KeyValues, int]]:
-    """Divides keys and values `[L, G, 1, P, K]` into pages with their numbers of keys.
+    """Splits keys and values `[L, G, 1, P, K]` into pages with their numbers of keys.
 
     Args:
       key_values: keys and values.
-      count: number of real ones, which come first.
-      page: number of keys of a page; the last is padded with zeros.
+      count: number of valid ones, which come first.
+      page: number of keys per page; the last page is padded with zeros.
     """
     pages = []
     for first in range(0, count, page):
@@ -192,13 +188,12 @@ def split_pages(
 
 
 class AdapterTable(NamedTuple):
-    """The model with the tables of all adapters of projections.
+    """The model with the tables of all projection adapters.
 
     Attributes:
       graph: structure of the model.
       tables: arrays of the tables by path.
-      entries: entry of each adapter by name; others have entry 0, which changes
-        nothing.
+      entries: entry of each adapter by name; entry 0 changes nothing.
     """
 
     graph: nnx.GraphDef
@@ -209,7 +204,7 @@ class AdapterTable(NamedTuple):
 def stack_adapters(
     config: ModelConfig, adapters: Sequence[ResidentAdapter]
 ) -> AdapterTable:
-    """Stacks the projection adapters of all adapters into tables."""
+    """Stacks all projection adapters into tables."""
     chosen = [adapter for adapter in adapters if adapter.has_entry]
     count = 1
     while count < len(chosen) + 1:
@@ -261,14 +256,10 @@ def stack_adapters(
 def _token_tables(
     rows: Mapping[int, TokenRows], count: int, config: ModelConfig
 ) -> RowTokenRows | None:
-    """Returns the tables of rows of tokens; None if nobody has some.
+    """Returns the tables of token rows; None if no adapter has any.
 
-    An engine with new tokens always has them, so that other rows never generate these.
-
-    Args:
-      rows: rows by entry.
-      count: number of entries.
-      config: config of the engine's model.
+    An engine with new tokens always needs the tables, so that other rows never generate
+    these tokens.
     """
     if not rows and not config.new_tokens:
         return None

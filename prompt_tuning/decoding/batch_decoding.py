@@ -1,7 +1,7 @@
-"""Generation with a key/value cache, for rows of different lengths in one batch.
+"""Generate with a key/value cache, for rows of different lengths in one batch.
 
 A row's continuation does not depend on the other rows: positions count only the row's
-tokens, padding is masked, and each row has its own random key.
+own tokens, padding is masked, and each row has its own random key.
 """
 
 import functools
@@ -22,9 +22,9 @@ from prompt_tuning.sharding.mesh_layout import MeshLayout
 from prompt_tuning.sharding.shard_map import map_rows
 
 GREEDY = Needs()
-"""Needs of rows that take the most probable token."""
+"""Needs of rows decoded greedily."""
 DRAWN = Needs(sampled=True, logprobs=True)
-"""Needs of rows that are drawn, with their log-probabilities."""
+"""Needs of rows that are sampled and return log-probabilities."""
 
 
 @functools.partial(
@@ -45,18 +45,18 @@ def continue_batch(
 ) -> Int[Array, "B new"]:
     """Generates up to `new_tokens` tokens for each row.
 
-    The prompt and the rows are processed once (prefill); each step then generates one
-    token a row, until every row has ended.
+    Reads prompt and rows once (prefill), then generates one token per row and step
+    until every row has ended.
 
     Args:
       parameters: all parameters of the model by path.
       tokens: rows, padded on the right; for an encoder-decoder the encoder's input.
-      lengths: number of real tokens of each row.
-      choices: settings of each row's first token; see `first_choices`.
+      lengths: number of real tokens per row.
+      choices: settings for each row's first token; see `first_choices`.
       prompt_ids: prompt of each row; see `Batch`.
       graph: structure of the model.
       new_tokens: maximum number of new tokens.
-      needs: options that the rows use, none that counts tokens.
+      needs: options that the rows use; none that counts tokens.
       pad_id: token after the end of a row.
       layout: layout of the parameters on a mesh; None for one device.
 
@@ -86,11 +86,11 @@ def draw_batch(
     pad_id: int,
     layout: MeshLayout | None = None,
 ) -> tuple[Int[Array, "B new"], Float[Array, "B new"]]:
-    """Draws up to `new_tokens` tokens for each row; see `continue_batch`.
+    """Samples up to `new_tokens` tokens for each row; see `continue_batch`.
 
     Returns:
-      The new tokens, including the one that ends the row, and the log-probability with
-      which each was drawn, in nats.
+      The new tokens, including the one that ends the row, and the log-probability of
+      each, in nats.
     """
     run = functools.partial(
         _continue_local_rows,
@@ -114,9 +114,9 @@ def _continue_local_rows(
     needs: Needs,
     pad_id: int,
 ) -> tuple[Int[Array, "B new"], Float[Array, "B new"] | None]:
-    """Generates the tokens of one device's rows; arguments as in `continue_batch`.
+    """Generates the tokens of one device's rows; see `continue_batch`.
 
-    The second result are their log-probabilities, if `needs` has them.
+    Also returns their log-probabilities if `needs` includes them.
     """
     tokens, lengths, choices, prompt_ids = inputs
     model = cast(LanguageModel, merge(graph, parameters))
@@ -132,14 +132,14 @@ def _continue_local_rows(
 
 
 class Decoding(NamedTuple):
-    """Rows with some tokens generated.
+    """State of rows during generation.
 
     Attributes:
-      step: number of generated tokens of each row.
+      step: number of tokens generated per row.
       written: generated tokens, `[B, new]`.
-      logprobs: log-probabilities that they were drawn with; None if not needed.
-      ended: whether each row has ended.
-      last: token that was generated last, of each row.
+      logprobs: log-probabilities of the generated tokens; None if not needed.
+      ended: marks rows that have ended.
+      last: last generated token of each row.
       cache: keys and values of everything before the last token.
     """
 
@@ -152,7 +152,7 @@ class Decoding(NamedTuple):
 
 
 class TokenDecoder(NamedTuple):
-    """Generates token after token; attributes as in `continue_batch`."""
+    """Generates token by token; attributes as in `continue_batch`."""
 
     model: LanguageModel
     choices: RowChoices
@@ -166,7 +166,7 @@ class TokenDecoder(NamedTuple):
         new_tokens: int,
         prompt_ids: Int[Array, "B"] | None,
     ) -> Decoding:
-        """Processes the prompt and the rows, and generates the first token."""
+        """Reads the prompt and the rows, and generates the first token."""
         sizes = " x ".join(map(str, tokens.shape))
         update_status(f"compiling the generation ({sizes} + {new_tokens})")
         rows = tokens.shape[0]
@@ -182,7 +182,7 @@ class TokenDecoder(NamedTuple):
         return Decoding(jnp.array(1), written, logprobs, ended, first, cache)
 
     def generate_token(self, state: Decoding) -> Decoding:
-        """Generates one token of each row."""
+        """Generates the next token of each row."""
         hidden, cache = self.model.decode(state.last, state.cache)
         chosen, ended = self._choose(hidden, state.step, state.ended)
         tokens = jnp.asarray(chosen.tokens)

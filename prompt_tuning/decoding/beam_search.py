@@ -1,7 +1,7 @@
-"""Beam search: finds the most probable continuations of a row.
+"""Beam search: find the most probable continuations of a row.
 
-All beams of a row attend to one copy of its prompt, its text and its encoder's output;
-only the keys and values of new tokens are reordered.
+All beams of a row share one copy of its prompt, text and encoder output; only the keys
+and values of new tokens are reordered.
 """
 
 import dataclasses
@@ -44,25 +44,25 @@ from prompt_tuning.models.streams import Context
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 IMPOSSIBLE = -1e9
-"""Score of the beams of a row that do not exist before its first token."""
+"""Score of a row's unused beams before its first token."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BeamSearch:
     """Settings of beam search, which finds the most probable continuations.
 
-    Prefer it to `Sampling` for short answers with one right form, e.g. translations. A
-    token costs `beams` times as much.
+    Prefer it to `Sampling` for short answers with one right form, e.g. translations. It
+    costs `beams` times as much per token.
 
     Attributes:
-      beams: number of continuations that are extended together.
-      returned: number of continuations returned of each row, best first.
+      beams: number of continuations that are extended in parallel.
+      returned: number of continuations returned per row, best first.
       length_penalty: exponent `a` of the divisor of a continuation's log-probability.
       normalization: the divisor: "length" is `length ** a`, as in transformers; "wu" is
-        `((5 + length) / 6) ** a` (Wu et al. 2016, equation 14), as in T5X, whose recipe
-        is 4 beams and `a` 0.6.
+        `((5 + length) / 6) ** a` (Wu et al. 2016, equation 14), as in T5X, which
+        recommends 4 beams and `a = 0.6`.
       new_tokens: maximum number of new tokens.
-      ends: ids that end a continuation, next to the model's own.
+      ends: ids that end a continuation, in addition to the model's own.
 
     Examples:
       >>> two = pt.BeamSearch(beams=2, new_tokens=4)
@@ -86,13 +86,13 @@ class BeamSearch:
             )
 
     def normalize(self, score: float, length: int) -> float:
-        """Divides the log-probability of so many tokens."""
+        """Divides a log-probability by the divisor for `length` tokens."""
         base = length if self.normalization == "length" else (5 + length) / 6
         return score / base**self.length_penalty
 
 
 class _Hypothesis(NamedTuple):
-    """A continuation that ended, without its end."""
+    """A finished continuation, without its end token."""
 
     score: float
     ids: tuple[int, ...]
@@ -107,8 +107,8 @@ class _Beams:
       settings: settings of the search.
       ends: ids that end a continuation.
       ids: tokens of each beam.
-      finished: the best continuations that ended, at most as many as beams.
-      done: whether none of the beams can become one of the best.
+      finished: the best finished continuations, at most `beams`.
+      done: whether no beam can still become one of the best.
     """
 
     settings: BeamSearch
@@ -127,16 +127,7 @@ class _Beams:
     def extend(
         self, scores: Sequence[float], beams: Sequence[int], tokens: Sequence[int]
     ) -> list[tuple[float, int, int]]:
-        """Chooses the next beams among candidates, best first.
-
-        Args:
-          scores: log-probability of each candidate.
-          beams: the beam that it extends.
-          tokens: its last token.
-
-        Returns:
-          score, beam and token of each next beam.
-        """
+        """Chooses the next beams, as (score, beam, last token), best first."""
         count, chosen = self.settings.beams, []
         length = len(self.ids[0]) + 1
         for rank, (score, beam, token) in enumerate(
@@ -165,17 +156,17 @@ def search_beams(
     """Finds the most probable continuations of rows.
 
     Args:
-      model: the model, with prompts and adapters if it has some.
+      model: the model, with prompts and adapters if it has any.
       parameters: all its parameters by path.
       rows: token ids.
       settings: settings of the search.
-      prompt_ids: prompt of each row if the model has several, else None.
+      prompt_ids: prompt of each row if the model has more than one, else None.
 
     Returns:
       the continuations of each row, best first.
 
     Raises:
-      InputError: as `continue_rows`, and if the model is on a mesh.
+      InputError: as in `continue_rows`, and if the model is on a mesh.
     """
     check_generates(model)
     if model.layout is not None:
@@ -214,7 +205,6 @@ def _search_row(
     settings: BeamSearch,
     prompt_id: int | None,
 ) -> list[_Hypothesis]:
-    """Finds the best continuations of one row."""
     length = LENGTH_MULTIPLE * max(-(-len(row) // LENGTH_MULTIPLE), 1)
     room = model.maximum_length
     tokens, lengths = pad_rows(
@@ -277,7 +267,7 @@ def _start(
     new_tokens: int,
     graph: nnx.GraphDef,
 ) -> tuple[Candidates, Cache]:
-    """Reads a row and returns the candidates of its first token."""
+    """Reads a row and returns candidates for its first token."""
     model = cast(LanguageModel, merge(graph, parameters))
     hidden, cache = model.prefill(tokens, lengths, new_tokens, prompt_ids)
     logits = jnp.repeat(model.logits(hidden), count, axis=0)
@@ -322,7 +312,7 @@ def _best(
 
 
 def _share(cache: Cache, count: int) -> Cache:
-    """Lets `count` beams attend to what one row read, which is stored once."""
+    """Lets `count` beams attend to a row's context, which is stored once."""
 
     def repeat(x: Array) -> Array:
         return jnp.repeat(x, count, axis=0)

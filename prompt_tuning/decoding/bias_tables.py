@@ -1,4 +1,4 @@
-"""Tables of trained biases that differ from row to row."""
+"""Tables of trained biases, one entry per adapter."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,12 +19,7 @@ from prompt_tuning.prompts.projection_adapters import OutputScale, ProjectionAda
 
 
 def bias_tables(models: Mapping[int, LanguageModel], count: int) -> dict[str, RowBias]:
-    """Returns the tables of trained biases, by the path of their layer.
-
-    Args:
-      models: the models with adapters, by entry.
-      count: number of entries.
-    """
+    """Returns the tables of trained biases by layer path, given the models by entry."""
     changes: dict[str, dict[int, np.ndarray]] = {}
     for entry, model in models.items():
         for path, layer in biased_layers(model):
@@ -44,7 +39,7 @@ def bias_tables(models: Mapping[int, LanguageModel], count: int) -> dict[str, Ro
 def _bias_change(layer: Dense | Norm | Head) -> Float[np.ndarray, "*L out"] | None:
     """Returns a layer's trained bias minus its frozen one; None if it is frozen.
 
-    IA3 in the same layer scales both, so it scales the difference.
+    IA3 in the same layer scales both biases, and therefore the difference.
     """
     adapters = list(cast(Iterable[ProjectionAdapter], layer.adapters.values()))
     for adapter in adapters:

@@ -1,8 +1,8 @@
-"""Continues requests in the way that their model allows.
+"""Continue requests with an engine where possible, otherwise in batches.
 
-A model on one device continues them in the slots of an engine, where each may have
-another adapter and other settings. On a mesh, and with streamed weights, they are
-continued batch after batch with the model as it is.
+On one device, requests run in the slots of an engine, each with its own adapter and
+settings. On a mesh or with streamed weights they run batch by batch with the model as
+it is.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 BATCHES = 8
-"""Number of batches that are sorted by length together."""
+"""Number of batches whose rows are sorted by length together."""
 
 
 def continue_requests(
@@ -37,13 +37,13 @@ def continue_requests(
       requests: requests with ids; an engine reads them as slots become free.
       model: the model with its own prompts and adapters.
       parameters: all its parameters by path.
-      own: the engine's name of the model as it is; None if it has no adapter.
+      own: the engine's name for the model's own adapter; None if it has none.
       engine: opens an engine with the adapters of all requests.
-      batch_size: number of rows that are continued together without an engine.
+      batch_size: number of rows per batch when there is no engine.
 
     Raises:
       InputError: if a request cannot be continued, or needs an engine that the model
-        cannot have.
+        does not support.
     """
     if runs_in_slots(model):
         yield from run_in_order(engine(), requests)
@@ -62,7 +62,7 @@ def stream_text(
     own: str | None,
     engine: Callable[[], DecodingEngine],
 ) -> Iterator[str]:
-    """Yields the text of one request: in pieces by an engine, else whole.
+    """Yields the text of one request: piece by piece with an engine, otherwise whole.
 
     Arguments and errors are as in `continue_requests`.
     """
@@ -82,10 +82,10 @@ def stream_text(
 def _own_rows(
     requests: Sequence[Request], own: str | None
 ) -> list[tuple[Sequence[int], int | None]]:
-    """Returns the ids and the prompt of each request.
+    """Returns ids and prompt of each request.
 
     Raises:
-      InputError: if one chooses something other than the model as it is.
+      InputError: if a request chooses anything but the model's own adapter.
     """
     for request in requests:
         if request.adapter != own or request.ids is None or request.shares:
@@ -103,7 +103,7 @@ def _in_batches(
     sampling: Sampling,
     batch_size: int,
 ) -> Iterator[Completion]:
-    """Yields the completion of each row, by its ids and its prompt."""
+    """Yields the completion of each row, given by its ids and prompt."""
     rows = [ids for ids, _ in given]
     prompts = [prompt for _, prompt in given if prompt is not None]
     new = continue_rows(

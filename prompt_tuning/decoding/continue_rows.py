@@ -1,4 +1,4 @@
-"""Continues rows of token ids with one model: the choice between slots and batches."""
+"""Continue rows of token ids with one model, in slots or in batches."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,10 +26,7 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
 def runs_in_slots(model: PromptedModel) -> bool:
-    """Returns whether a decoding engine can continue rows with a model.
-
-    It needs one device that holds all weights.
-    """
+    """Whether an engine supports the model: one device must hold all weights."""
     return model.layout is None and not model.weight_storage.by_layer
 
 
@@ -46,21 +43,21 @@ def continue_rows(
     """Continues every row; the result does not depend on how rows are batched.
 
     Args:
-      model: model that generates.
+      model: the model that generates.
       parameters: all parameters by path.
       rows: token ids; without a prompt, each row needs at least one token.
-      sampling: how new tokens are chosen: greedily, or drawn with a temperature; each
-        row draws as it does alone, and equal rows draw differently.
-      batch_size: maximum number of rows that are continued together.
-      prompt_ids: prompt of each row if the model has several, else None.
+      sampling: how new tokens are chosen: greedily, or sampled with a temperature. Each
+        row samples as it would alone; equal rows sample differently.
+      batch_size: maximum number of rows that run together.
+      prompt_ids: prompt of each row if the model has more than one, else None.
       on_batch: called with a number of rows when these have ended.
 
     Returns:
       The new tokens of each row, without the one that ended it.
 
     Raises:
-      InputError: if the batch size is not positive, the settings need more than a
-        temperature on a mesh or with streamed weights, and as `check_generates`,
+      InputError: if the batch size is not positive; if the settings need more than a
+        temperature on a mesh or with streamed weights; and as in `check_generates`,
         `check_rows` and `check_prompt_ids`.
     """
     check_generates(model)
@@ -105,7 +102,7 @@ def continue_rows(
 
 
 def _check_options(sampling: Sampling) -> None:
-    """Checks that rows can be drawn without what the engine has for each row."""
+    """Checks that the settings need none of the engine's per-row options."""
     needs = sampling_needs(sampling)
     unused = (needs.penalized, needs.constrained, needs.logprobs, needs.masked)
     if any(unused) or sampling.stop or sampling.n > 1:
@@ -125,7 +122,7 @@ def _continue_batch(
     samples: Sequence[int],
     prompt_ids: Sequence[int] | None,
 ) -> dict[int, list[int]]:
-    """Continues a batch on a mesh, or layer by layer if the weights are streamed."""
+    """Continues a batch on a mesh, or layer by layer if weights are streamed."""
     filled = group.repeated
     pad_id = model.config.pad_id
     tokens, lengths = pad_rows([rows[index] for index in filled], pad_id, group.length)
@@ -162,9 +159,10 @@ def _continue_batch(
 def _batches(
     model: PromptedModel, rows: Sequence[Sequence[int]], batch_size: int
 ) -> list[LengthGroup]:
-    """Divides rows into batches of few lengths, multiples of 16 if the model has room.
+    """Groups rows into batches of few lengths, if possible multiples of 16.
 
-    Coarser lengths than in training let separate calls share compiled programs.
+    Lengths are coarser than in training, so that separate calls share compiled
+    programs.
     """
     room = model.maximum_length
     lengths = -(-np.array([len(row) for row in rows]) // LENGTH_MULTIPLE)

@@ -1,8 +1,8 @@
 """The decoding engine: rows join and leave the slots of one compiled step.
 
-A row's tokens depend on its own text, adapter, seed and settings only. Each step reads
-one token in every slot, whatever the slots hold, so that all sums of a row run over
-arrays of the same shapes; see `slots` and README.md here.
+A row's tokens depend only on its own text, adapter, seed and settings. Each step reads
+one token in every slot, whatever the slots hold, so all sums of a row run over arrays
+of the same shapes; see `slots` and README.md here.
 """
 
 import dataclasses
@@ -37,25 +37,26 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
 class DecodingEngine:
-    """Generates for many requests at once; used from one thread.
+    """Generates for many requests concurrently; use it from one thread.
 
     Args:
-      model: the frozen model, or one with prompts and adapters, which are left out.
+      model: the model; its own prompts and adapters are left out unless `adapted`.
       parameters: all its parameters by path.
-      slots: number of rows that are continued together.
-      length: maximum number of tokens of a row, given and new; the vectors of adapters
-        among them count.
-      chunk: number of tokens of a row that are read at once.
-      page: number of keys of a page of a prompt or a shared text.
-      together: number of rows whose texts are read at once.
-      adapted: whether the model keeps its prompts and adapters, which then belong to
-        all rows, and others cannot be added.
-      guesses: maximum number of tokens that a step guesses of each greedy row from its
-        text, which saves steps where the text repeats itself; 0 for none.
-      kept: number of slots that only short rows take; see `RowQueue`.
-      process: changes the logits of all rows before any other option; None for none.
-      tempered: whether the log-probabilities of new tokens are those that they are
-        drawn with, of logits over the temperature, instead of the model's own.
+      slots: number of rows that run together.
+      length: maximum number of tokens per row, given and new; prompt vectors among them
+        count.
+      chunk: number of tokens of a row that are read in one go.
+      page: number of keys per page of a prompt or a shared text.
+      together: number of rows whose texts are read together.
+      adapted: whether the model keeps its prompts and adapters. They then apply to all
+        rows, and no other adapter can be added.
+      guesses: maximum number of tokens that a step guesses for each greedy row from its
+        text, which saves steps where a text repeats itself; 0 for none.
+      kept: number of slots reserved for short rows; see `RowQueue`.
+      process: function that changes the logits of all rows before any other option;
+        None for none.
+      tempered: whether log-probabilities of new tokens are those of the sampled
+        distribution (logits divided by the temperature) instead of the model's own.
 
     Raises:
       InputError: if the model is on a mesh or its weights are streamed.
@@ -120,18 +121,18 @@ class DecodingEngine:
     ) -> None:
         """Adds an adapter, which requests then choose by name.
 
-        A loaded adapter of this name is replaced; see `ResidentAdapters.add`.
+        Replaces a loaded adapter of this name; see `ResidentAdapters.add`.
 
         Raises:
-          InputError: if it belongs to another model, or a row still uses the adapter
-            that it replaces.
+          InputError: if the adapter belongs to another model, or a row still uses the
+            one that it replaces.
         """
         self._check_unused(name)
         self._reader.forget()
         self._resident.add(name, model, parameters, prefixes)
 
     def find_adapter(self, name: str | None) -> ResidentAdapter:
-        """Returns a loaded adapter; None is the frozen model alone."""
+        """Returns a loaded adapter; None means the frozen model alone."""
         return self._resident.find(name)
 
     def unload_adapter(self, name: str) -> None:
@@ -162,11 +163,11 @@ class DecodingEngine:
     # Requests
 
     def submit(self, request: Request, mask: RowMask | None = None) -> RequestHandle:
-        """Queues a request, with the result of `open_mask` if it is known.
+        """Queues a request; `mask` is the result of `open_mask`, if known.
 
         Raises:
-          InputError: if its adapter is unknown, it does not fit into a slot, or the
-            model is an encoder.
+          InputError: if the adapter is unknown, the request does not fit in a slot, or
+            the model is an encoder.
         """
         check_generates(self.model)
         adapter = self._resident.find(request.adapter)
@@ -187,9 +188,9 @@ class DecodingEngine:
         return handle
 
     def open_mask(self, request: Request) -> RowMask | None:
-        """Returns the first tokens that a request's constraint allows; None without.
+        """Returns the mask for a request's first token; None without a constraint.
 
-        This may take seconds, and may run in another thread; errors as in `submit`.
+        It may take seconds, and may run in another thread. Errors are as in `submit`.
         """
         if request.sampling.constraint is None:
             return None
@@ -197,7 +198,7 @@ class DecodingEngine:
         return self._masks.open(request, ids)
 
     def has_room(self, client: Hashable, rows: int, limit: int) -> bool:
-        """Returns whether so many rows may be submitted; see `FairQueue.has_room`."""
+        """Whether a client may submit more rows; see `FairQueue.has_room`."""
         free = sum(row is None for row in self._rows)
         return self._queue.has_room(client, rows, limit, free)
 
@@ -219,7 +220,7 @@ class DecodingEngine:
         return not self._queue and not any(row is not None for row in self._rows)
 
     def metrics(self) -> EngineMetrics:
-        """Returns counts since the engine was opened, and what it does now."""
+        """Returns counts since the engine was opened, and its current state."""
         active = sum(row is not None for row in self._rows)
         size = self._reader.slots.key_value_bytes + self._resident.page_bytes
         return self._metrics.snapshot(self.count, active, len(self._queue), size)
@@ -234,11 +235,11 @@ class DecodingEngine:
     def compile(
         self, samplings: Sequence[Sampling] = (Sampling(),), pages: int = 0
     ) -> list[str]:
-        """Compiles the programs of requests by running some, while none is queued.
+        """Compiles the programs of requests by running examples on an empty queue.
 
         Args:
           samplings: settings to compile a program for; see `program_for`.
-          pages: number of pages of adapters that are loaded later.
+          pages: number of pages of adapters that will be loaded later.
 
         Returns:
           a description of each program.
@@ -269,7 +270,7 @@ class DecodingEngine:
     def _run_example(
         self, ids: list[int], adapter: str | None, sampling: Sampling
     ) -> None:
-        """Runs a request whose results nobody reads."""
+        """Runs a request and discards its result."""
         several = len(self._resident.find(adapter).prompts) > 1
         number = 0 if several else None
         request = Request(ids=ids, adapter=adapter, prompt_id=number, sampling=sampling)
@@ -278,11 +279,7 @@ class DecodingEngine:
     # Steps
 
     def step(self) -> list[Piece]:
-        """Lets rows join, reads parts of their texts, and generates one token a row.
-
-        Returns:
-          the new tokens of each row.
-        """
+        """Admits rows, reads parts of texts, and returns one new token per row."""
         self._admit()
         self._reader.read_texts(self._rows, bool(self._queue))
         active = [
@@ -303,7 +300,7 @@ class DecodingEngine:
         return [*pieces, *self._read_guesses(active)]
 
     def _read_guesses(self, active: Sequence[tuple[int, RowProgress]]) -> list[Piece]:
-        """Reads the last tokens, and guesses that may be right, of rows that go on."""
+        """Reads each row's last token and its guesses, and delivers the right ones."""
         going = [(slot, row) for slot, row in active if self._rows[slot] is row]
         if not going:
             return []
@@ -323,18 +320,18 @@ class DecodingEngine:
         token: int,
         chosen: token_choice.Chosen | None = None,
     ) -> Piece:
-        """Adds a token to a row, and frees its slot if it ends."""
+        """Adds a token to a row, and frees the slot if the row ends."""
         return self._free(slot, row.add(token, chosen, slot))
 
     def _free(self, slot: int, piece: Piece) -> Piece:
-        """Frees the slot of a row that ends with a piece, which is returned."""
+        """Frees the slot of a row that ended, and returns its last piece."""
         if piece.completion is not None:
             self._rows[slot] = None
             self._metrics.ended()
         return piece
 
     def _admit(self) -> None:
-        """Gives free slots to rows that wait; their clients take turns."""
+        """Gives free slots to waiting rows; clients take turns."""
         for slot in self._reader.oldest_first():
             if self._rows[slot] is None and self._queue:
                 if (row := self._queue.pop_for(self._rows)) is None:
@@ -346,7 +343,7 @@ class DecodingEngine:
     # Tokens
 
     def _start_choices(self, slot: int, row: RowProgress) -> None:
-        """Sets the numbers of the vocabulary for a row that needs them."""
+        """Sets the per-token numbers of a row that needs them."""
         if not (row.needs.penalized or row.needs.constrained):
             return
         size = self.model.config.vocabulary_size
@@ -355,14 +352,13 @@ class DecodingEngine:
         )
 
     def _numbers(self) -> token_choice.TokenNumbers:
-        """Returns the numbers of the vocabulary for each slot."""
+        """Returns the per-token numbers of all slots."""
         if self._vocabulary is None:
             size = self.model.config.vocabulary_size
             self._vocabulary = token_choice.TokenNumbers.zeros(self.count, size)
         return self._vocabulary
 
     def _choose(self, active: Sequence[tuple[int, RowProgress]]) -> token_choice.Chosen:
-        """Chooses the next token of each row."""
         different = {row.needs for _, row in active}
         needs = functools.reduce(token_choice.Needs.union, different)
         needs = token_choice.program_for(needs, self._programs)
@@ -388,7 +384,7 @@ class DecodingEngine:
         active: Sequence[tuple[int, RowProgress]],
         chosen: token_choice.Chosen,
     ) -> list[Piece]:
-        """Adds the chosen tokens to their rows and frees the slots of ended ones."""
+        """Adds chosen tokens to their rows, and frees the slots of ended rows."""
         on_host = jax.device_get(chosen)
         pieces = []
         for slot, row in active:

@@ -1,4 +1,4 @@
-"""Turns generated tokens into text, piece by piece, and ends it at a stop text."""
+"""Decode generated tokens piece by piece, up to a stop text."""
 
 import codecs
 import contextlib
@@ -21,7 +21,7 @@ from prompt_tuning.decoding.stop_texts import StopSearch
 
 
 class NewText(NamedTuple):
-    """Text that became certain.
+    """Newly decoded text that can no longer change.
 
     Attributes:
       text: the text.
@@ -35,15 +35,15 @@ class NewText(NamedTuple):
 
 
 class Detokenizer:
-    """Decodes the tokens of a row one after the other.
+    """Decodes the tokens of a row one by one.
 
     Args:
       tokenizer: tokenizer of the model.
-      given: tokens before the first new one, empty for an encoder-decoder; they may end
-        within a character, which then belongs to the new text.
-      stop: texts that end the row, and are not part of its text.
-      minimum: no stop text ends within so many new tokens.
-      written: texts of special tokens that are part of the text.
+      given: tokens before the first new one, empty for an encoder-decoder. They may end
+        inside a character, which then belongs to the new text.
+      stop: texts that end the row and are not part of its text.
+      minimum: number of new tokens within which no stop text ends the row.
+      written: texts of special tokens that appear in the text.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """The text so far, without a stop text."""
+        """The text so far, without the stop text."""
         return self._text
 
     def add(self, token: int) -> NewText:
-        """Adds a token and returns the text that became certain."""
+        """Adds a token and returns the text that is now final."""
         self._ids.append(token)
         self._count += 1
         earlier, self._whole = self._whole, self._tokenizer.decode(self._window)
@@ -104,7 +104,7 @@ class Detokenizer:
         return self._ids[self._start :]
 
     def _move_window(self) -> None:
-        """Lets the window begin some tokens before the next one."""
+        """Moves the window's start to a few tokens before the next one."""
         self._start = context_start(self._tokenizer, self._ids)
         del self._ids[: max(self._start - CHARACTER_BYTES, 0)]
         self._start = min(self._start, CHARACTER_BYTES)
@@ -112,18 +112,18 @@ class Detokenizer:
         self._before = self._complete = self._whole = text
 
     def _offset(self, same: str) -> int:
-        """Returns the offset of a token before which the window has some text."""
+        """Returns the offset of a token, given the window's text before it."""
         known = len(common_beginning(self._before, same))
         return len(self._text) + len(same) - known
 
     def _part_offset(self, content: bytes, offset: int) -> int:
-        """Returns the offset of a token after which the last character is incomplete.
+        """Returns the offset of a token that ends inside a character.
 
-        All bytes of a character are at its offset, and other bytes at their own.
+        All bytes of a character have its offset; other bytes have their own.
 
         Args:
           content: bytes of the token.
-          offset: offset of its first character if it continues none.
+          offset: offset of its first character if it does not continue one.
         """
         if self._part:
             with contextlib.suppress(UnicodeDecodeError):
@@ -138,7 +138,7 @@ class Detokenizer:
         return offset
 
     def _extend(self, text: str, offset: int) -> NewText:
-        """Adds decoded text, up to the first stop text in it."""
+        """Adds decoded text, up to the first stop text."""
         before = len(self._text)
         self._text += text
         found = self._search.find(text, ends=self._count > self._minimum)
@@ -156,7 +156,7 @@ class Detokenizer:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Returns the text of a token, with a space before it if it has one."""
+    """Returns the text of a token, including its leading space."""
     piece = tokenizer.token(token)
     alone = tokenizer.decode([token])
     spaced = piece.startswith(("▁", "Ġ")) and not alone.startswith(" ")
@@ -164,7 +164,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def token_content(tokenizer: Tokenizer, token: int) -> bytes:
-    """Returns the UTF-8 bytes of a token, which may be a part of a character."""
+    """Returns the UTF-8 bytes of a token, which may be part of a character."""
     text = token_text(tokenizer, token)
     if INCOMPLETE in text:
         return entry_bytes(tokenizer.token(token)) or text.encode()
@@ -172,9 +172,9 @@ def token_content(tokenizer: Tokenizer, token: int) -> bytes:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    r"""Returns the text of a token; for a part of a character its bytes, as OpenAI's.
+    r"""Returns the text of a token, or e.g. `bytes:\xca` for part of a character.
 
-    Such a name is `bytes:\xca`.
+    The form for bytes is that of OpenAI's API.
     """
     text = token_text(tokenizer, token)
     if INCOMPLETE not in text:
@@ -184,10 +184,10 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 def distinct_names(tokenizer: Tokenizer, tokens: Sequence[int]) -> dict[int, str]:
-    """Returns a name for each of some tokens, all different.
+    """Returns a unique name for each token.
 
-    The first of those that have the same text is named by it, and the others by their
-    entries in the vocabulary or, where these are equal too, their ids.
+    The first token with a text is named by it; later tokens with the same text by their
+    vocabulary entries or, if those are equal too, by their ids.
     """
     names: dict[int, str] = {}
     for token in tokens:

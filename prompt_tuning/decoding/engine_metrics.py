@@ -1,11 +1,11 @@
-"""Counts of what an engine has done and is doing."""
+"""Counters of an engine's work."""
 
 import time
 from collections import deque
 from typing import NamedTuple
 
 RECENT = 1024
-"""Number of latest rows and steps that means are taken over."""
+"""Number of latest rows and steps that means cover."""
 
 
 class EngineMetrics(NamedTuple):
@@ -14,12 +14,12 @@ class EngineMetrics(NamedTuple):
     Attributes:
       slots: number of slots.
       active: number of slots with a row.
-      queued: number of rows that wait for a slot.
+      queued: number of rows waiting for a slot.
       requests: number of requests submitted.
-      finished: number of rows that ended by themselves.
-      cancelled: number of rows that were cancelled.
-      given_tokens: tokens of submitted requests.
-      new_tokens: generated tokens.
+      finished: number of rows that ended without being cancelled.
+      cancelled: number of cancelled rows.
+      given_tokens: number of tokens in submitted requests.
+      new_tokens: number of generated tokens.
       tokens_per_second: generated tokens per second over the latest steps.
       first_token_seconds: mean time from submission to the first token of the latest
         rows; 0 before the first.
@@ -50,16 +50,16 @@ class MetricCounters:
         self._steps: deque[tuple[float, int]] = deque(maxlen=RECENT)
 
     def now(self) -> float:
-        """Returns the time that waits are measured from."""
+        """Returns the clock that waiting times are measured with."""
         return time.monotonic()
 
     def submitted(self, tokens: int) -> None:
-        """Counts a request and the tokens of its text."""
+        """Counts a request and its tokens."""
         self._requests += 1
         self._given += tokens
 
     def first_token(self, submitted: float) -> None:
-        """Counts the first token of a row that was submitted at a time."""
+        """Records the first token of a row, given the time it was submitted."""
         self._waits.append(self.now() - submitted)
 
     def generated(self, tokens: int) -> None:
@@ -77,7 +77,7 @@ class MetricCounters:
     def snapshot(
         self, slots: int, active: int, queued: int, key_value_bytes: int
     ) -> EngineMetrics:
-        """Returns the counts so far, given what the engine does now."""
+        """Returns the counts so far, with the engine's current state."""
         rate = 0.0
         if len(self._steps) > 1:
             seconds = self._steps[-1][0] - self._steps[0][0]

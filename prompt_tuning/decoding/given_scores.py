@@ -1,8 +1,7 @@
-"""Log-probabilities of given tokens, from the states that are read before them.
+"""Log-probabilities of given tokens.
 
-Each program scores a block of positions of one row, so that no array has a logit for
-each token of a long text, and a score does not depend on the rows that are read with
-it.
+Each program scores a block of positions of one row. No array therefore holds logits for
+every token of a long text, and a score does not depend on other rows.
 """
 
 import functools
@@ -23,11 +22,11 @@ from prompt_tuning.decoding.slot_state import Integers
 from prompt_tuning.models.language_model import LanguageModel
 
 BLOCK = 16
-"""Number of positions that are scored at once."""
+"""Number of positions scored per program."""
 
 
 class BlockScores(NamedTuple):
-    """Scores of a block of tokens, each after the ones before it.
+    """Scores of a block of tokens, each given the ones before it.
 
     Attributes:
       logprobs: log-probability of each token, `[N]`.
@@ -46,7 +45,7 @@ class BlockScores(NamedTuple):
 def gather_states(
     hidden: Float[Array, "*lead D"], numbers: Integers
 ) -> Float[Array, "N D"]:
-    """Returns the states of some positions, counted over all rows."""
+    """Returns the states at some positions, counted over all rows."""
     return hidden.reshape(-1, hidden.shape[-1])[jnp.asarray(numbers)]
 
 
@@ -60,15 +59,15 @@ def score_states(
     graph: nnx.GraphDef,
     top: int,
 ) -> BlockScores:
-    """Scores a token after each state.
+    """Scores one token per state.
 
     Args:
       parameters: all parameters of the model by path.
       states: states that predict the tokens.
       tokens: the tokens, `[N]`.
-      entry: entry of their row in the tables of adapters.
+      entry: entry of their row in the adapter tables.
       graph: structure of the model.
-      top: number of most probable tokens.
+      top: number of most probable tokens to return.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     with row_entries(jnp.broadcast_to(jnp.asarray(entry), len(states))):
@@ -86,11 +85,11 @@ def score_states(
 
 
 Scorer = Callable[[Float[Array, "N D"], Integers, int], BlockScores]
-"""Scores tokens after states, with a number of most probable tokens."""
+"""Scores tokens given states and a number of most probable tokens."""
 
 
 def scorer_of(parameters: Parameters, graph: nnx.GraphDef, entry: int) -> Scorer:
-    """Returns what scores tokens of a row by its entry; see `score_states`."""
+    """Returns a scorer for rows with an entry; see `score_states`."""
 
     def score(states: Float[Array, "N D"], tokens: Integers, top: int) -> BlockScores:
         given = (parameters, states, tokens, np.int32(entry))
@@ -100,11 +99,11 @@ def scorer_of(parameters: Parameters, graph: nnx.GraphDef, entry: int) -> Scorer
 
 
 class GivenScores:
-    """Scores of the given tokens of a row, as far as these are read.
+    """Scores of a row's given tokens, as far as these have been read.
 
     Attributes:
-      first: index of the first token that is scored, at least 1.
-      top: number of most probable tokens that are computed with each.
+      first: index of the first scored token, at least 1.
+      top: number of most probable tokens computed for each.
     """
 
     def __init__(self, first: int, count: int):
@@ -115,7 +114,7 @@ class GivenScores:
         self._ends: dict[int, Float[Array, "1 D"]] = {}
 
     def covers(self, other: "GivenScores") -> bool:
-        """Whether it has all that another one needs of the same tokens."""
+        """Whether it includes everything that `other` needs for the same tokens."""
         return self.first <= other.first and self.top == other.top
 
     def read(
@@ -126,13 +125,13 @@ class GivenScores:
         number: int,
         scorer: Scorer,
     ) -> None:
-        """Scores each token that follows one of a chunk.
+        """Scores the token after each token of a chunk.
 
         Args:
           given: all given tokens of the row.
-          start: index of the first token of the chunk.
-          hidden: states of chunks.
-          number: number of the row's chunk.
+          start: index of the chunk's first token.
+          hidden: states of all chunks read together.
+          number: number of the row's chunk among them.
           scorer: scores the tokens.
         """
         size = hidden.shape[1]
@@ -147,12 +146,12 @@ class GivenScores:
     def take_over(
         self, source: "GivenScores", given: Sequence[int], count: int, scorer: Scorer
     ) -> None:
-        """Takes the scores of the first tokens from a row that begins with them.
+        """Takes the scores of the tokens that this row shares with another one.
 
         Args:
-          source: scores of that row.
+          source: scores of the other row.
           given: all given tokens of this row.
-          count: number of tokens that the rows have in common; whole chunks.
+          count: number of first tokens that the rows share; whole chunks.
           scorer: scores the token after them.
         """
         for first, size, scores in source._blocks:
@@ -170,7 +169,7 @@ class GivenScores:
         numbers: Int[np.ndarray, "N"],
         scorer: Scorer,
     ) -> None:
-        """Scores some tokens in a row by the states with some numbers."""
+        """Scores tokens by the states at the given positions."""
         size = len(numbers)
         padding = (0, BLOCK - size)
         states = gather_states(hidden, np.pad(numbers, padding))
@@ -178,7 +177,7 @@ class GivenScores:
         self._blocks.append((first, size, scorer(states, tokens, self.top)))
 
     def results(self, given: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """Returns the scores of the tokens from the first that is scored."""
+        """Returns the scores of all tokens from `first` on."""
         results = []
         for first, size, block in jax.device_get(self._blocks):
             ids = block.top_tokens[:, : self._count].tolist()

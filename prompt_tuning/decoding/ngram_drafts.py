@@ -1,21 +1,21 @@
-"""Guesses of a row's next tokens from its own text (prompt lookup decoding).
+"""Guess a row's next tokens from its own text (prompt lookup decoding).
 
-Saxena 2023, "Prompt lookup decoding": where the last tokens of a row occurred before,
-the tokens after that occurrence are guessed to follow again.
+Saxena 2023, "Prompt lookup decoding": where a row's last tokens occurred earlier, the
+tokens after that occurrence are likely to follow again.
 """
 
 from collections.abc import Sequence
 
 LONGEST = 32
-"""Number of last tokens that are compared with earlier ones."""
+"""Maximum number of last tokens compared with earlier ones."""
 
 
 def guess_tokens(tokens: Sequence[int], count: int) -> list[int]:
-    """Returns up to `count` guesses of what follows some tokens.
+    """Guesses up to `count` tokens that follow.
 
-    The occurrence that agrees with the most last tokens is continued, the latest of
-    equally long ones. Where it reaches the end, its continuation begins again, as in a
-    text that repeats with a short period.
+    Continues the earlier occurrence that agrees with the most last tokens, the latest
+    one if lengths are equal. At the end of the tokens the continuation starts over, as
+    in a text with a short period.
 
     >>> guess_tokens([5, 1, 2, 3, 4, 9, 1, 2], 3)
     [3, 4, 9]
@@ -36,7 +36,7 @@ def guess_tokens(tokens: Sequence[int], count: int) -> list[int]:
 
 
 def _common_end(tokens: Sequence[int], distance: int) -> int:
-    """Returns how many last tokens equal those some distance before, up to a limit."""
+    """Returns how many last tokens equal those `distance` earlier, up to a limit."""
     last = len(tokens) - 1
     limit = min(LONGEST, len(tokens) - distance)
     for i in range(limit):

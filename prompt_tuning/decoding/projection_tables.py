@@ -1,4 +1,4 @@
-"""Tables of the adapters of one projection, from which rows choose entries."""
+"""Tables of one projection's adapters, with one entry per adapter."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -30,18 +30,21 @@ Kind = TypeVar("Kind", bound=ProjectionAdapter)
 
 ROW_INPUT_SCALE, ROW_OUTPUT_SCALE = "row_ia3_input", "row_ia3_output"
 ROW_LORA, ROW_BIAS = "row_lora", "row_lora_bias"
-"""Names of the tables of a projection. Merged modules sort their adapters by name, so
-that IA3 acts before LoRA, as in a model with both, and a bias comes after DoRA, which
-rescales the product of the weights alone."""
+"""Names of a projection's tables.
+
+Merged modules sort their adapters by name: IA3 therefore acts before LoRA, as in a
+model with both, and a bias comes after DoRA, which rescales only the product of the
+weights.
+"""
 
 RANK_MULTIPLE = 8
-"""Ranks are padded to multiples of this, so that few table shapes are compiled."""
+"""Ranks are padded to multiples of this, to compile few table shapes."""
 
 
 def projection_tables(
     adapted: Mapping[int, Dense | ExpertProjection], count: int
 ) -> dict[str, nnx.Module]:
-    """Returns the tables of one projection, by the names that it has for them."""
+    """Returns the tables of one projection by name."""
     low_rank = _by_entry(adapted, LowRank)
     first = next(iter(adapted.values()))
     if isinstance(first, ExpertProjection):
@@ -78,7 +81,7 @@ def _stacked_factors(
     Float[np.ndarray, "L N *E r out"],
     Float[np.ndarray, "L N"],
 ]:
-    """Stacks the factors of LoRAs and their scalings by entry, padded to one rank."""
+    """Stacks the factors and scalings of LoRAs by entry, padded to one rank."""
     factors = {entry: each.whole_factors() for entry, each in low_rank.items()}
     rank = max(own.shape[-1] for own, _ in factors.values())
     rank = -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
@@ -98,7 +101,7 @@ def _stacked_factors(
 def _output_factors(
     adapted: Mapping[int, Dense], low_rank: Mapping[int, LowRank], count: int
 ) -> Float[np.ndarray, "L N out"]:
-    """Computes DoRA's factor of each output of a projection, by layer and entry."""
+    """Computes DoRA's factor for each output of a projection, by layer and entry."""
     first = next(iter(adapted.values()))
     factors = np.ones((first.kernel.shape[0], count, first.sizes[1]), np.float32)
 
@@ -113,7 +116,7 @@ def _output_factors(
 def _factors_of_blocks(
     parameters: Parameters, *, graph: nnx.GraphDef
 ) -> Float[Array, "L out"]:
-    """Computes DoRA's factors of the outputs of a projection with its adapter."""
+    """Computes DoRA's output factors of a projection with its adapter."""
 
     def of_block(block: Parameters) -> Float[Array, "out"]:
         dense = cast(Dense, merge(graph, block))
@@ -126,7 +129,7 @@ def _factors_of_blocks(
 def _by_entry(
     adapted: Mapping[int, Dense | ExpertProjection], kind: type[Kind]
 ) -> dict[int, Kind]:
-    """Returns the adapters of one kind by their entry."""
+    """Returns the adapters of one kind by entry."""
     return {
         entry: adapter
         for entry, dense in adapted.items()

@@ -1,8 +1,8 @@
 """Keys and values of prompts: computed, or read from a file next to them.
 
-`prompt-tuning convert RUN prompt_kv` writes the file. It has digests of the frozen
-weights and of the prompt, so a file from another model, or from before the prompt was
-trained further, is not used.
+`prompt-tuning convert RUN prompt_kv` writes the file. It contains digests of the frozen
+weights and of the prompt, so a file that belongs to another model or an earlier state
+of the prompt is ignored.
 """
 
 import functools
@@ -33,13 +33,13 @@ from prompt_tuning.prompts.prompt_module import constants
 FILE = "prompt_kv.safetensors"
 DIGEST = "digest"
 ADDED = ("/prompt/", "/adapters/")
-"""Parts of the paths of parameters that prompts and adapters add to a model."""
+"""Path parts of the parameters that prompts and adapters add to a model."""
 
 _logger = logging.getLogger(__name__)
 
 
 def is_added(path: str) -> bool:
-    """Returns whether a parameter belongs to a prompt or an adapter."""
+    """Whether a parameter belongs to a prompt or an adapter."""
     return any(part in path for part in ADDED)
 
 
@@ -47,8 +47,8 @@ class Prefix(NamedTuple):
     """Consecutive keys and values before a row.
 
     Attributes:
-      key_values: `[L, G, 1, P, K]`, the real ones first.
-      count: number of real ones.
+      key_values: `[L, G, 1, P, K]`, valid ones first.
+      count: number of valid ones.
       start: position of the first key.
     """
 
@@ -58,12 +58,12 @@ class Prefix(NamedTuple):
 
 
 class PromptPrefixes(NamedTuple):
-    """Keys and values that precede the rows of one prompt.
+    """Everything that precedes the rows of one prompt.
 
     Attributes:
-      prefixes: keys and values, in their order.
+      prefixes: keys and values, in order.
       length: position of a row's first token.
-      state: states of recurrent layers after them, `[L, 1, ...]`, or None.
+      state: state of the recurrent layers after them, `[L, 1, ...]`, or None.
     """
 
     prefixes: tuple[Prefix, ...] = ()
@@ -79,7 +79,7 @@ def prompt_prefixes(
     Args:
       model: the model with its prompts and adapters.
       parameters: all its parameters by path.
-      path: where the adapter was read from, which may have the file; None for nowhere.
+      path: where the adapter was read from; the file may be there. None for nowhere.
 
     Raises:
       InputError: if the file is damaged.
@@ -105,20 +105,17 @@ def prompt_prefixes(
 
 
 def prefix_file(path: Path) -> Path:
-    """Returns the file for the keys and values of an adapter: in its folder or next."""
+    """Returns the file for an adapter's keys and values, in or next to its folder."""
     return path / FILE if path.is_dir() else path.with_name(f"{path.stem}.{FILE}")
 
 
 def write_prefixes(
     path: Path, model: PromptedModel, parameters: Parameters, *, force: bool = False
 ) -> tuple[Path, int]:
-    """Computes what precedes the rows of an adapter, and writes it next to it.
+    """Writes what precedes an adapter's rows next to the adapter.
 
-    Args:
-      path: where the adapter was read from.
-      model: the model with the adapter.
-      parameters: all its parameters by path.
-      force: whether to replace another file of this name.
+    `path` is where the adapter was read from; `force` replaces a file that this
+    function did not write.
 
     Returns:
       the file, and the number of keys of all prompts.
@@ -155,14 +152,14 @@ def write_prefixes(
 
 
 def _is_own(file: Path) -> bool:
-    """Returns whether a file was written by `write_prefixes`."""
+    """Whether `write_prefixes` wrote the file."""
     return file.is_file() and DIGEST in read_header(file)
 
 
 def _read(
     file: Path, model: PromptedModel, parameters: Parameters
 ) -> tuple[PromptPrefixes, ...] | None:
-    """Reads what `write_prefixes` wrote; None if it belongs to other parameters.
+    """Reads the file of `write_prefixes`; None if it belongs to other parameters.
 
     Raises:
       InputError: if the file is damaged.
@@ -210,7 +207,7 @@ def adapted_digest(model: PromptedModel, parameters: Parameters) -> np.ndarray:
 
 
 class _Traced(NamedTuple):
-    """A `Prefix` with arrays as numbers."""
+    """A `Prefix` with arrays in place of numbers."""
 
     key_values: KeyValues
     real: Bool[Array, "P"]
@@ -220,7 +217,6 @@ class _Traced(NamedTuple):
 def _compute(
     model: PromptedModel, parameters: Parameters, number: int | None
 ) -> PromptPrefixes:
-    """Computes what precedes the rows of one prompt."""
     ids = None if number is None else jnp.array([number])
     prefixes, length, state = _run(parameters, ids, graph=model.graph)
     return PromptPrefixes(
@@ -237,9 +233,9 @@ def _compute(
 def _run(
     parameters: Parameters, prompt_ids: Int[Array, "1"] | None, *, graph: nnx.GraphDef
 ) -> tuple[list[_Traced], Int[Array, ""], RecurrentState | None]:
-    """Returns what precedes a row's own keys, their first position, and a state.
+    """Returns the prefixes, the position of a row's first token, and a state.
 
-    Reads a row of one token, and uses nothing of it.
+    It runs a row of one token and discards that token's results.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     ones = jnp.ones(1, jnp.int32)
@@ -270,7 +266,7 @@ def _run(
 def _state_of_row(
     state: RecurrentState, rows: Int[Array, "1"] | None
 ) -> RecurrentState:
-    """Returns the state that the only row continues."""
+    """Returns the state that the only row starts from."""
     if rows is None:
         return state
     return jax.tree.map(lambda part: part[:, rows], state)

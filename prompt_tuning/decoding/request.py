@@ -1,4 +1,4 @@
-"""Requests of the decoding engine and their results."""
+"""Requests of the decoding engine, and their results."""
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,35 +14,37 @@ from prompt_tuning.decoding.row_draws import repetitions
 from prompt_tuning.decoding.sampling_settings import Sampling
 
 EndReason = Literal["stop", "length", "cancelled", "failed"]
-"""Why a row ended: an end token, a stop text or a text to which its constraint lets
-nothing be added; the limit of new tokens; `cancel`; or no token that its constraint
-allows.
+"""Why a row ended.
+
+"stop": an end token, a stop text, or a text that its constraint does not let grow.
+"length": the limit of new tokens. "cancelled": `cancel`. "failed": the constraint
+allows no token.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """One text to continue.
+    """A text to continue.
 
     Attributes:
       text: the text, encoded as in training, or None.
-      ids: token ids that are continued as they are, or None.
-      embeddings: vectors that are read instead of tokens, as a soft prompt's
-        are, or None. One of text, ids and embeddings is given.
+      ids: token ids to continue as they are, or None.
+      embeddings: vectors to read instead of tokens, e.g. those of a soft prompt, or
+        None. Exactly one of text, ids and embeddings is given.
       adapter: name of a loaded adapter; None for the frozen model alone.
-      prompt_id: number of the prompt of an adapter that has several, else None.
+      prompt_id: number of the prompt if the adapter has more than one, else None.
       sampling: how new tokens are chosen.
-      shared_text: text before `text` that several requests share. Its keys and values
-        are computed once for an adapter, and stored and read once for all its rows.
+      shared_text: text before `text` that many requests share. Its keys and values are
+        computed once per adapter, stored once, and read once for all rows.
       shared_ids: its ids, instead of the text.
-      first_sample: number of the first sample among all of equal requests, so
-        that these draw differently; see `separate_equal`.
-      client: whose row it is, for clients that take turns, or None.
-      written: texts of special tokens that are part of the text of its new tokens.
-      fits: whether a row has as many new tokens as there is room for, if that is fewer
-        than its settings allow; otherwise such a request is refused.
-      scored_from: index of the first given token that `Sampling.given_logprobs` is
-        about; the first one of a row follows nothing, and has none.
+      first_sample: number of the first sample among those of all equal requests, so
+        that equal requests sample differently; see `separate_equal`.
+      client: who submitted it, for queues in which clients take turns, or None.
+      written: texts of special tokens that appear in the new text.
+      fits: whether to reduce the number of new tokens to the available room; otherwise
+        such a request is refused.
+      scored_from: index of the first given token that `Sampling.given_logprobs` applies
+        to. The first token of a row follows nothing and has no score.
     """
 
     text: str | None = None
@@ -71,12 +73,12 @@ class Request:
 
     @property
     def shares(self) -> bool:
-        """Whether a shared text precedes the request's own."""
+        """Whether a shared text precedes the request's own text."""
         return self.shared_text is not None or self.shared_ids is not None
 
     @property
     def row(self) -> tuple[Hashable, ...]:
-        """The values that equal requests have in common."""
+        """Values that equal requests have in common."""
         ids = None if self.ids is None else tuple(self.ids)
         vectors = None if self.embeddings is None else self.embeddings.tobytes()
         shared = None if self.shared_ids is None else tuple(self.shared_ids)
@@ -85,7 +87,7 @@ class Request:
 
 
 def separate_equal(requests: Sequence[Request]) -> list[Request]:
-    """Makes equal requests draw differently, and keeps their order."""
+    """Makes equal requests sample differently; keeps the order."""
     numbers = repetitions([hash(request.row) for request in requests])
     return [
         dataclasses.replace(request, first_sample=int(number) * request.sampling.n)
@@ -97,11 +99,11 @@ class TokenLogprob(NamedTuple):
     """Log-probabilities at one token, before temperature and penalties.
 
     Attributes:
-      token: id of the token that was chosen or given.
+      token: id of the chosen or given token.
       logprob: its natural log-probability.
       top: ids and log-probabilities of the most probable tokens, best first.
       offset: position of the token's first character in the row's text; tokens that are
-        parts of one character have the same.
+        parts of one character share it.
       rank: number of tokens that are at least as probable as a given one.
     """
 
@@ -114,21 +116,21 @@ class TokenLogprob(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Completion:
-    """The continuation of one row, which prints as its text.
+    """The continuation of one row; prints as its text.
 
     Attributes:
       text: its text, without what ended it.
-      ids: its tokens, without the end token; with the tokens of a stop text.
-      logprobs: log-probabilities of `ids`; None if they were not requested.
+      ids: its tokens, without the end token but with the tokens of a stop text.
+      logprobs: log-probabilities of `ids`; None if not requested.
       reason: why it ended.
       sample: number of the sample within its request.
-      given_tokens: number of tokens of the request.
-      score: score by which beams are ranked; None otherwise.
-      problem: why a row whose reason is "failed" cannot be continued.
-      given_logprobs: log-probabilities of the given tokens from
-        `Request.scored_from` on; None if they were not requested.
-      end_logprob: log-probabilities of the token that ended it, which `ids` leaves out;
-        None if no token did, or they were not requested.
+      given_tokens: number of tokens in the request.
+      score: score that beams are ranked by; None otherwise.
+      problem: why a row with the reason "failed" cannot be continued.
+      given_logprobs: log-probabilities of the given tokens from `Request.scored_from`
+        on; None if not requested.
+      end_logprob: log-probabilities of the token that ended the row, which `ids` leaves
+        out; None if there is none or they were not requested.
     """
 
     text: str
@@ -151,13 +153,13 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class RequestHandle:
-    """Identifies a submitted request.
+    """A submitted request.
 
     Attributes:
       number: number of the request, from 0.
       request: the request.
-      new_tokens: maximum number of new tokens of each sample.
-      completions: the finished samples, in the order of their ends.
+      new_tokens: maximum number of new tokens per sample.
+      completions: finished samples, in the order in which they ended.
     """
 
     number: int
@@ -177,16 +179,16 @@ class RequestHandle:
 class Piece:
     """New tokens of a row, as a stream delivers them.
 
-    The texts of all pieces of a sample are the text of its `Completion`. A piece may
-    have tokens and no text: a character or a possible stop text is incomplete.
+    Joined, the texts of a sample's pieces are the text of its `Completion`. A piece may
+    have tokens but no text, while a character or a possible stop text is incomplete.
 
     Attributes:
       handle: the request.
       sample: number of the sample within the request.
-      text: text that is certain now and was not before.
+      text: newly decoded text that can no longer change.
       ids: new tokens.
-      logprobs: log-probabilities of `ids`; None if they were not requested.
-      completion: the whole result in the last piece of a sample, else None.
+      logprobs: log-probabilities of `ids`; None if not requested.
+      completion: the whole result, in the last piece of a sample; else None.
     """
 
     handle: RequestHandle

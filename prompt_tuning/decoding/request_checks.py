@@ -15,15 +15,15 @@ from prompt_tuning.pretrained.text_encoding import encode_given
 from prompt_tuning.prompts.placement import TEMPLATE
 
 SHORTEST_SLOT = 64
-"""Smallest length of the slots of an engine for known rows; others are its doubles."""
+"""Shortest length of slots; longer ones are powers of two times it."""
 
 
 def check_ids(ids: Sequence[int], adapter: ResidentAdapter) -> None:
     """Checks the ids of a row.
 
     Raises:
-      InputError: if one is neither a token nor a prompt vector, or there are none and
-        the model needs one.
+      InputError: if an id is neither a token nor a prompt vector, or the row is empty
+        and the model needs a token.
     """
     model = adapter.model
     size = model.config.vocabulary_size
@@ -47,18 +47,18 @@ def fitting_tokens(
     prompt: PromptPages,
     limit: int,
 ) -> int:
-    """Returns the number of new tokens of a row, once they fit into a slot.
+    """Returns the number of new tokens of a row that fits in a slot.
 
     Args:
-      request: request of the row, whose `fits` lets it have fewer than are asked for.
+      request: the row's request; `fits` allows fewer tokens than requested.
       new: maximum number of new tokens.
-      given: number of tokens of the row.
+      given: number of tokens in the row.
       adapter: adapter of the row.
       prompt: what precedes the row.
-      limit: number of positions of a slot.
+      limit: number of positions in a slot.
 
     Raises:
-      InputError: if the row and its new tokens do not fit into a slot and the model.
+      InputError: if the row and its new tokens do not fit in a slot and the model.
     """
     if request.fits:
         room = _room_for_new(given, adapter, prompt, limit)
@@ -96,7 +96,7 @@ def _check_room(
 def _room_for_new(
     given: int, adapter: ResidentAdapter, prompt: PromptPages, limit: int
 ) -> int:
-    """Returns the number of new tokens that fit, which may be negative."""
+    """Returns the number of new tokens that fit; negative if the row is too long."""
     config = adapter.model.config
     room = limit - adapter.joined
     if config.maximum_positions is not None:
@@ -108,8 +108,7 @@ def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
     """Checks vectors that replace tokens.
 
     Raises:
-      InputError: if they do not fit the model, or the rows of the adapter are
-        read whole.
+      InputError: if they do not fit the model, or the adapter's rows are read whole.
     """
     width = adapter.model.config.width
     if embeddings.ndim != 2 or embeddings.shape[1] != width or not len(embeddings):
@@ -126,7 +125,7 @@ def check_embeddings(embeddings: np.ndarray, adapter: ResidentAdapter) -> None:
 
 
 def read_ids(request: Request, adapter: ResidentAdapter) -> list[int]:
-    """Returns the ids of a request's own text, and checks them and its settings.
+    """Returns the checked ids of a request's own text.
 
     Raises:
       InputError: if the model or the adapter cannot continue it.
@@ -149,9 +148,9 @@ def read_ids(request: Request, adapter: ResidentAdapter) -> list[int]:
 
 
 def encode_request(request: Request, model: PromptedModel) -> list[int]:
-    """Returns the ids of a request's own text; after a shared text it has no BOS.
+    """Returns the ids of a request's own text; without BOS after a shared text.
 
-    Embeddings have the padding id at each position.
+    Embeddings count as one padding id per position.
     """
     if request.embeddings is not None:
         return [model.config.pad_id] * len(request.embeddings)
@@ -168,7 +167,8 @@ def text_before(
 ) -> list[int]:
     """Returns the ids of the text that new tokens continue.
 
-    An encoder-decoder begins a text, and embeddings and prompt vectors have none.
+    It is empty for an encoder-decoder, which starts a new text, and has no embeddings
+    or prompt vectors.
     """
     if model.config.architecture == "encoder_decoder" or request.embeddings is not None:
         return []
@@ -176,10 +176,10 @@ def text_before(
 
 
 def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
-    """Returns the ids that end a row, with the special tokens in `stop`.
+    """Returns the ids that end a row, including special tokens in `stop`.
 
     Raises:
-      InputError: if a stop text cannot be part of a text.
+      InputError: if a stop text can never appear in a text.
     """
     ends = () if sampling.ignores_end else model.stop_ids
     named = ()
@@ -191,10 +191,10 @@ def row_ends(sampling: Sampling, model: PromptedModel) -> tuple[int, ...]:
 def check_engine(
     model: PromptedModel, slots: int, length: int, chunk: int, page: int, together: int
 ) -> None:
-    """Checks the sizes of an engine and that its model can be served.
+    """Checks the sizes of an engine and that it supports the model.
 
     Raises:
-      InputError: with the first problem.
+      InputError: for the first problem.
     """
     sizes = {
         "slots": slots,
@@ -212,7 +212,7 @@ def check_engine(
 
 
 def slot_length(room: int) -> int:
-    """Returns one of few lengths, so that few programs are compiled."""
+    """Rounds a length up to one of few, so that few programs are compiled."""
     length = SHORTEST_SLOT
     while length < room:
         length *= 2
@@ -220,8 +220,8 @@ def slot_length(room: int) -> int:
 
 
 def slots_for(rows: int, maximum: int) -> int:
-    """Returns a number of slots for so many rows: a power of two up to a maximum.
+    """Returns the number of slots for a number of rows: a power of two up to a maximum.
 
-    Calls with similar numbers of rows share compiled programs.
+    Calls with similar numbers of rows then share compiled programs.
     """
     return min(maximum, 1 << max(rows - 1, 0).bit_length())

@@ -1,4 +1,4 @@
-"""Results as callers of an engine read them: pieces of one, or many in their order."""
+"""Read results from an engine: as pieces of one request, or many in order."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -8,19 +8,19 @@ from prompt_tuning.decoding.decoding_engine import DecodingEngine
 from prompt_tuning.decoding.request import Completion, Piece, Request, RequestHandle
 
 UNFINISHED = 2
-"""Rows that are submitted and have not ended, for each slot, so that none is idle."""
+"""Number of unfinished rows per slot, so that no slot is idle."""
 AHEAD = 32
-"""Rows that are submitted and not yielded, for each slot: the bound of the memory."""
+"""Number of rows per slot that are submitted but not yet yielded; bounds the memory."""
 
 
 def stream_request(engine: DecodingEngine, request: Request) -> Iterator[Piece]:
-    """Submits a request, steps, and yields its pieces until it has ended.
+    """Submits a request, runs the engine, and yields the request's pieces.
 
-    If its caller stops reading, a request is cancelled. Pieces of other requests are
-    left out, so that one thread should read one stream at a time.
+    If the caller stops reading, the request is cancelled. Pieces of other requests are
+    dropped, so read one stream at a time per thread.
 
     Raises:
-      InputError: if the engine refuses the request, or at the end if a constraint
+      InputError: if the engine refuses the request; at the end, if its constraint
         leaves a row no token.
     """
     handle = engine.submit(request)
@@ -40,10 +40,10 @@ def stream_request(engine: DecodingEngine, request: Request) -> Iterator[Piece]:
 def run_in_order(
     engine: DecodingEngine, requests: Iterable[Request]
 ) -> Iterator[list[Completion]]:
-    """Yields the completions of each request, sorted by sample, in their order.
+    """Yields the completions of each request in order, sorted by sample.
 
-    Requests are read as slots become free, so that there may be any number of them.
-    Those that have not ended when the caller stops reading are cancelled.
+    Requests are read as slots become free, so `requests` may be of any length. If the
+    caller stops reading, unfinished requests are cancelled.
 
     Raises:
       InputError: if the engine refuses a request.

@@ -31,20 +31,21 @@ from prompt_tuning.settings.prompting import Prompting
 
 
 class ResidentAdapters:
-    """Adapters by name, and the model with the tables of all of them.
+    """Loaded adapters by name, and the model with tables of all of them.
 
     Attributes:
       model: the model of the engine.
-      page: number of keys of a page.
+      page: number of keys per page.
       parameters: parameters of the model and the tables, for programs that read texts.
-      step_parameters: the same for programs that read a token of each row, with views
-        of each block's kernels and tables.
+      step_parameters: the same for programs that read one token per row, with views of
+        each block's kernels and tables.
 
     Args:
       model: the model of the engine.
       parameters: all its parameters by path; prompts and adapters are left out.
-      page: number of keys of a page.
-      adapted: whether the model keeps its prompts and adapters, which all rows use.
+      page: number of keys per page.
+      adapted: whether the model keeps its prompts and adapters, which then apply to all
+        rows.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ResidentAdapters:
 
     @property
     def page_bytes(self) -> int:
-        """Size of the pages of all prompts and shared texts, each counted once."""
+        """Size of the pages of all prompts and shared texts; each page counts once."""
         prompts = [one for each in self._adapters.values() for one in each.prompts]
         pages = {
             id(page.keys): page
@@ -94,7 +95,7 @@ class ResidentAdapters:
 
     @property
     def invokes(self) -> bool:
-        """Whether some tokens invoke one of the adapters."""
+        """Whether any adapter is invoked by tokens."""
         return any(each.invocation for each in (self._bare, *self._adapters.values()))
 
     def entry(self, adapter: ResidentAdapter) -> int:
@@ -102,11 +103,7 @@ class ResidentAdapters:
         return self._table.entries.get(adapter.name, 0)
 
     def _check(self, name: str, model: PromptedModel) -> None:
-        """Checks the name and the model of an adapter.
-
-        Raises:
-          InputError: if it belongs to another model, or has no name.
-        """
+        """Checks the name and the model of an adapter."""
         if not name:
             raise InputError("an adapter's name is empty")
         if self._adapted:
@@ -135,13 +132,9 @@ class ResidentAdapters:
         parameters: Parameters,
         prefixes: Sequence[PromptPrefixes] | None = None,
     ) -> None:
-        """Adds an adapter that was read before, or replaces one.
+        """Adds an adapter, or replaces the one of this name.
 
-        Args:
-          name: its name.
-          model: the model with the adapter.
-          parameters: all its parameters by path.
-          prefixes: what precedes a row, for each prompt; computed if None.
+        Computes `prefixes`, i.e. what precedes a row for each prompt, if they are None.
 
         Raises:
           InputError: if it belongs to another model.
@@ -160,7 +153,7 @@ class ResidentAdapters:
         self._stack()
 
     def find(self, name: str | None) -> ResidentAdapter:
-        """Returns an adapter by its name; None is the frozen model alone.
+        """Returns an adapter by name; None means the frozen model alone.
 
         Raises:
           InputError: if no adapter has the name.
@@ -173,11 +166,11 @@ class ResidentAdapters:
         return self._adapters[name]
 
     def prompt(self, adapter: ResidentAdapter, request: Request) -> PromptPages:
-        """Returns what precedes a request's row: a prompt and a shared text.
+        """Returns what precedes a request's row: its prompt and shared text.
 
         Raises:
-          InputError: if the request names no prompt, or one that there is not, or a
-            text cannot be shared.
+          InputError: if the prompt's number is missing or unknown, or a text cannot be
+            shared.
         """
         count, number = len(adapter.prompts), request.prompt_id
         if count > 1 and number is None:
@@ -219,7 +212,7 @@ class ResidentAdapters:
         )
 
     def _stack(self) -> None:
-        """Rebuilds the tables of adapters of projections."""
+        """Rebuilds the adapter tables."""
         if self._adapted:
             self._table = AdapterTable(self.model.graph, {}, {})
         else:
@@ -231,7 +224,7 @@ class ResidentAdapters:
 
 
 def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel:
-    """Returns the frozen model alone."""
+    """Returns the model without prompts and adapters."""
     tokenizer = model.tokenizer
     if model.prompts.tokens is not None and tokenizer is not None:
         tokenizer = model.base_tokenizer
@@ -246,7 +239,7 @@ def without_adapters(model: PromptedModel, graph: nnx.GraphDef) -> PromptedModel
 
 
 def _block_views(parameters: Parameters, ending: str = "") -> dict[str, Blocks]:
-    """Returns views of the blocks of the decoder's parameters; they take no memory."""
+    """Returns views of the decoder blocks' parameters, which take no memory."""
     return {
         path: view_blocks(leaf)
         for path, leaf in parameters.items()
@@ -255,7 +248,7 @@ def _block_views(parameters: Parameters, ending: str = "") -> dict[str, Blocks]:
 
 
 def _differences(first: ModelConfig, second: ModelConfig) -> str:
-    """Lists the fields that differ between two configs."""
+    """Lists the fields in which two configs differ."""
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     return ", ".join(
         f"{name} ({shown(getattr(first, name))} and {shown(getattr(second, name))})"

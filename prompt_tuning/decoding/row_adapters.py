@@ -1,6 +1,6 @@
-"""Adapters of projections that differ from row to row, stacked in a resident table.
+"""Projection adapters that differ from row to row, stacked in tables.
 
-Entry 0 of each table changes nothing: rows without an adapter use it.
+Entry 0 of each table changes nothing; rows without an adapter use it.
 """
 
 import contextlib
@@ -28,10 +28,11 @@ _entries: contextvars.ContextVar[Int[Array, "R"] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def row_entries(entries: Int[Array, "R"]) -> Iterator[None]:
-    """Sets the table's entry of each row while a model is traced.
+    """Sets each row's table entry while a model is traced.
 
     Args:
-      entries: numbers of the rows of a stream; all have the same number of positions.
+      entries: entry of each row of a stream; all rows have the same number of
+        positions.
     """
     token = _entries.set(entries)
     try:
@@ -47,21 +48,21 @@ def _entry_of_each_row() -> Int[Array, "R"]:
 
 
 def _scale_rows(x: Float[Array, "n out"], table: Float[Array, "N out"]) -> Array:
-    """Multiplies the positions of each row, row after row, by its entry of a table."""
+    """Multiplies the positions of each row by the row's table entry."""
     scales = jnp.take(table, _entry_of_each_row(), axis=0, mode="clip")  # [R, out]
     rows = x.reshape(len(scales), -1, x.shape[-1])
     return (rows * scales[:, None].astype(x.dtype)).reshape(x.shape)
 
 
 class RowLowRank(ProjectionAdapter):
-    """`y + scaling * x @ a @ b` with factors of each row; see `LowRank`.
+    """`y + scaling * x @ a @ b` with different factors per row; see `LowRank`.
 
     Attributes:
       a: `[L, N, in, r]`; smaller ranks are padded with zeros.
       b: `[L, N, r, out]`.
       factor: the scalings, `[L, N]`.
-      outputs: DoRA's factors of the outputs, `[L, N, out]`; 1 for rows of LoRA, and
-        None without any DoRA.
+      outputs: DoRA's output factors, `[L, N, out]`; 1 for LoRA entries, None without
+        any DoRA.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RowLowRank(ProjectionAdapter):
         y: Float[Array, "n out"],
         frozen: FrozenProjection,
     ) -> Float[Array, "n out"]:
-        """Adds the low-rank product of each row's factors; DoRA rescales the sum."""
+        """Adds each row's low-rank product; DoRA then rescales the sum."""
         added = self._product(x).reshape(y.shape)
         if any_inactive():
             added = where_active(added)
@@ -95,7 +96,7 @@ class RowLowRank(ProjectionAdapter):
         return y + change + _scale_rows(added, self.outputs[...])
 
     def _product(self, x: Float[Array, "n in"]) -> Float[Array, "R C out"]:
-        """Returns the low-rank product of each row's factors."""
+        """Returns each row's low-rank product."""
         tables = (self.a[...], self.b[...], self.factor[...])
 
         def product(
@@ -119,7 +120,7 @@ class RowLowRank(ProjectionAdapter):
 
 
 class RowExpertLowRank(nnx.Module):
-    """The same for a projection of experts; see `ExpertLowRank`.
+    """`RowLowRank` for a projection of experts; see `ExpertLowRank`.
 
     Attributes:
       a: `[L, N, E, in, r]`; smaller ranks are padded with zeros.
@@ -138,13 +139,13 @@ class RowExpertLowRank(nnx.Module):
         return self.a[...].swapaxes(0, 1), self.b[...].swapaxes(0, 1)
 
     def entries_of_positions(self, count: int) -> Int[Array, "n"]:
-        """Returns the entry of each of `n` positions, row after row."""
+        """Returns the table entry of each of `n` positions, row after row."""
         entries = _entry_of_each_row()
         return jnp.repeat(entries, count // len(entries))
 
 
 class RowOutputScale(ProjectionAdapter):
-    """`y * scale` with a scale of each row; see `OutputScale`.
+    """`y * scale` with a different scale per row; see `OutputScale`.
 
     Attributes:
       scale: `[L, N, out]`.
@@ -162,7 +163,7 @@ class RowOutputScale(ProjectionAdapter):
 
 
 class RowInputScale(ProjectionAdapter):
-    """`(x * scale) @ kernel` with a scale of each row; see `InputScale`.
+    """`(x * scale) @ kernel` with a different scale per row; see `InputScale`.
 
     Attributes:
       scale: `[L, N, in]`.
@@ -177,10 +178,10 @@ class RowInputScale(ProjectionAdapter):
 
 
 class RowBias(ProjectionAdapter):
-    """The difference between each row's trained bias and the frozen one.
+    """Adds the difference between a row's trained bias and the frozen one.
 
     Attributes:
-      change: `[L, N, out]`, or `[N, out]` of a layer that there is once.
+      change: `[L, N, out]`, or `[N, out]` for a layer outside the blocks.
     """
 
     def __init__(self, change: Float[Array, "*L N out"]):
@@ -199,12 +200,12 @@ class RowBias(ProjectionAdapter):
 
 
 class RowTokenRows(nnx.Module):
-    """Rows of tokens that differ from row to row; see `TokenRows`.
+    """Embedding rows of tokens that differ from row to row; see `TokenRows`.
 
     Attributes:
       ids: ids of the tokens, `[N, n]`, padded with -1.
-      rows: their rows of the embedding table, `[N, n, D]`.
-      head_ids: the same of an output head of its own; None if it is the table.
+      rows: their embedding rows, `[N, n, D]`.
+      head_ids: ids for a separate output head; None if the head is the table.
       head: rows of that head.
     """
 
@@ -224,7 +225,7 @@ class RowTokenRows(nnx.Module):
     def __call__(
         self, ids: Int[Array, "R C"], vectors: Float[Array, "R C D"]
     ) -> Float[Array, "R C D"]:
-        """Replaces the vectors of each row's tokens, before any multiplier."""
+        """Replaces the vectors of these tokens, before any embedding multiplier."""
         entries = _entry_of_each_row()
         same = ids[..., None] == self.ids[...][entries][:, None]  # [R, C, n]
         own = self.rows[...][entries[:, None], jnp.argmax(same, axis=-1)]
@@ -236,7 +237,7 @@ class RowTokenRows(nnx.Module):
         logits: Float[Array, "R *positions v"],
         config: ModelConfig,
     ) -> Float[Array, "R *positions V"]:
-        """Replaces each row's logits of its tokens; a new token of others gets -inf."""
+        """Replaces each row's logits of its tokens; other new tokens get -inf."""
         entries, total = _entry_of_each_row(), config.vocabulary_size
         ids, rows = self.ids, self.rows
         if self.head is not None and self.head_ids is not None:
@@ -261,6 +262,6 @@ class RowTokenRows(nnx.Module):
         return by_row.reshape(wide.shape)
 
     def head_rows(self, *, tied: bool) -> HeadRows | None:
-        """Returns None: no rows are those of all rows of a batch."""
+        """Returns None: no rows are common to the whole batch."""
         del tied
         return None

@@ -6,14 +6,14 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 GENERATES = "continuing a text reads all weights for each token"
-"""Why weights that are streamed cannot be used; see `WeightStorage`."""
+"""Reason given when streamed weights cannot be used; see `WeightStorage`."""
 
 
 def check_generates(model: PromptedModel) -> None:
-    """Checks that a model scores tokens, from which texts are made.
+    """Checks that a model can generate text.
 
     Raises:
-      InputError: if its head scores classes, or it is an encoder.
+      InputError: if it has a class head or is an encoder.
     """
     if model.config.labels:
         raise InputError(
@@ -30,10 +30,10 @@ def check_generates(model: PromptedModel) -> None:
 
 
 def check_scores(model: PromptedModel) -> None:
-    """Checks that a model scores next tokens, or classes.
+    """Checks that a model scores next tokens or classes.
 
     Raises:
-      InputError: if it is an encoder without a head of classes.
+      InputError: if it is an encoder without a class head.
     """
     if model.config.bidirectional and not model.config.labels:
         raise InputError(
@@ -43,10 +43,10 @@ def check_scores(model: PromptedModel) -> None:
 
 
 def positions_taken(model: PromptedModel, given: int, new: int) -> int:
-    """Returns the number of positions of a row's tokens, without a prompt's vectors.
+    """Returns the number of positions that a row's tokens take, without prompt vectors.
 
-    An encoder and a decoder count their positions separately, and an encoder without a
-    decoder has no new tokens.
+    An encoder and a decoder count positions separately; an encoder without a decoder
+    generates no tokens.
     """
     if model.config.bidirectional:
         return given
@@ -55,10 +55,10 @@ def positions_taken(model: PromptedModel, given: int, new: int) -> int:
 
 
 def row_room(model: PromptedModel, given: int, new: int) -> int:
-    """Returns a number of positions of a slot that is enough for a row.
+    """Returns the number of slot positions that is enough for a row.
 
-    It is more than needed if the prompt is in pages before the row. The arguments are
-    as in `positions_taken`.
+    It is an upper bound if the prompt is in pages before the row. Arguments are as in
+    `positions_taken`.
     """
     prompt = max(model.prompt_length, model.prompts.decoder_length)
     return prompt + positions_taken(model, given, new)
@@ -70,8 +70,8 @@ def check_rows(
     """Checks that rows can be continued.
 
     Raises:
-      InputError: if fewer than one new token is requested, a row and its new tokens
-        exceed the model's positions, or a row is empty in a model without a prompt.
+      InputError: if `new_tokens` is below 1, a row and its new tokens exceed the
+        model's positions, or a row is empty and the model has no prompt.
     """
     if new_tokens < 1 and not model.config.labels:
         raise InputError(f"new_tokens is {new_tokens}, expected at least 1")
@@ -99,8 +99,8 @@ def check_prompt_ids(
     """Checks that each row chooses one of the model's prompts.
 
     Raises:
-      InputError: if the model has several prompts and an id is missing or out of
-        range, or if there are ids for a model with one prompt.
+      InputError: if the model has more than one prompt and an id is missing or out of
+        range, or it has one prompt and there are ids.
     """
     count = model.prompt_count
     if prompt_ids is None:

@@ -1,8 +1,8 @@
-"""Numbers that make rows draw differently, even if they are equal.
+"""Numbers that make rows sample differently, even if they are equal.
 
-A row draws with a key made of its seed, its content, and the numbers of its sample and
-token. So its tokens do not depend on other rows or on their order. If two rows are
-equal in all of this, the second one continues the samples of the first.
+The random key of a token combines the row's seed and content with the numbers of its
+sample and token. Tokens therefore do not depend on other rows or their order. If two
+rows agree in all of these, the second one continues the sample numbers of the first.
 """
 
 import zlib
@@ -15,11 +15,11 @@ from jaxtyping import Float, UInt32
 def content_number(
     ids: Sequence[int], embeddings: Float[np.ndarray, "T D"] | None = None
 ) -> int:
-    """Returns a number below 2^32 that is nearly always another for other content.
+    """Hashes a row's content to a number below 2^32.
 
     Args:
       ids: token ids of the row.
-      embeddings: vectors that are read, not the vectors of the tokens.
+      embeddings: vectors read in place of token embeddings, if any.
     """
     content = np.asarray(ids, np.int64).tobytes()
     if embeddings is not None:
@@ -28,10 +28,10 @@ def content_number(
 
 
 def repetitions(rows: Sequence[int]) -> UInt32[np.ndarray, "R"]:
-    """Returns the number of equal rows before each row.
+    """Counts the equal rows before each row.
 
     Args:
-      rows: the hash of each row, which takes 8 bytes in an `array`.
+      rows: hash of each row; an `array` takes 8 bytes per row.
 
     >>> repetitions([7, 8, 7, 7]).tolist()
     [0, 0, 1, 2]

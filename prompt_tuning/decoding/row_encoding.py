@@ -1,4 +1,4 @@
-"""Rows of token ids: padded, cut at their end, and decoded to texts."""
+"""Rows of token ids: pad them, cut them at their end, and decode them."""
 
 import itertools
 from collections.abc import Collection, Sequence
@@ -11,16 +11,16 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 LENGTH_MULTIPLE = 16
-"""Lengths are padded to multiples of this, so that few shapes are compiled."""
+"""Lengths are padded to multiples of this, to compile few shapes."""
 
 
 def pad_rows(
     rows: Sequence[Sequence[int]], pad_id: int, length: int
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"]]:
-    """Pads rows on the right to one length.
+    """Pads rows on the right to a common length.
 
     Returns:
-      Tokens `[B, T]` and the number of real tokens of each row `[B]`.
+      Tokens `[B, T]` and the number of real tokens per row `[B]`.
     """
     tokens = np.full((len(rows), length), pad_id, np.int32)
     for padded, row in zip(tokens, rows, strict=True):
@@ -29,7 +29,7 @@ def pad_rows(
 
 
 def strip_end(row: Sequence[int], stop_ids: Collection[int]) -> list[int]:
-    """Returns a generated row up to the token that ends it, exclusive."""
+    """Cuts a generated row before the token that ends it."""
     return list(itertools.takewhile(lambda token: token not in stop_ids, map(int, row)))
 
 
@@ -38,7 +38,7 @@ def decode_continuations(
     rows: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
 ) -> list[str]:
-    """Decodes generated ids: as texts that continue their rows, or as separate ones."""
+    """Decodes generated ids, as continuations of their rows or as separate texts."""
     tokenizer = model.needed_tokenizer()
     if model.config.architecture == "encoder_decoder":
         return [tokenizer.decode(row) for row in continuations]
@@ -53,11 +53,11 @@ def decode_continuations(
 def continuation_text(
     tokenizer: Tokenizer, given: Sequence[int], new: Sequence[int]
 ) -> str:
-    """Decodes new ids as the text that they add to the given ids.
+    """Decodes new ids to the text that they add to the given ids.
 
-    Decoded alone, they would lose a leading space: sentencepiece drops it as the one
+    Decoded alone they would lose a leading space, because sentencepiece drops the space
     that it inserts before every text. A character that the new ids complete is part of
-    the text.
+    the result.
     """
     before = tokenizer.decode(given)
     if not before:

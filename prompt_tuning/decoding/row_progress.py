@@ -1,4 +1,4 @@
-"""One row of the engine: how far it is read, its tokens, its text and its settings."""
+"""One row of the engine: its text, settings and progress."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ from prompt_tuning.decoding.token_masks import WORD_BITS, RowMask
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 WIDE = 128
-"""Number of ends of a row that arrays have room for if clients set them."""
+"""Number of end tokens per row that arrays have room for if clients set them."""
 
 
 class RowProgress:
@@ -39,24 +39,24 @@ class RowProgress:
     Attributes:
       handle: the request.
       sample: number of the sample.
-      new_tokens: maximum number of its new tokens.
+      new_tokens: maximum number of new tokens.
       given: ids of its text.
-      content: number of what it contains; see `content_number`.
-      embeddings: vectors that are read instead of the tokens `given`, or None.
+      content: hash of its content; see `content_number`.
+      embeddings: vectors to read instead of the tokens `given`, or None.
       adapter: its adapter.
       prompt: pages that precede it.
       active_from: index of the token from which its adapter is active.
       submitted: time of submission.
-      written: number of its keys that its slot holds.
-      first: position of the first of them.
-      ready: whether its text is read, so that tokens can be generated.
-      leader: row that reads the beginning of this one's text first, or None.
+      written: number of its keys in the slot.
+      first: position of the first of these keys.
+      ready: whether its text has been read, so that tokens can be generated.
+      leader: row that first reads the beginning of this row's text, or None.
       shared: number of tokens of that beginning.
       tokens: generated tokens.
       needs: options that its settings use.
       vocabulary_size: number of tokens that the model scores.
-      mask: tokens that may follow; None if its text has no constraint.
-      scores: scores of its given tokens; None if they were not requested.
+      mask: tokens that may follow; None without a constraint.
+      scores: scores of its given tokens; None if not requested.
     """
 
     def __init__(
@@ -104,14 +104,15 @@ class RowProgress:
 
     @property
     def reads_whole(self) -> bool:
-        """Whether its text is read in one piece, by the model with its adapter."""
+        """Whether its text is read in one piece by the model with its adapter."""
         return self.adapter.whole or not self.given
 
     def common_keys(self, other: "RowProgress") -> int:
-        """Returns how many of its first keys another row with the same text has too.
+        """Returns how many first keys it shares with another row of the same text.
 
-        An adapter that tokens invoke leaves the frozen model's keys before them. At
-        least one token is read, so that its state predicts the next.
+        An adapter that tokens invoke leaves the keys before them as in the frozen
+        model. At least one token is always read, because its state predicts the next
+        one.
         """
         rows, most = (self, other), len(self.given) - 1
         if any(row.reads_whole or row.embeddings is not None for row in rows):
@@ -126,7 +127,7 @@ class RowProgress:
         return min(most, *([row.active_from for row in rows] if same else frozen))
 
     def given_marks(self, size: int) -> Bool[np.ndarray, "V"]:
-        """Marks the tokens before the first new one, of a vocabulary of some size.
+        """Marks the tokens before the first new one in a vocabulary of `size`.
 
         For an encoder-decoder this is the decoder's start token, as in transformers.
         """
@@ -135,7 +136,7 @@ class RowProgress:
         return marks
 
     def biases(self, size: int) -> Float[np.ndarray, "V"]:
-        """Returns what is added to each logit."""
+        """Returns the bias of each logit."""
         bias = np.zeros(size, np.float32)
         for token, value in self.sampling.logit_bias.items():
             bias[token] = value
@@ -143,12 +144,12 @@ class RowProgress:
         return bias
 
     def add(self, token: int, chosen: Chosen | None, slot: int) -> Piece:
-        """Adds a token, and ends the row if it does.
+        """Adds a token, and ends the row if the token ends it.
 
         Args:
           token: the token.
-          chosen: arrays of the step, on the host; None for a guess.
-          slot: number of the row in them.
+          chosen: arrays of the step, on the host; None for a guessed token.
+          slot: index of the row in them.
         """
         if self.mask is not None and not self.mask.check(token):
             return self._end("failed")
@@ -182,7 +183,7 @@ class RowProgress:
         )
 
     def _end_of_text(self) -> EndReason | None:
-        """Returns why the row ends with its last token; None if it does not."""
+        """Returns why the row ends with its last token; None if it goes on."""
         if self.mask is not None and self.mask.complete:
             return "stop"
         if len(self.tokens) == self.new_tokens:
@@ -197,7 +198,7 @@ class RowProgress:
         return guess_tokens([*self.given, *self.tokens], min(count, left))
 
     def end_reading(self) -> Piece:
-        """Ends a row that makes no tokens, once its text is read."""
+        """Ends a row that generates no tokens, once its text has been read."""
         return self._end("length")
 
     def _end(
@@ -245,7 +246,7 @@ class RowProgress:
 
 
 def _logprob(token: int, chosen: Chosen, slot: int, count: int) -> TokenLogprob:
-    """Returns the log-probabilities of one token."""
+    """Returns the log-probabilities at one token."""
     assert chosen.logprobs is not None
     assert chosen.top_tokens is not None and chosen.top_logprobs is not None
     top = zip(
@@ -257,7 +258,7 @@ def _logprob(token: int, chosen: Chosen, slot: int, count: int) -> TokenLogprob:
 
 
 def sampling_needs(sampling: Sampling) -> Needs:
-    """Returns the options that settings use."""
+    """Returns the options that the settings use."""
     truncated = (sampling.top_k, sampling.top_p, sampling.min_p)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty)
     return Needs(
@@ -278,7 +279,7 @@ def sampling_needs(sampling: Sampling) -> Needs:
 def _allowed_tokens(
     count: int, active: Sequence[tuple[int, RowProgress]], size: int
 ) -> UInt32[np.ndarray, "B W"]:
-    """Returns the mask of each slot, for a vocabulary of some size."""
+    """Returns the mask of each slot."""
     masks = {slot: row.mask.words for slot, row in active if row.mask is not None}
     width = -(-size // WORD_BITS)
     words = np.full((count, width), ~np.uint32(0))
@@ -300,8 +301,8 @@ def row_choices(
       count: number of slots.
       active: the rows, at least one.
       needs: options of the program that reads them.
-      wide: whether the arrays have room for more ends than rows usually have, so that
-        no other width is compiled for clients who set many.
+      wide: whether the arrays have room for more end tokens than rows usually have, so
+        that clients who set many do not cause another compilation.
     """
     ends = max(len(row.ends) for _, row in active)
     choices = _neutral(count, max(ends, WIDE) if wide else ends)
@@ -327,13 +328,13 @@ def first_choices(
     samples: Sequence[int],
     contents: Sequence[int] | None = None,
 ) -> RowChoices:
-    """Returns the settings of rows without new tokens, as arrays.
+    """Returns the settings of rows before their first new token, as arrays.
 
     Args:
       sampling: settings of all rows.
       ends: ids that end a row.
-      samples: number of the sample of each row.
-      contents: number of the content of each row; None if nothing is drawn.
+      samples: sample number of each row.
+      contents: content hash of each row; None if nothing is sampled.
     """
     count = len(samples)
     choices = _neutral(count, len(ends))
@@ -344,7 +345,7 @@ def first_choices(
 
 
 def _neutral(count: int, ends: int) -> RowChoices:
-    """Returns settings of rows that change nothing, with room for some ends."""
+    """Returns settings that change nothing, with room for end tokens."""
     width = 4
     while width < ends:
         width *= 2

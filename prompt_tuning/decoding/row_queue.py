@@ -1,4 +1,4 @@
-"""Rows that wait for a slot of the engine."""
+"""The queue of rows that wait for a slot of the engine."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ SHORT = 32
 
 
 class RowQueue(FairQueue[RowProgress]):
-    """Rows of clients that take turns; some slots are kept for short rows.
+    """A queue in which clients take turns and some slots are reserved for short rows.
 
-    A short row so never waits until a long one ends, if all slots have long ones.
+    A short row therefore never waits for a long one to end.
 
     Args:
       slots: number of slots.
-      kept: number of them that long rows do not take.
+      kept: number of slots that long rows may not take.
     """
 
     def __init__(self, slots: int, kept: int):
@@ -24,11 +24,11 @@ class RowQueue(FairQueue[RowProgress]):
         self._most = slots - kept
 
     def pop_for(self, running: Sequence[RowProgress | None]) -> RowProgress | None:
-        """Removes and returns the row that takes a free slot; None if all must wait."""
+        """Removes and returns the next row for a free slot; None if all must wait."""
         long = sum(row is not None and not is_short(row) for row in running)
         return self.pop_if(is_short) if long >= self._most else self.pop()
 
 
 def is_short(row: RowProgress) -> bool:
-    """Returns whether a row makes few tokens."""
+    """Whether a row generates few tokens."""
     return row.new_tokens <= SHORT

@@ -24,43 +24,43 @@ from prompt_tuning.decoding.text_constraints import (
 )
 
 NEW_TOKENS = 64
-"""Maximum number of new tokens of a text unless something else is set."""
+"""Default maximum number of new tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the new tokens of a row are chosen, and when it ends.
+    """How the new tokens of a row are chosen, and when the row ends.
 
-    The defaults take the most probable token until the model ends the row.
+    By default decoding is greedy and goes on until the model ends the row.
 
     Attributes:
-      temperature: temperature of the distribution; 0 takes the most probable token.
-      top_k: number of most probable tokens to draw from; None for all.
-      top_p: share of the probability to draw from; None for all of it.
-      min_p: smallest probability to draw, as a share of the largest; None for all.
-      repetition_penalty: divisor of the scores of all tokens of the row; 1 for none.
-      presence_penalty: subtracted from the score of each new token that was generated.
-      frequency_penalty: subtracted from it once for each time it was generated.
+      temperature: sampling temperature; 0 takes the most probable token.
+      top_k: number of most probable tokens to sample from; None for all.
+      top_p: share of the probability mass to sample from; None for all of it.
+      min_p: minimum probability of a token, relative to the most probable one; None for
+        no minimum.
+      repetition_penalty: divisor of the scores of all tokens in the row; 1 for none.
+      presence_penalty: subtracted from the score of every token generated so far.
+      frequency_penalty: the same, times the number of times it was generated.
       logit_bias: added to the scores of tokens, by id.
       forbidden: ids that are never chosen.
-      forced: ids that the new tokens begin with.
-      minimum_new_tokens: number of new tokens before which no end is chosen.
-      new_tokens: maximum number of new tokens; 0, with `given_logprobs`, for none.
+      forced: ids that the new tokens start with.
+      minimum_new_tokens: number of new tokens before the row may end.
+      new_tokens: maximum number of new tokens; may be 0 with `given_logprobs`.
       ends: ids that end a row, in addition to the model's own.
-      ignores_end: whether the model's own end tokens do not end the row.
+      ignores_end: whether to go on after the model's own end tokens.
       stop: texts that end the row; they are not part of its text.
-      n: number of samples of the row.
-      seed: seed of sampling; sample `i` of the row draws with its own key.
-      logprobs: number of most probable tokens whose log-probabilities are returned with
-        that of the chosen one; None for none.
+      n: number of samples per row.
+      seed: seed of sampling; sample `i` of the row has its own key.
+      logprobs: number of most probable tokens to return log-probabilities for, in
+        addition to the chosen one; None for no log-probabilities.
       given_logprobs: the same for each given token after the first.
-      regex: regular expression that the whole new text matches, in the syntax of Rust's
-        `regex` without look-around; None for none. Needs the extra `guided`, as do
+      regex: regular expression that the whole new text must match, in the syntax of
+        Rust's `regex` without look-around. Needs the extra `guided`, as do
         `json_schema` and `grammar`.
-      json_schema: JSON schema of the new text, as a dict or as text, which is kept;
-        None for none.
-      grammar: grammar of the new text, in llguidance's form of Lark; None for none.
-      constraint: what these make of the text, set from them; None for any text.
+      json_schema: JSON schema of the new text, as a dict or as text (stored as text).
+      grammar: grammar of the new text, in llguidance's form of Lark.
+      constraint: derived from these three; None for any text.
 
     Examples:
       >>> two = pt.Sampling(temperature=0.7, top_p=0.9, n=2, seed=1, new_tokens=4)

@@ -1,4 +1,4 @@
-"""Texts that many rows begin with: read once, and stored as pages."""
+"""Texts that many rows start with: read once and stored as pages."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -11,17 +11,17 @@ from prompt_tuning.decoding.adapter_table import PromptPages
 from prompt_tuning.decoding.slots import RowStates, read_page
 
 MAXIMUM_TEXTS = 8
-"""Number of shared texts whose keys and values remain in memory, the latest ones."""
+"""Number of most recent shared texts that stay in memory."""
 
 TextKey = tuple[str | None, int | None, tuple[int, ...]]
-"""Adapter, number of its prompt, and ids of a text."""
+"""Adapter, prompt number and token ids of a text."""
 
 
 class SharedTexts:
-    """The shared texts that were used last.
+    """The most recently used shared texts.
 
     Args:
-      page: number of keys of a page.
+      page: number of keys per page.
     """
 
     def __init__(self, page: int):
@@ -47,7 +47,7 @@ class SharedTexts:
         pad_id: int,
         active_from: int | None = None,
     ) -> PromptPages:
-        """Gives the pages of a prompt and a text after it, reading it if it is new."""
+        """Returns the pages of a prompt and the text after it, which is read if new."""
         if key in self._texts:
             self._texts.move_to_end(key)
             return self._texts[key]

@@ -1,4 +1,4 @@
-"""Continues many rows in the slots of engines: a row joins when another one ends."""
+"""Continue many rows in the slots of an engine: a row joins when another one ends."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +14,10 @@ from prompt_tuning.decoding.sampling_settings import Sampling
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 CHUNK, TOGETHER = 32, 8
-"""Number of tokens of a row, and number of rows, that are read at once."""
+"""Number of tokens per row, and of rows, that are read together."""
 
 LARGEST_PAGE, PAGE_MULTIPLE = 128, 16
-"""Sizes of the pages of a prompt: one page holds it, if it is not longer."""
+"""Page sizes: a prompt that is not longer than the largest takes one page."""
 
 
 def continue_in_slots(
@@ -33,18 +33,18 @@ def continue_in_slots(
     prompt_ids: Sequence[int] | None = None,
     on_ended: Callable[[int], None] | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Continues some rows and yields the number and the new tokens of each.
+    """Continues rows, and yields the number and new tokens of each as it ends.
 
     Args:
-      model: model that generates, with its prompts and adapters.
+      model: the model, with its prompts and adapters.
       parameters: all its parameters by path.
       rows: token ids of all rows.
-      numbers: the rows to continue.
+      numbers: indices of the rows to continue.
       length: maximum number of tokens of these rows.
       sampling: how new tokens are chosen.
-      samples: number of the sample of each of all rows; see `repetitions`.
-      slots: maximum number of rows that are continued together.
-      prompt_ids: prompt of each of all rows if the model has several, else None.
+      samples: sample number of each row; see `repetitions`.
+      slots: maximum number of rows that run together.
+      prompt_ids: prompt of each row if the model has more than one, else None.
       on_ended: called with a number of rows when these have ended.
     """
     order = list(numbers)
@@ -82,9 +82,9 @@ def _open_engine(
     sampling: Sampling,
     slots: int,
 ) -> DecodingEngine:
-    """Opens an engine; calls with rows like these share its programs.
+    """Opens an engine whose programs calls with similar rows share.
 
-    Its number of slots is `slots`, or a power of two if there are fewer rows.
+    It has `slots` slots, or the next power of two if there are fewer rows.
     """
     used = slots_for(count, slots)
     positions = positions_taken(model, length, sampling.new_tokens)

@@ -1,4 +1,4 @@
-"""Reads tokens of rows into their slots on the device."""
+"""Read tokens of rows into their slots on the device."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,24 +30,24 @@ from prompt_tuning.decoding.whole_rows import read_whole_rows
 from prompt_tuning.models.recurrent_state import RecurrentState, join_rows
 
 Placed = Sequence[tuple[int, RowProgress]]
-"""Rows with the numbers of their slots."""
+"""Rows with their slot numbers."""
 
 CHUNKS_PER_STEP = 4
-"""Maximum number of chunks that are read between two steps of rows that generate."""
+"""Maximum number of chunks read between two steps of generating rows."""
 
 
 class SlotReader:
     """The slots of an engine.
 
     Attributes:
-      slots: what the device holds.
+      slots: arrays on the device.
 
     Args:
       resident: the model and its adapters.
       count: number of slots.
-      length: maximum number of tokens of a row.
-      chunk: number of tokens of a row that are read at once.
-      together: number of rows whose texts are read at once.
+      length: maximum number of tokens per row.
+      chunk: number of tokens of a row that are read in one go.
+      together: number of rows whose texts are read together.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class SlotReader:
             row.written += 1
 
     def read_guesses(self, active: Placed, guesses: int) -> dict[int, list[int]]:
-        """Reads the last token of each row, and guesses of the next ones.
+        """Reads each row's last token and guesses of the next ones.
 
         Returns:
-          the right guesses of each row, by its slot.
+          the right guesses of each row, by slot.
         """
         tokens = np.zeros((self._count, guesses + 1), np.int32)
         counts = np.zeros(self._count, np.int32)
@@ -118,7 +118,7 @@ class SlotReader:
 
         Args:
           pages: number of pages of all prompts.
-          guesses: number of guesses of a step; 0 for none.
+          guesses: number of guesses per step; 0 for none.
 
         Returns:
           a description of each program.
@@ -154,11 +154,11 @@ class SlotReader:
         return lengths
 
     def read_texts(self, rows: Sequence[RowProgress | None], more: bool) -> None:
-        """Reads chunks of texts, only a few while other rows wait for their step.
+        """Reads chunks of texts; only a few while other rows wait for their step.
 
         Args:
           rows: the row in each slot.
-          more: whether more rows wait for a slot, so that a reading of few rows can
+          more: whether more rows wait for a slot, so that reading only a few rows can
             wait for them.
         """
         generates = any(row is not None and row.ready for row in rows)
@@ -184,25 +184,20 @@ class SlotReader:
     # What rows have in common
 
     def forget(self) -> None:
-        """Lets no later row begin with what slots hold: the programs may change."""
+        """Stops new rows from reusing what slots hold, because programs may change."""
         self._texts = [None] * self._count
 
     def oldest_first(self) -> list[int]:
-        """Returns the slots, the first begun text first."""
+        """Returns the slots, the earliest started text first."""
         return sorted(range(self._count), key=self._begun.__getitem__)
 
     def start(
         self, slot: int, row: RowProgress, rows: Sequence[RowProgress | None]
     ) -> None:
-        """Lets a row begin with what another slot holds, or will hold, of its text.
+        """Lets a new row reuse the beginning of its text from another slot.
 
-        Only whole chunks are shared, so that all its keys have the same bits as if it
-        had read them.
-
-        Args:
-          slot: slot of the row.
-          row: a row of which nothing is read.
-          rows: the row in each slot.
+        The other row has read that beginning, or will. Only whole chunks are shared, so
+        all keys have the same bits as if the row had read them itself.
         """
         shared = [
             self._common(row, other, runs=other is occupant)
@@ -220,12 +215,9 @@ class SlotReader:
                 row.leader = leader
 
     def _common(self, row: RowProgress, other: RowProgress | None, runs: bool) -> int:
-        """Returns the number of tokens that a row can take over from another.
+        """Returns how many tokens a new row can take over from a slot's last row.
 
-        Args:
-          row: a row of which nothing is read.
-          other: the last row of a slot.
-          runs: whether it has not ended.
+        `runs` tells whether that row is still running.
         """
         if other is None or other is row:
             return 0
@@ -254,7 +246,7 @@ class SlotReader:
     def _take_over(
         self, source: int, leader: RowProgress, slot: int, row: RowProgress
     ) -> None:
-        """Copies the beginning of a row that was read into the slot of another."""
+        """Copies the beginning of a row that has been read into another row's slot."""
         if slot != source:
             self.slots = copy_slot(self.slots, np.int32(source), np.int32(slot))
         row.leader, row.first = None, leader.first
@@ -267,12 +259,12 @@ class SlotReader:
             row.scores.take_over(leader.scores, row.given, row.shared, scorer)
 
     def _scorer(self, row: RowProgress) -> Scorer:
-        """Returns what scores tokens after states of a row; see `score_states`."""
+        """Returns the scorer of a row's tokens; see `score_states`."""
         resident, entry = self._resident, self._resident.entry(row.adapter)
         return scorer_of(resident.parameters, resident.graph, entry)
 
     def entries(self, active: Placed) -> Integers:
-        """Returns the entry of each slot's row in the tables of adapters."""
+        """Returns each slot's entry in the adapter tables."""
         return self._states(active, np.zeros((self._count, 0), np.int32)).entry
 
     def _serve_followers(
@@ -288,7 +280,7 @@ class SlotReader:
                     self._serve_followers(rows, other, row)
 
     def _kind(self, row: RowProgress) -> tuple[Any, ...]:
-        """Returns what rows have in common if they are read together."""
+        """Returns a key that is equal for rows that can be read together."""
         if row.reads_whole:
             size = self._chunk
             while size < len(row.given):
@@ -297,7 +289,7 @@ class SlotReader:
         return (row.embeddings is None,)
 
     def _read_part(self, chosen: Placed) -> None:
-        """Reads the next chunk of rows, or rows whole where they must be."""
+        """Reads the next chunk of rows, or whole rows where necessary."""
         # Rows that are missing repeat the last one, so that the shape is always the
         # same.
         filled = [*chosen, *[chosen[-1]] * (self._together - len(chosen))]
@@ -336,7 +328,7 @@ class SlotReader:
             row.ready = row.written == len(row.given)
 
     def _read_whole(self, rows: Sequence[RowProgress], numbers: np.ndarray) -> None:
-        """Reads whole rows of one adapter, padded to one length."""
+        """Reads whole rows of one adapter, padded to a common length."""
         _, size = self._kind(rows[0])
         adapter = rows[0].adapter
         tokens, lengths = pad_rows([x.given for x in rows], self._config.pad_id, size)
@@ -360,9 +352,9 @@ class SlotReader:
     def _active_pages(
         self, active: Placed, count: int
     ) -> tuple[tuple[Page, ...], np.ndarray]:
-        """Returns the pages that active rows see, and how much each row sees of each.
+        """Returns the pages that active rows see, and how many keys each row sees.
 
-        Pages of one row stay in their order.
+        Pages of one row stay in order.
         """
         columns: dict[int, int] = {}
         pages: list[Page] = []
@@ -391,7 +383,7 @@ class SlotReader:
         return RowStates(numbers[0], numbers[1], marks, numbers[2], visible, start)
 
     def _sections(self, rows: Placed, new: int) -> int:
-        """Returns the number of sections to read, for rows and their new tokens."""
+        """Returns the number of sections to read for rows and their new tokens."""
         longest = max(row.written for _, row in rows) + new
         ends = self.slots.section_ends
         return 1 + sum(end < longest for end in ends[:-1])

@@ -1,4 +1,4 @@
-"""The arrays of the rows in slots, on the device, and how programs describe a row."""
+"""Device arrays of the rows in slots, and the arguments that describe a row."""
 
 import dataclasses
 import itertools
@@ -19,14 +19,14 @@ from prompt_tuning.models.recurrent_state import RecurrentState
 Integers = Int[Array, "..."] | Int[np.ndarray, "..."]
 
 SECTION = 512
-"""Number of columns in the first section of the slots, or a few more."""
+"""Minimum number of columns in the first section; the actual number is little more."""
 
 
 def section_sizes(length: int, chunk: int) -> list[int]:
-    """Returns the number of columns of each section of slots of a length.
+    """Returns the number of columns of each section.
 
-    Every section after the first doubles the length, so few programs serve rows of all
-    lengths. Sizes are multiples of `chunk`, so a chunk of a text is in one section.
+    Every section after the first doubles the total length, so few programs serve rows
+    of all lengths. Sizes are multiples of `chunk`, so a chunk never crosses sections.
     """
     ends = [min(-(-SECTION // chunk) * chunk, length)]
     while ends[-1] < length:
@@ -35,9 +35,9 @@ def section_sizes(length: int, chunk: int) -> list[int]:
 
 
 class BlockKeyValues(NamedTuple):
-    """Keys and values with an array for each block, `[L, G, B, S, K]`.
+    """Keys and values `[L, G, B, S, K]`, stored as one array per block.
 
-    A step writes into them in place, and reads them without copying any.
+    A step writes into them in place and reads them without a copy.
     """
 
     keys: BlockArrays
@@ -49,10 +49,10 @@ class BlockKeyValues(NamedTuple):
         return cls(*(BlockArrays.zeros(shape, dtype) for _ in range(2)))
 
     def map(self, function: Callable[..., Array], *others: Any) -> "BlockKeyValues":
-        """Applies a function to the arrays of each block, and to entries of stacks.
+        """Applies a function to the arrays of each block.
 
         Args:
-          function: of an array `[G, B, S, K]` and the entries.
+          function: takes an array `[G, B, S, K]` and the matching arrays of `others`.
           *others: more keys and values, stacked or not.
         """
         return BlockKeyValues(
@@ -72,24 +72,24 @@ class BlockKeyValues(NamedTuple):
         return KeyValues(*(cast(Array, part) for part in self))
 
     def stacked(self) -> KeyValues:
-        """Returns them for a model that scans over its blocks, which copies them."""
+        """Returns a stacked copy, for a model that scans over its blocks."""
         return KeyValues(*(part.stacked() for part in self))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-    """What the device holds of all rows.
+    """Device arrays of all rows.
 
     Attributes:
-      own: keys and values of each row, in sections of columns, `[L, G, B, section,
-        K]`. A program reads only the first sections, up to the longest row.
+      own: keys and values of each row, in sections of columns, `[L, G, B, section, K]`.
+        A program reads only the first sections, up to the longest row.
       hidden: state that predicts each row's next token, `[B, D]`.
       cross: keys and values of each row's encoder output, `[L, G, B, E, K]`; None in a
         decoder-only model.
       cross_mask: marks those that are not padding, `[B, E]`.
-      state: states of recurrent layers after each row's last token; None without such
-        layers.
+      state: states of the recurrent layers after each row's last token; None without
+        such layers.
     """
 
     own: tuple[BlockKeyValues, ...]
@@ -107,8 +107,8 @@ class Slots:
         Args:
           config: config of the model.
           count: number of slots.
-          length: number of columns of each slot, and of an encoder's output.
-          chunk: number of tokens of a row that are read at once; divides `length`.
+          length: number of columns per slot, and per encoder output.
+          chunk: number of tokens of a row that are read in one go; divides `length`.
         """
         groups, width = config.key_value_heads, config.head_width
         layers = key_layers(config)
@@ -127,7 +127,7 @@ class Slots:
 
     @property
     def section_ends(self) -> list[int]:
-        """The column after the last one of each section."""
+        """The end column of each section, exclusive."""
         return list(itertools.accumulate(own.length for own in self.own))
 
     @property
@@ -138,10 +138,10 @@ class Slots:
 
 
 class Page(NamedTuple):
-    """Keys and values of a stretch of a prompt or of a shared text.
+    """Keys and values of a part of a prompt or shared text.
 
     Attributes:
-      keys: `[L, G, 1, K, page]`, in the order in which products on CPUs read them.
+      keys: `[L, G, 1, K, page]`, in the order that products on CPUs read them.
       values: `[L, G, 1, page, K]`.
       start: position of the first key.
     """
@@ -175,7 +175,7 @@ class Page(NamedTuple):
         return self.keys.nbytes + self.values.nbytes
 
     def key_values(self) -> BlockKeyValues:
-        """Returns keys and values `[L, G, 1, page, K]`, in a program."""
+        """Returns keys and values `[L, G, 1, page, K]`; call it inside a program."""
         return BlockKeyValues(self.keys.map(_transposed), self.values)
 
 
@@ -184,16 +184,16 @@ def _transposed(array: Array) -> Array:
 
 
 class RowStates(NamedTuple):
-    """What a program needs to know of each row.
+    """What a program needs to know about each row.
 
     Attributes:
       written: number of the row's keys.
       first: position of the first of these.
       active: whether the row reads a token.
-      entry: its entry in the tables of adapters of projections.
+      entry: its entry in the adapter tables.
       visible: number of keys that it sees of each page.
-      active_from: column from which its adapter is active; None if the adapters of all
-        rows always are.
+      active_from: column from which its adapter is active; None if all adapters are
+        always active.
     """
 
     written: Integers
@@ -213,9 +213,9 @@ class RowStates(NamedTuple):
 def write_rows(
     buffer: BlockKeyValues, new: KeyValues, numbers: Integers, columns: Integers
 ) -> BlockKeyValues:
-    """Writes `[L, G, R, S, K]` into slots, each row from its column on.
+    """Writes `[L, G, R, S, K]` into slots, each row starting at its column.
 
-    A row with its column in another section is not written.
+    Rows with a column in another section are skipped.
     """
     slots, starts = jnp.asarray(numbers), jnp.asarray(columns)
     inside = (starts >= 0) & (starts < buffer.length)
@@ -243,6 +243,6 @@ def page_counts(largest: int) -> list[int]:
 
 
 def padded_pages(pages: Sequence[Page], empty: Page) -> tuple[Page, ...]:
-    """Pads pages to one of few numbers."""
+    """Pads pages to one of these numbers."""
     count = page_counts(len(pages))[-1]
     return (*pages, *[empty] * (count - len(pages)))

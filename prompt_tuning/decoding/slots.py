@@ -1,14 +1,14 @@
 """The programs that read tokens into slots.
 
-A slot holds the keys and values of one row. The keys of prompts and of shared texts are
-in pages that rows attend to together. Each page is a separate source of attention, read
-once a step, with the rows masked that do not see it. A masked page adds exactly 0 to a
-row's sums, and a row's pages keep their order. So the results of a row do not depend on
-which other pages are read. For the same reason they do not depend on how many sections
-of the slots are read, so a step reads no more of them than the longest row has.
+A slot holds the keys and values of one row. The keys of prompts and shared texts are in
+pages that rows share. Each page is a separate attention source, read once per step, and
+masked for rows that do not see it. A masked page adds exactly 0 to a row's sums, and a
+row's pages keep their order, so a row's results do not depend on other pages. For the
+same reason they do not depend on the number of sections read, so a step reads only as
+many as the longest row needs.
 
-Recurrent layers have a state in each slot instead. A row begins with the state after
-its prompt, whatever the slot held before.
+Recurrent layers have a state per slot instead. A row starts from the state after its
+prompt, whatever the slot held before.
 """
 
 import dataclasses
@@ -48,13 +48,7 @@ from prompt_tuning.models.streams import Context, Kept, Stream
 def _page_contexts(
     pages: Sequence[Page], visible: Integers, *, stacked: bool = False
 ) -> list[Context]:
-    """Returns the pages as rows attend to them.
-
-    Args:
-      pages: the pages.
-      visible: number of keys that each row sees of each page, `[B, pages]`.
-      stacked: whether the model scans over its blocks.
-    """
+    """Returns the pages as contexts, given the `visible [B, pages]` keys per row."""
     contexts = []
     for i, page in enumerate(pages):
         columns = jnp.arange(page.size)
@@ -69,7 +63,7 @@ def _page_contexts(
 def _own_contexts(
     own: Sequence[KeyValues], written: Integers, first: Integers
 ) -> list[Context]:
-    """Returns sections of the rows' own keys as contexts of their next tokens."""
+    """Returns sections of the rows' own keys as attention contexts."""
     contexts, start = [], 0
     for section in own:
         columns = start + jnp.arange(section.keys.shape[3])
@@ -96,15 +90,15 @@ def read_tokens(
     """Reads one token in each active slot.
 
     Args:
-      parameters: all parameters of the model, and the tables of adapters, by path;
-        a block's kernels may be `BlockArrays`.
+      parameters: all parameters of the model, and the adapter tables, by path; a
+        block's kernels may be `BlockArrays`.
       slots: all slots; donated.
       tokens: next token of each row, `[B]`.
       rows: state of each row.
-      pages: the pages that some row sees.
+      pages: the pages that any row sees.
       graph: structure of the model.
-      sections: number of sections that hold all keys of the active rows, also the new
-        ones.
+      sections: number of sections that hold all keys of the active rows, including the
+        new ones.
     """
     update_status(f"compiling the generation ({len(rows.written)} rows)")
     model = cast(LanguageModel, merge(graph, parameters))
@@ -130,23 +124,23 @@ def read_guesses(
     graph: nnx.GraphDef,
     sections: int,
 ) -> tuple[Slots, Int[Array, "B"]]:
-    """Reads a token and guesses of the next ones in each active slot.
+    """Reads the next token and guesses of later ones in each active slot.
 
     Greedy speculative decoding (Leviathan et al. 2023, section 2): a guess is right if
-    it is the most probable token after the ones before it, all of them right.
+    it is the most probable token after the ones before it, and these are all right.
 
     Args:
       parameters: as in `read_tokens`.
       slots: all slots; donated.
-      tokens: the next token of each row and its guesses, `[B, W]`, padded.
-      counts: number of tokens of each row in it, `[B]`.
+      tokens: next token of each row and its guesses, `[B, W]`, padded.
+      counts: number of valid tokens per row, `[B]`.
       rows: state of each row.
-      pages: the pages that some row sees.
+      pages: the pages that any row sees.
       graph: structure of the model.
       sections: as in `read_tokens`.
 
     Returns:
-      the slots, and the number of right guesses of each row.
+      the slots, and the number of right guesses per row.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     window, counts = jnp.asarray(tokens), jnp.asarray(counts)
@@ -166,7 +160,6 @@ def read_guesses(
 def _replace_active(
     old: Float[Array, "B D"], new: Float[Array, "B D"], rows: RowStates
 ) -> Float[Array, "B D"]:
-    """Returns the new states of active rows and the old ones of the rest."""
     return jnp.where(jnp.asarray(rows.active)[:, None], new, old)
 
 
@@ -181,10 +174,10 @@ def _read_window(
 ) -> tuple[Float[Array, "B W D"], Slots]:
     """Runs the next tokens of all rows, and writes the first `counts` of active ones.
 
-    States of recurrent layers are those after all tokens, so there is one of each row.
+    The states of recurrent layers are those after all tokens, one per row.
 
     Returns:
-      the states that predict the token after each, and the slots with what was read.
+      the state after each token, and the slots with the tokens read.
     """
     read, beyond = slots.own[:sections], slots.own[sections:]
     entries = jnp.asarray(rows.entry)
@@ -235,7 +228,7 @@ def _read_window(
 
 
 def _with_state(contexts: list[Context], state: RecurrentState | None) -> list[Context]:
-    """Returns contexts after which rows are in a state."""
+    """Returns the contexts with a recurrent state after them."""
     if not contexts:  # of the first page of all, before which there is nothing
         return contexts
     return [*contexts[:-1], contexts[-1]._replace(state=state)]
@@ -246,7 +239,7 @@ def _computed_after(
 ) -> Int[Array, "B W"]:
     """Returns `columns`, but makes the compiler wait for `state` first.
 
-    A barrier would not do: the compiler removes it before it decides what to copy.
+    A barrier does not help: the compiler removes it before it decides what to copy.
     """
     bits = jax.lax.bitcast_convert_type(state[0, 0, 0].astype(jnp.float32), jnp.int32)
     # At least 2**30, whatever the bits.
@@ -269,23 +262,24 @@ def read_chunks(
     graph: nnx.GraphDef,
     sections: int,
 ) -> tuple[Slots, Float[Array, "R C D"]]:
-    """Reads the next chunk of some rows' texts into their slots.
+    """Reads the next chunk of each row's text into its slot.
 
     Args:
       parameters: as in `read_tokens`.
       slots: all slots; donated.
       numbers: slot of each row, `[R]`; a row may be repeated.
       tokens: the chunks, `[R, C]`, padded; or their vectors, `[R, C, D]`.
-      counts: number of real tokens of each chunk.
+      counts: number of real tokens per chunk.
       rows: state of each row.
-      pages: the pages that some row sees.
-      starts: states of recurrent layers after each row's prompt; None without such
+      pages: the pages that any row sees.
+      starts: states of the recurrent layers after each row's prompt; None without such
         layers.
       graph: structure of the model.
-      sections: number of sections that hold all keys of these rows, also the new ones.
+      sections: number of sections that hold all keys of these rows, including the new
+        ones.
 
     Returns:
-      the slots, and the states that predict the token after each.
+      the slots, and the state after each token.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     chosen = jnp.asarray(numbers)
@@ -326,19 +320,19 @@ def read_page(
     *,
     graph: nnx.GraphDef,
 ) -> tuple[Page, RecurrentState | None]:
-    """Reads a stretch of a shared text, which becomes a page.
+    """Reads a part of a shared text into a page.
 
     Args:
       parameters: as in `read_tokens`.
-      tokens: the stretch, `[1, page]`, padded.
+      tokens: the part, `[1, page]`, padded.
       count: number of real tokens in it, `[1]`.
       row: `first` is the position of its first token, `visible` what it sees.
       pages: the pages before it.
-      state: states of recurrent layers after these, or None.
+      state: state of the recurrent layers after these, or None.
       graph: structure of the model.
 
     Returns:
-      the page, and the states after it; None without recurrent layers.
+      the page, and the state after it; None without recurrent layers.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     counts = jnp.asarray(count)
@@ -355,7 +349,7 @@ def _run_chunks(
     own: Sequence[KeyValues],
     state: RecurrentState | None,
 ) -> tuple[Float[Array, "R C D"], Kept]:
-    """Runs chunks of some rows after the keys that they see, and a state."""
+    """Runs chunks of rows after the keys and the state that they see."""
     tokens = jnp.asarray(tokens)
     if tokens.ndim == 3:
         embedded = tokens.astype(model.config.dtype)
@@ -379,7 +373,7 @@ def _run_chunks(
 
 @functools.partial(jax.jit, donate_argnames="slots")
 def copy_slot(slots: Slots, source: Integers, target: Integers) -> Slots:
-    """Copies a row that was read and not continued into another slot."""
+    """Copies a row that has been read, but not continued, into another slot."""
 
     def copy(buffer: Array) -> Array:
         part = jax.lax.dynamic_slice_in_dim(buffer, source, 1, axis=1)

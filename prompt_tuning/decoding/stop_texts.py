@@ -1,4 +1,4 @@
-"""Stop texts: where they end in a text that grows, and which are special tokens."""
+"""Find stop texts in a growing text, and recognize those that are special tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 
 
 class StopFound(NamedTuple):
-    """A stop text in a text.
+    """A stop text found in a text.
 
     Attributes:
-      end: number of characters of the text up to its end.
-      length: number of its characters.
+      end: number of characters up to its end.
+      length: its number of characters.
     """
 
     end: int
@@ -21,12 +21,12 @@ class StopFound(NamedTuple):
 
 
 class StopSearch:
-    """Searches some texts in characters that come piece by piece.
+    """Searches for stop texts in characters that arrive in pieces.
 
-    The time for each character does not depend on the lengths of the texts.
+    The time per character does not depend on the lengths of the stop texts.
 
     Args:
-      stops: the texts.
+      stops: the stop texts.
     """
 
     def __init__(self, stops: Sequence[str]):
@@ -34,15 +34,15 @@ class StopSearch:
 
     @property
     def held(self) -> int:
-        """Number of last characters that may begin a stop text."""
+        """Number of last characters that may start a stop text."""
         return max((each.matched for each in self._patterns), default=0)
 
     def find(self, piece: str, *, ends: bool = True) -> StopFound | None:
-        """Returns the stop text that ends first in a piece; the longest of several.
+        """Returns the stop text that ends first in a piece; the longest if several do.
 
         Args:
-          piece: characters after all those before; those after a stop text that is
-            found are not read.
+          piece: the next characters; those after a stop text that is found are not
+            read.
           ends: whether a stop text may end in this piece.
         """
         if not self._patterns:
@@ -55,11 +55,11 @@ class StopSearch:
 
 
 class _Pattern:
-    """One text, searched as by Knuth, Morris and Pratt 1977, section 2.
+    """One stop text, searched as by Knuth, Morris and Pratt 1977, section 2.
 
     Attributes:
-      length: number of its characters.
-      matched: number of its first characters that the last ones are.
+      length: its number of characters.
+      matched: number of its first characters that the text currently ends with.
     """
 
     def __init__(self, text: str):
@@ -69,7 +69,7 @@ class _Pattern:
         self._borders = [0]
 
     def add(self, character: str) -> bool:
-        """Adds a character, and returns whether the text ends with it."""
+        """Adds a character; returns whether the text now ends with the stop text."""
         text, matched = self._text, self.matched
         while matched and text[matched] != character:
             matched = self._border(matched)
@@ -90,11 +90,11 @@ class _Pattern:
 
 
 def stop_tokens(tokenizer: Tokenizer, stops: Sequence[str]) -> tuple[int, ...]:
-    """Returns the special tokens that are stop texts, which no text has.
+    """Returns the stop texts that are special tokens, which are never part of a text.
 
     Raises:
-      InputError: if a stop text has a special token among other characters, so that no
-        text has it either.
+      InputError: if a stop text mixes a special token with other characters; no text
+        contains it.
     """
     hidden = hidden_tokens(tokenizer) if stops else {}
     for stop in stops:

@@ -1,6 +1,6 @@
-"""Generation with streamed weights: one pass over the layers for each token.
+"""Generate with streamed weights: one pass over the layers per token.
 
-Each pass serves all rows of a batch, so large batches share the time of reading.
+Each pass serves all rows of a batch, so large batches share the reading time.
 """
 
 import functools
@@ -30,18 +30,9 @@ def continue_batch_streamed(
     needs: Needs = GREEDY,
     pad_id: int,
 ) -> np.ndarray:
-    """Generates the tokens of `continue_batch`, layer by layer.
+    """Does the same as `continue_batch`, layer by layer.
 
-    Args:
-      everything: all parameters by path; some are a `LayeredWeight`.
-      tokens: rows, padded on the right.
-      lengths: number of real tokens of each row.
-      choices: settings of each row's first token.
-      prompt_ids: prompt of each row.
-      graph: structure of the model.
-      new_tokens: maximum number of new tokens.
-      needs: options that the rows use.
-      pad_id: token after the end of a row.
+    The arguments are those of `continue_batch`; some parameters are a `LayeredWeight`.
 
     Returns:
       The new tokens `[B, new]`, including the one that ends the row.
@@ -62,7 +53,7 @@ def _functions(
     needs: Needs,
     pad_id: int,
 ) -> tuple[StreamedFunction, StreamedFunction]:
-    """Returns the functions for the first token and for later ones."""
+    """Returns the functions of the first token and of later ones."""
 
     def decoder(parameters: Any, choices: RowChoices) -> TokenDecoder:
         model = cast(LanguageModel, merge(graph, parameters))

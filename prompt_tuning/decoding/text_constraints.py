@@ -1,4 +1,4 @@
-"""Expressions, JSON schemas and grammars that the new text of a row must match."""
+"""Regular expressions, JSON schemas and grammars that new text must match."""
 
 import functools
 import json
@@ -19,20 +19,20 @@ MAXIMUM_SCHEMA = 2**17
 MAXIMUM_GRAMMAR = 2**17
 """Maximum number of characters of a grammar."""
 COMPILE_SECONDS = 1
-"""Computing time that compiling an expression or a schema may take."""
+"""CPU time limit for compiling a constraint."""
 MAXIMUM_STATES = 30_000
-"""Maximum number of states of the automaton of a row, of up to 2 kB each."""
+"""Maximum number of automaton states per row, of up to 2 kB each."""
 WHITESPACE = r" ?|\n[ \t]{0,64}"
 """Space that JSON may have between its parts. With more, a row might never end."""
 INSTALL = "pip install 'prompt-tuning[guided]'"
 
 
 class TextConstraint(NamedTuple):
-    """A language that the new text of a row must belong to.
+    """A language that a row's new text must belong to.
 
     Attributes:
-      name: the setting that it is from, for messages.
-      rules: its rules in the grammar language of llguidance, whose rule `body` is it.
+      name: the setting that it comes from, for messages.
+      rules: rules in llguidance's grammar language; the rule `body` is the text.
     """
 
     name: str
@@ -42,8 +42,8 @@ class TextConstraint(NamedTuple):
         """Returns the grammar of the text.
 
         Args:
-          drops_space: whether a space at the beginning is dropped. Then the text after
-            it must match, and a text that begins with a space does not.
+          drops_space: whether a leading space is dropped. The text after it must then
+            match, and a text that itself starts with a space does not.
         """
         start = "start: body"
         if drops_space and self.name == "regex":
@@ -71,7 +71,7 @@ def guidance_library() -> Any:
 
 
 def parser_limits() -> Any:
-    """Returns the limits with which texts are compared with a constraint."""
+    """Returns the parser limits for matching texts with a constraint."""
     return guidance_library().LLParserLimits(
         max_lexer_states=MAXIMUM_STATES,
         # The time must not depend on the vocabulary, which the check does not have.
@@ -104,8 +104,8 @@ def find_constraint(
     """Returns the constraint of a row's settings; None if it has none.
 
     Raises:
-      InputError: if it is too long, invalid, or takes too long to compile, or if there
-        are several.
+      InputError: if there is more than one, or it is invalid, too long, or takes too
+        long to compile.
     """
     values = {"regex": regex, "json_schema": schema, "grammar": grammar}
     names = [name for name in values if values[name] is not None]
@@ -162,12 +162,12 @@ def _grammar_constraint(grammar: str) -> TextConstraint:
 
 
 def _check_compiles(constraint: TextConstraint) -> None:
-    """Compiles a constraint in another process, with limits of time and memory.
+    """Compiles a constraint in another process with time and memory limits.
 
-    A few characters may describe an automaton that takes minutes to build.
+    A few characters can describe an automaton that takes minutes to build.
 
     Raises:
-      InputError: if it is invalid, or exceeds a limit.
+      InputError: if it is invalid or exceeds a limit.
     """
     guidance_library()
     with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ def compile_grammar(source: Path, folder: Path) -> None:
 
     Args:
       source: the file, named after the setting.
-      folder: not used.
+      folder: unused.
 
     Raises:
       InputError: if it is invalid.
@@ -206,7 +206,7 @@ def compile_grammar(source: Path, folder: Path) -> None:
 
 
 def problem_of(matcher: Any) -> str:
-    """Returns the error of a matcher on one line, without the grammar; "" if none."""
+    """Returns a matcher's error on one line, without the grammar; "" for none."""
     first, *others = [line.strip() for line in matcher.get_error().split("\n")]
     place, _, problem = first.partition(": ")
     reasons = [line[7:] for line in others if line.startswith("error: ")]

@@ -1,8 +1,8 @@
-"""Functions that choose the next token of each row from its logits.
+"""Choose the next token of each row from its logits.
 
-Each changes or marks logits `[B, V]` by numbers of each row `[B]`. A row with the
-neutral number, e.g. a penalty of 1, stays exactly as it is, so rows with unlike
-settings share one program.
+Each function changes or marks logits `[B, V]` by one number per row `[B]`. A row with
+the neutral number, e.g. a penalty of 1, is unchanged to the last bit, so rows with
+different settings share one program.
 """
 
 import functools
@@ -28,7 +28,7 @@ NO_TOKEN = -1
 def penalize_repetition(
     logits: Float[Array, "B V"], seen: Bool[Array, "B V"], penalty: PerRow
 ) -> Float[Array, "B V"]:
-    """Divides positive scores of tokens in the row by a penalty; multiplies negative.
+    """Divides positive scores of the row's tokens by a penalty, or multiplies negative.
 
     Keskar et al. 2019, "CTRL", section 4.1, with the sign rule of transformers'
     `RepetitionPenaltyLogitsProcessor`.
@@ -41,7 +41,7 @@ def penalize_repetition(
 def penalize_presence(
     logits: Float[Array, "B V"], counts: Int[Array, "B V"], penalty: PerRow
 ) -> Float[Array, "B V"]:
-    """Subtracts a penalty from tokens that were generated (OpenAI's API reference)."""
+    """Subtracts a penalty from tokens generated so far (OpenAI's API reference)."""
     return logits - jnp.asarray(penalty)[:, None] * (counts > 0)
 
 
@@ -55,7 +55,7 @@ def penalize_frequency(
 def forbid(
     logits: Float[Array, "B V"], tokens: PerRow, applies: PerRow
 ) -> Float[Array, "B V"]:
-    """Sets listed tokens to -inf in the rows that ask for it.
+    """Sets listed tokens to -inf in marked rows.
 
     Args:
       logits: scores.
@@ -85,10 +85,10 @@ def scale_by_temperature(
 
 
 def keep_highest(logits: Float[Array, "B V"], count: PerRow) -> Float[Array, "B V"]:
-    """Sets all but the `count` highest logits to -inf; ties with the last remain.
+    """Sets all but the `count` highest logits to -inf; ties with the last one remain.
 
     Fan et al. 2018, "Hierarchical neural story generation", section 5.4. A count of 0
-    leaves the row as it is.
+    changes nothing.
     """
     size = logits.shape[-1]
     count = jnp.asarray(count)
@@ -101,8 +101,8 @@ def keep_highest(logits: Float[Array, "B V"], count: PerRow) -> Float[Array, "B 
 def keep_nucleus(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B V"]:
     """Sets all but the most probable tokens to -inf (Holtzman et al. 2020, section 3).
 
-    A token remains if the more probable ones add up to less than `share`, so that the
-    most probable one always does. A share of 1 leaves the row as it is.
+    A token remains if the more probable ones add up to less than `share`; the most
+    probable one always does. A share of 1 changes nothing.
     """
     share = jnp.asarray(share)[:, None]
     order = jnp.argsort(-logits, axis=-1)
@@ -115,8 +115,7 @@ def keep_nucleus(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B 
 def keep_likely(logits: Float[Array, "B V"], share: PerRow) -> Float[Array, "B V"]:
     """Sets tokens less probable than a share of the most probable one to -inf.
 
-    Nguyen et al. 2024, "Min-p sampling", section 3. A share of 0 leaves the row as it
-    is.
+    Nguyen et al. 2024, "Min-p sampling", section 3. A share of 0 changes nothing.
     """
     probabilities = jax.nn.softmax(logits, axis=-1)
     least = jnp.asarray(share)[:, None] * probabilities.max(-1, keepdims=True)
@@ -130,9 +129,9 @@ def draw(
     samples: PerRow,
     steps: PerRow,
 ) -> Int[Array, "B"]:
-    """Draws from the softmax of each row, with a key that its numbers determine.
+    """Samples from the softmax of each row, with a key derived from its numbers.
 
-    The keys do not depend on the number of the row in the batch.
+    The key does not depend on the row's position in the batch.
     """
 
     def draw_row(row, seed, *numbers):
@@ -146,15 +145,15 @@ def draw(
 
 
 class Needs(NamedTuple):
-    """Which options some active row uses; the others are left out of the program.
+    """Options that any active row uses; the program omits all others.
 
-    Leaving one out changes no bit of a row that does not use it.
+    Omitting an option changes no bit of rows that do not use it.
 
     Attributes:
-      sampled: some row draws.
+      sampled: some row samples.
       truncated: some row has `top_k`, `top_p` or `min_p`.
       penalized: some row has a penalty.
-      constrained: some row has biases, forced tokens or ends that are forbidden.
+      constrained: some row has biases, forced tokens or forbidden end tokens.
       logprobs: some row returns log-probabilities.
       masked: some row's text must match a constraint.
     """
@@ -167,20 +166,20 @@ class Needs(NamedTuple):
     masked: bool = False
 
     def union(self, other: "Needs") -> "Needs":
-        """Returns the options that either has."""
+        """Returns the options that either one has."""
         return Needs(*(a or b for a, b in zip(self, other, strict=True)))
 
 
 def program_for(needs: Needs, programs: list[Needs]) -> Needs:
-    """Returns the options of the smallest program that has those which rows need.
+    """Returns the options of the smallest program that covers those that rows need.
 
-    If none has, one with all options is added, so that clients with unlike settings
-    never compile more than one.
+    If there is none, adds one with all options, so that clients with different settings
+    cause at most one compilation.
 
     Args:
       needs: options that rows use.
-      programs: options of the programs that are compiled; empty if each set of options
-        has its own.
+      programs: options of the compiled programs; empty if each set of options has its
+        own.
     """
     if not programs:
         return needs
@@ -203,14 +202,14 @@ class RowChoices(NamedTuple):
       presence: `[B]`.
       frequency: `[B]`.
       seed: `[B]`.
-      content: number of the row's content, `[B]`; see `content_number`.
-      sample: number of the sample, `[B]`.
-      step: number of tokens generated before, `[B]`.
-      forced: id of the only token allowed, `[B]`, or `NO_TOKEN`.
-      ends: ids of the row's ends, `[B, E]`.
+      content: hash of the row's content, `[B]`; see `content_number`.
+      sample: sample number, `[B]`.
+      step: number of tokens generated so far, `[B]`.
+      forced: id of the only allowed token, `[B]`, or `NO_TOKEN`.
+      ends: ids of the row's end tokens, `[B, E]`.
       before_end: whether the row must not end yet, `[B]`.
       biased: whether the row has biases, `[B]`.
-      allowed: mask of the tokens that may follow, `[B, W]`, one bit for each token, the
+      allowed: mask of the tokens that may follow, `[B, W]`, one bit per token, the
         first in the lowest bit; None if no row has a constraint.
     """
 
@@ -233,9 +232,9 @@ class RowChoices(NamedTuple):
 
 
 LogitsProcessor = Callable[[Float[Array, "B V"], RowChoices], Float[Array, "B V"]]
-"""A user's own pure function, `f(logits [B, V], choices) -> logits [B, V]`.
+"""A user's pure function `f(logits [B, V], choices) -> logits [B, V]`.
 
-A row of the result must depend on the same row of the arguments alone.
+Each row of the result may depend only on the same row of the arguments.
 """
 
 
@@ -244,7 +243,7 @@ class TokenNumbers(NamedTuple):
 
     Attributes:
       given: marks the tokens of the given text, `[B, V]`.
-      counts: number of times each token was generated, `[B, V]`.
+      counts: how often each token was generated, `[B, V]`.
       bias: added to the logits, `[B, V]`; -inf for forbidden tokens.
     """
 
@@ -254,7 +253,7 @@ class TokenNumbers(NamedTuple):
 
     @classmethod
     def zeros(cls, rows: int, size: int) -> "TokenNumbers":
-        """Returns the numbers of rows without tokens, for a vocabulary's size."""
+        """Returns the numbers of rows without tokens."""
         shape = (rows, size)
         return cls(
             jnp.zeros(shape, bool), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
@@ -262,7 +261,7 @@ class TokenNumbers(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Tokens that were chosen.
+    """Chosen tokens.
 
     Attributes:
       tokens: token of each row, `[B]`.
@@ -291,10 +290,11 @@ def choose_tokens(
     Args:
       logits: scores of the model.
       choices: settings of each row.
-      vocabulary: numbers of each token; None if no row needs them.
-      needs: options that some row uses.
-      process: the user's own change of the logits, made first; None for none.
-      tempered: whether log-probabilities are those of logits over the temperature.
+      vocabulary: numbers per token; None if no row needs them.
+      needs: options that any row uses.
+      process: the user's function, applied first; None for none.
+      tempered: whether log-probabilities are those of the logits divided by the
+        temperature.
     """
     changed = logits if process is None else process(logits, choices)
     if needs.penalized:
@@ -351,18 +351,10 @@ def choose(
     process: LogitsProcessor | None = None,
     tempered: bool = False,
 ) -> tuple[Chosen, TokenNumbers | None]:
-    """Chooses tokens from the states that predict them, and counts them.
+    """Chooses tokens from the states `[B, D]` that predict them, and counts them.
 
-    Args:
-      parameters: all parameters of the model by path.
-      hidden: state that predicts each row's next token.
-      choices: settings of each row.
-      vocabulary: numbers of each token, donated; None if no row needs them.
-      entries: entry of each row in the tables of adapters.
-      graph: structure of the model.
-      needs: options that some row uses.
-      process: see `choose_tokens`.
-      tempered: see `choose_tokens`.
+    `vocabulary` is donated; `entries` are the rows' entries in the adapter tables. The
+    other arguments are those of `choose_tokens`.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     with row_entries(jnp.asarray(entries)):
@@ -384,7 +376,7 @@ def start_row(
     given: Bool[Array, "V"] | Bool[np.ndarray, "V"],
     bias: Float[Array, "V"] | Float[np.ndarray, "V"],
 ) -> TokenNumbers:
-    """Sets the numbers of a row that begins in a slot."""
+    """Sets the numbers of a row that starts in a slot."""
     return TokenNumbers(
         vocabulary.given.at[slot].set(given),
         vocabulary.counts.at[slot].set(0),

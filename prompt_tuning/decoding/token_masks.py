@@ -1,6 +1,6 @@
-"""Masks the tokens that would make a text break its constraint.
+"""Mask the tokens that would make a text break its constraint.
 
-llguidance (https://github.com/guidance-ai) computes the masks on the host, while the
+llguidance (https://github.com/guidance-ai) computes the masks on the host while the
 device reads the row's last token.
 """
 
@@ -32,30 +32,30 @@ from prompt_tuning.decoding.text_constraints import (
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 MASK_SECONDS = 0.1
-"""Computing time of one mask after the first, for which all rows wait."""
+"""CPU time limit of a mask after the first; all rows wait for it."""
 KEPT_MASKS = 8
-"""Number of latest constraints whose first masks remain in memory."""
+"""Number of most recent constraints that keep their first mask in memory."""
 KEPT_VOCABULARIES = 2
-"""Number of vocabularies that remain in memory, which differ by special tokens."""
+"""Number of vocabularies kept in memory; they differ in special tokens."""
 _Written = tuple[tuple[int, str], ...]
 WORD_BITS = 32
-"""Number of tokens of each number of a mask; the first is in its lowest bit."""
+"""Number of tokens per word of a mask; the first is in the lowest bit."""
 
 
 class RowMask:
     """The tokens that may follow in one row.
 
     Attributes:
-      words: the mask, one bit for each token.
-      complete: whether the text matches and nothing can be added to it.
-      problem: why no token can follow, although the text does not match; empty if one
+      words: the mask, one bit per token.
+      complete: whether the text matches and cannot grow.
+      problem: why no token can follow although the text does not match; empty if one
         can.
 
     Args:
-      matcher: llguidance's matcher of the row.
+      matcher: llguidance's matcher for the row.
       name: setting that has the constraint, for messages.
       size: size of the vocabulary.
-      ends: ids that end the row, which may follow a text that matches only.
+      ends: ids that end the row; allowed only after a matching text.
       forbidden: ids that never follow.
     """
 
@@ -74,13 +74,13 @@ class RowMask:
         self._find()
 
     def copy(self) -> "RowMask":
-        """Returns the mask of another row with the same text."""
+        """Returns the mask for another row with the same text."""
         other = copy.copy(self)
         other._matcher = self._matcher.deep_copy()
         return other
 
     def check(self, token: int) -> bool:
-        """Returns whether a token may follow; it is the problem otherwise."""
+        """Returns whether a token may follow; if not, sets `problem`."""
         word, bit = divmod(token, WORD_BITS)
         allowed = bool(self.words[word] >> np.uint32(bit) & np.uint32(1))
         if not allowed:
@@ -88,7 +88,7 @@ class RowMask:
         return allowed
 
     def add(self, token: int) -> None:
-        """Adds a token that may follow and does not end the row."""
+        """Adds an allowed token that does not end the row."""
         begun = time.thread_time()
         self._matcher.consume_token(token)
         self._find()
@@ -115,7 +115,7 @@ class RowMask:
 
 
 def _pack(tokens: Sequence[int], size: int) -> UInt32[np.ndarray, "W"]:
-    """Returns the mask that marks some tokens."""
+    """Returns a mask with the given tokens set."""
     bits = np.zeros(-(-size // WORD_BITS) * WORD_BITS, bool)
     bits[list(tokens)] = True
     return np.packbits(bits, bitorder="little").view("<u4")
@@ -123,13 +123,13 @@ def _pack(tokens: Sequence[int], size: int) -> UInt32[np.ndarray, "W"]:
 
 @dataclasses.dataclass
 class _Vocabulary:
-    """The tokens of a model as llguidance reads them.
+    """A model's tokens in the form that llguidance reads.
 
     Attributes:
-      tokens: bytes of each token; those that no text has are empty.
-      eos_token_id: None, so that llguidance adds an end of its own.
+      tokens: bytes of each token; empty for tokens that never appear in a text.
+      eos_token_id: None, so that llguidance adds its own end token.
       bos_token_id: None.
-      special_token_ids: none; they are empty as well.
+      special_token_ids: none; special tokens are empty as well.
       is_tokenizer_wrapper: tells llguidance that the object has these fields.
     """
 
@@ -140,15 +140,15 @@ class _Vocabulary:
     is_tokenizer_wrapper: bool = True
 
     def __call__(self, text: str) -> list[int]:
-        """Encodes text that is certain, which the grammars switch off."""
+        """Encodes text that the grammar determines; our grammars switch this off."""
         raise NotImplementedError
 
 
 class MaskReader:
-    """Reads the constraints of requests for a model.
+    """Compiles the constraints of requests for a model.
 
     Args:
-      model: the model, whose vocabulary is read when it is first needed.
+      model: the model; its vocabulary is read when first needed.
     """
 
     def __init__(self, model: PromptedModel):
@@ -159,7 +159,7 @@ class MaskReader:
         self._lock = threading.Lock()
 
     def open(self, request: Request, given: Sequence[int]) -> RowMask | None:
-        """Returns the mask of a row that begins; None if it has no constraint.
+        """Returns the mask of a new row; None if it has no constraint.
 
         Raises:
           InputError: if no text of the vocabulary matches, or the forced tokens do not.
@@ -188,7 +188,7 @@ class MaskReader:
         forbidden: Sequence[int],
         written: Mapping[int, str],
     ) -> RowMask:
-        """Returns the mask of a text that begins."""
+        """Returns the first mask of a text."""
         tokenizer = self._model.needed_tokenizer()
         grammar = constraint.grammar(drops_space(tokenizer, before, self._spaced))
         special = tuple(sorted(written.items()))
@@ -240,7 +240,7 @@ class MaskReader:
         return find_spaced(self._token_bytes)
 
     def _vocabulary(self, special: _Written) -> Any:
-        """Returns the vocabulary, in which some special tokens have a text."""
+        """Returns the vocabulary, with texts for some special tokens."""
         with self._lock:
             if special not in self._vocabularies:
                 self._vocabularies[special] = self._read_vocabulary(special)

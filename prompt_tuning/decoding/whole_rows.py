@@ -1,4 +1,4 @@
-"""The program that reads whole rows into slots, for rows that have no chunks."""
+"""The program that reads whole rows into slots where chunks are not possible."""
 
 import dataclasses
 import functools
@@ -35,23 +35,22 @@ def read_whole_rows(
     *,
     graph: nnx.GraphDef,
 ) -> tuple[Slots, Int[Array, "R"], Int[Array, "R"]]:
-    """Reads whole rows into their slots, by the model with the rows' adapter.
+    """Reads whole rows into their slots, with the model that has their adapter.
 
-    Some rows cannot be read in chunks: rows of encoder-decoders, rows with a prompt
-    inside the text, and rows with attention in both directions.
+    Needed for rows of encoder-decoders, rows with a prompt inside the text, and rows
+    with bidirectional attention.
 
     Args:
       parameters: all parameters of the model with its prompts and adapters, by path.
       slots: all slots; donated.
       numbers: slot of each row, `[R]`; a row may be repeated.
       tokens: the rows, `[R, T]`, padded.
-      lengths: number of real tokens of each, `[R]`.
-      prompt_ids: number of each row's prompt, `[R]`, or None.
+      lengths: number of real tokens per row, `[R]`.
+      prompt_ids: prompt number of each row, `[R]`, or None.
       graph: structure of that model.
 
     Returns:
-      the slots, the number of keys written of each row, and the position of the first
-      of them.
+      the slots, the number of keys written per row, and the position of its first key.
     """
     model = cast(LanguageModel, merge(graph, parameters))
     prompts = None if prompt_ids is None else jnp.asarray(prompt_ids)
@@ -78,7 +77,7 @@ def read_whole_rows(
 def _write_whole_rows(
     slots: Slots, new: KeyValues, numbers: Integers
 ) -> tuple[BlockKeyValues, ...]:
-    """Writes `[L, G, R, S, K]` into slots from their first column on."""
+    """Writes `[L, G, R, S, K]` into slots, starting at their first column."""
     at = np.zeros(len(numbers), np.int32)
     results = []
     for own, end in zip(slots.own, slots.section_ends, strict=True):
@@ -95,7 +94,7 @@ def _row_marks(mask: Bool[Array, "_ 1 1 S"], rows: int) -> Bool[Array, "R S"]:
 
 
 def _write_cross(slots: Slots, numbers: Integers, cross: Sequence[Context]) -> Slots:
-    """Writes what the rows' decoder attends to of their encoder's output."""
+    """Writes the encoder outputs that the rows' decoder attends to."""
     assert slots.cross is not None and slots.cross_mask is not None
     capacity, rows = slots.cross_mask.shape[1], len(numbers)
     parts, marks = [], []

@@ -1,4 +1,5 @@
-"""Measures a model on held-out data: metrics, their intervals, and predictions.
+"""Measure a model on held-out data: metrics, their intervals, and predictions.
 
-Start with `evaluator.Evaluator`. `evaluation_settings.Evaluation` says what to measure.
+Start with `evaluator.Evaluator`; `settings.evaluation_settings.Evaluation` selects what
+to measure.
 """

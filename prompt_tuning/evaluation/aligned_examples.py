@@ -1,4 +1,4 @@
-"""Alignment of example tables, so that models are compared on the same tokens."""
+"""Align tables of examples so that models are compared on the same tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from prompt_tuning.data.examples.row_readers import Example
 
 
 def align_examples(tables: Sequence[tuple[str, Examples]]) -> list[Examples]:
-    """Aligns the tables of models, so that all count the same tokens.
+    """Aligns the models' tables so that all of them count the same tokens.
 
     A model without a prompt cannot predict the first token of a row, so that token may
-    count in one table and not in another. All tables then use the weights of the table
-    that counts the fewest tokens, and an example without another learned token is left
-    out of all.
+    count in one table and not in another. All tables therefore use the weights of the
+    table that counts the fewest tokens, and examples with no other learned token are
+    left out everywhere.
 
     Raises:
       InputError: if tables contain different examples, or learn different tokens.
@@ -72,7 +72,7 @@ def align_weights(
 ) -> Float32[np.ndarray, "length"]:
     """Copies weights to a row of another length, aligned at the last target.
 
-    Rows are aligned at the end, because a text may be inserted before their tokens.
+    Rows are aligned at the end because a text may be inserted before their tokens.
     """
     aligned = np.zeros(length, np.float32)
     shared = min(len(weights), length)
@@ -81,7 +81,7 @@ def align_weights(
 
 
 def _example_keys(table: Examples) -> Int64[np.ndarray, "E"]:
-    """Returns a number for each example that identifies its row and first token."""
+    """Returns a number per example that identifies its row and first token."""
     spans = table.index
     # 2**31 exceeds the length of every row.
     return spans.rows * np.int64(2**31) + spans.starts
@@ -97,8 +97,8 @@ def _align(table: Examples, name: str, other: Examples, other_name: str) -> Exam
     """Returns a table with the weights of another.
 
     Raises:
-      InputError: if the table lacks an example of the other, has an additional example
-        with more than a first learned token, or has different learned tokens.
+      InputError: if the table lacks an example of the other one, has an additional
+        example with more than a first learned token, or has different learned tokens.
     """
     keys, other_keys = _example_keys(table), _example_keys(other)
     additional = table.weight_counts[~np.isin(keys, other_keys)]

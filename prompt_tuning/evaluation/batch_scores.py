@@ -1,4 +1,4 @@
-"""Scores of batches: computed on one device, on a mesh, or with streamed weights."""
+"""Score batches on one device, on a mesh, or with streamed weights."""
 
 import collections
 import contextvars
@@ -23,10 +23,10 @@ from prompt_tuning.streaming.streamed_function import stream_over_batches
 Scores = TypeVar("Scores")
 AnyBatch = TypeVar("AnyBatch", Batch, LabelBatch)
 BatchFunction = Callable[[nnx.GraphDef, Parameters, Any], Scores]
-"""A function of a model and a batch whose arrays have the batch's rows first."""
+"""A function of a model and a batch; the first axis of its results is the batch's."""
 
 AT_ONCE = 2
-"""Number of batches that are computed at once on a CPU; more would take more memory."""
+"""Number of batches computed in parallel on a CPU; more would take more memory."""
 
 
 def _score_rows(function, graph, layout, parameters, batch):
@@ -45,7 +45,7 @@ def score_rows(
     parameters: Parameters,
     batch: Batch | LabelBatch,
 ) -> Scores:
-    """Computes a function of a batch, each device for its rows.
+    """Computes a function of a batch; each device computes its own rows.
 
     Args:
       function: `token_losses` or `label_nll` of `models.scoring`.
@@ -74,12 +74,12 @@ def score_batches(
     parameters: Parameters,
     batches: Iterable[AnyBatch],
 ) -> Iterator[tuple[AnyBatch, Any]]:
-    """Yields each batch with its scores, as NumPy arrays, in order.
+    """Yields each batch with its scores as NumPy arrays, in order.
 
-    On a CPU, two batches are computed together, each in a thread: the operations of a
-    small model are too short to be divided among cores. Streamed weights would be in
-    memory twice, and devices of a mesh would wait for each other, so there batches are
-    computed one by one, as on accelerators.
+    On a CPU, two batches are computed in parallel, each in a thread, because the
+    operations of a small model are too short to be split among cores. Elsewhere batches
+    are computed one by one: two would keep streamed weights in memory twice, and
+    devices of a mesh would wait for each other.
     """
     # Only what is started by different threads runs at the same time. The lock keeps a
     # program from being compiled twice.
@@ -112,7 +112,7 @@ def score_batch(
     parameters: Parameters,
     batch: Batch | LabelBatch,
 ) -> Any:
-    """Computes `score_rows`, reading weights layer by layer if they are streamed."""
+    """Computes `score_rows`, layer by layer if weights are streamed."""
     if model.weight_storage.by_layer:
         if model.placement is not None:
             batch = model.placement.put_batch(batch)

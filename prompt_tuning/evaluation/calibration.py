@@ -1,7 +1,7 @@
 """Contextual calibration (Zhao et al. 2021, "Calibrate before use", section 5).
 
-A model prefers some labels for every input. Inputs without content, such as "N/A",
-measure this bias: each label's probability is divided by its probability there.
+A model prefers some labels whatever the input. Inputs without content, e.g. "N/A",
+measure this bias: each label's probability is divided by its probability given these.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ def calibrate_nats(
 ) -> Float[np.ndarray, "n C"]:
     """Calibrates the cost of each label by its cost without content; the lowest wins.
 
-    With the probabilities `p` of the labels, normalized among the labels, and their
-    mean `q` over the inputs without content, the result is `-log(p / q)`: the paper's
-    diagonal matrix `diag(q)^-1`, without a bias.
+    With the labels' probabilities `p`, normalized over the labels, and their mean `q`
+    over the inputs without content, the result is `-log(p / q)`: the paper's diagonal
+    matrix `diag(q)^-1`, without a bias.
 
     Args:
       nats: negative log likelihood of each label for each example.
-      content_free: negative log likelihood of each label for each of `f` inputs
-        without content, with the example's prompt.
+      content_free: the same for each of `f` inputs without content, with the example's
+        prompt.
     """
     # Mean probability of each label without content, [n, C]
     q = np.exp(log_probabilities(content_free)).mean(axis=1)
@@ -30,7 +30,7 @@ def calibrate_nats(
 def log_probabilities(
     nats: Float[np.ndarray, "*lead C"],
 ) -> Float[np.ndarray, "*lead C"]:
-    """Returns the log-probability of each label among the labels, given its cost."""
+    """Normalizes costs to log-probabilities over the labels."""
     minimum = nats.min(axis=-1, keepdims=True)
     total = np.exp(minimum - nats).sum(axis=-1, keepdims=True)
     return minimum - nats - np.log(total)

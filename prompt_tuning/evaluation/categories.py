@@ -1,4 +1,4 @@
-"""Columns of held-out data besides tokens: categories and references."""
+"""Additional columns of held-out data: categories and references."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ class Categories:
       names: names of the categories.
       example_categories: first category of each example, an index into `names`, or
         `NO_CATEGORY`, `[E]`.
-      target_categories: category of each learned token, example after example, `[t]`.
+      target_categories: the same for each learned token, example after example, `[t]`.
     """
 
     names: tuple[str, ...]
@@ -55,17 +55,17 @@ def read_categories(
     separate: bool,
     dropped: int | None = None,
 ) -> Categories:
-    """Reads the categories in the column `evaluation.category_key`.
+    """Reads the categories from the column `evaluation.category_key`.
 
     Args:
-      evaluation: settings that name the files and the key.
+      evaluation: settings with the files and the key.
       examples: examples loaded from these files.
       separate: whether targets are separate from inputs (encoder-decoder); all targets
         of an example then have its first category.
       dropped: position of a token that examples leave out of a row (the task token).
 
     Raises:
-      InputError: if the key or data set does not exist, or a number in it has no name.
+      InputError: if the key or data set does not exist, or a number has no name.
     """
     key = evaluation.category_key
     assert key is not None
@@ -93,7 +93,7 @@ def read_categories(
 
 
 def read_references(evaluation: Evaluation, examples: Examples) -> list[list[str]]:
-    """Reads the texts under `evaluation.references_key` of each example.
+    """Reads each example's reference texts from `evaluation.references_key`.
 
     Raises:
       InputError: if the files contain token ids, or a line has no text under the key.
@@ -164,7 +164,7 @@ def _category(line: JsonLine, key: str) -> str | None:
 
 
 class _Column:
-    """An integer data set in several HDF5 files, one number for each row or token."""
+    """An integer data set in one or more HDF5 files, with a number per row or token."""
 
     def __init__(self, paths: Sequence[Path], key: str):
         self._paths = paths
@@ -173,7 +173,7 @@ class _Column:
         self.by_row = any(len(table.shape) == 1 for table in self._tables)
 
     def read(self, row: int, start: int, stop: int) -> Int[np.ndarray, "n"]:
-        """Reads the numbers of some tokens of a row, or the number of the row."""
+        """Reads the numbers of a range of tokens, or the number of the row."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         table = self._tables[number]
         row -= int(self._ends[number - 1]) if number else 0
@@ -212,7 +212,7 @@ def _name_categories(
     example_categories: Int[np.ndarray, "E"],
     target_categories: Int[np.ndarray, "t"],
 ) -> Categories:
-    """Replaces the numbers that occur by indices of their names, in order."""
+    """Replaces numbers by indices into the names of those that occur, in order."""
     numbers = np.unique(target_categories[target_categories != NO_CATEGORY])
     known_names = _category_names(evaluation)
     unnamed = [

@@ -1,4 +1,4 @@
-"""Evaluates a model: token loss, generated text, ranked labels."""
+"""Evaluate a model: token loss, generated text, ranked labels."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -67,11 +67,11 @@ class _Rows(NamedTuple):
     """Tokens of all examples.
 
     Attributes:
-      given: input of each, which is continued.
+      given: input of each example, to be continued.
       completions: completion of each, without an end token.
       prompt_ids: prompt of each; None if the data does not select one.
-      places: places of each completion among the learned tokens; None if the input was
-        cut, so that the losses are of another one.
+      places: positions of each completion among the learned tokens; None if the input
+        was cut, because the losses then belong to another input.
     """
 
     given: Rows
@@ -84,7 +84,7 @@ class Evaluator:
     """Measures parameters on held-out examples, which are opened and checked once.
 
     Attributes:
-      categories: categories of the examples, if the evaluation asks for them.
+      categories: categories of the examples, if requested.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Evaluator:
         """Opens the held-out files.
 
         Args:
-          model: evaluated model.
+          model: the model to evaluate.
           evaluation: settings of the evaluation.
           context_ids: token ids of a text to insert before each example's input.
-          examples: examples to use instead of all examples of the files.
-          objective: measured as `loss`, with the cross-entropy as `cross_entropy`;
-            None for the cross-entropy as `loss`.
-          preferences: measured, too, if given.
+          examples: examples to use instead of those in the files.
+          objective: reported as `loss`, with the cross-entropy as `cross_entropy`; None
+            to report the cross-entropy as `loss`.
+          preferences: additional measure of judged answers, if any.
 
         Raises:
-          InputError: if the files cannot be used, the completion of an example is not a
-            label, or the model is an encoder without a head of classes.
+          InputError: if the files cannot be used, an example's completion is not a
+            label, or the model is an encoder without a class head.
         """
         check_scores(model)
         if evaluation.generates:
@@ -147,17 +147,16 @@ class Evaluator:
         """Computes all metrics of the evaluation.
 
         Returns:
-          The metrics in `metric_names`: `loss` (mean nats per weighted token),
-          `cross_entropy` if the loss is another objective's, `accuracy` (of these
-          tokens), and the others that the evaluation asks for, most of them shares of
-          the examples.
+          the metrics in `metric_names`: `loss` (mean nats per weighted token),
+          `accuracy` (of these tokens), `cross_entropy` if `loss` is another objective,
+          and all others that the evaluation requests.
         """
         metrics = self.measure(parameters).metrics
         return {name: metrics[name].value for name in self.metric_names}
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of the metrics, also in the log of training."""
+        """Names of the metrics; also used in the training log."""
         evaluation = self._evaluation
         names = [LOSS, *([CROSS_ENTROPY] if self._objective else [])]
         numbers = self._model.config.problem == "regression"
@@ -173,7 +172,7 @@ class Evaluator:
 
     @property
     def examples(self) -> Examples:
-        """The held-out examples, with the numbers of the left-out ones."""
+        """The held-out examples, with the counts of those left out."""
         return self._examples
 
     @property
@@ -188,7 +187,7 @@ class Evaluator:
         """Checks that the metric of the best checkpoint is measured.
 
         Raises:
-          InputError: if it is not, with the metrics that are.
+          InputError: if it is not, listing those that are.
         """
         if name not in self.metric_names:
             raise InputError(
@@ -200,7 +199,7 @@ class Evaluator:
     def compile_ahead(
         self, executor: Executor, parameters: Mapping[str, jax.ShapeDtypeStruct]
     ) -> None:
-        """Compiles the program that measures tokens in another thread."""
+        """Starts to compile the token-loss program in another thread."""
         self._ahead = compile_scores_ahead(
             executor,
             self._model,
@@ -215,10 +214,7 @@ class Evaluator:
     ) -> EvaluationResult:
         """Computes all metrics, with the contribution of each example.
 
-        Args:
-          parameters: all parameters by path.
-          with_texts: whether to generate the completions of exact match too, for
-            `predictions`.
+        `with_texts` also generates the completions of exact match, for `predictions`.
         """
         with status("evaluating"):
             return self._measure(parameters, with_texts)
@@ -269,10 +265,10 @@ class Evaluator:
         return metrics
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
-        """Writes a line of JSON for each example; see `prediction_lines`.
+        """Returns a line of JSON per example; see `prediction_lines`.
 
         Raises:
-          InputError: if the model has no tokenizer to decode texts with.
+          InputError: if the model has no tokenizer to decode texts.
         """
         rows, tokenizer = self._rows, self._model.needed_tokenizer()
         answers = AnswerTexts(
@@ -289,7 +285,7 @@ class Evaluator:
 
     @functools.cached_property
     def _rows(self) -> _Rows:
-        """Rows of all examples, which are read once."""
+        """Rows of all examples; read once."""
         model, examples = self._model, self._examples
         rows = _Rows([], [], [] if examples.has_prompt_ids else None, [])
         for index in range(len(examples)):
@@ -309,7 +305,7 @@ class Evaluator:
         return rows
 
     def _with_room(self, row: list[int]) -> list[int]:
-        """Cuts an input, if long ones are cut, so that every answer fits after it."""
+        """Shortens an input, if it may be truncated, to leave room for every answer."""
         truncation = self._examples.truncation
         if truncation is None:
             return row
@@ -323,7 +319,7 @@ class Evaluator:
         return row if room < 1 else truncation.cut_prompt(row, room)
 
     def _read_references(self) -> list[list[str]] | None:
-        """Returns the reference texts of each example, if any metric needs them."""
+        """Returns the reference texts if any metric needs them."""
         if not self._evaluation.text_metrics:
             return None
         if self._evaluation.references_key is not None:
@@ -331,7 +327,7 @@ class Evaluator:
         return [[text] for text in self._texts(self._rows.completions)]
 
     def _expected(self) -> list[str]:
-        """Returns the text of each completion: with a class head, the label."""
+        """Returns the text of each completion; with a class head, the label."""
         if self._labels is not None and self._labels.ranker.has_head:
             return self._labels.expected()
         if self._tags is not None:
@@ -343,11 +339,11 @@ class Evaluator:
         return decode_continuations(self._model, self._rows.given, completions)
 
     def _words(self, row: Sequence[int]) -> list[int]:
-        """Drops the ids that stand for prompt vectors of a template."""
+        """Drops ids that stand for prompt vectors of a template."""
         return [id for id in row if id < self._model.config.vocabulary_size]
 
     def _check_room(self) -> None:
-        """Checks that every answer fits after its row, before anything runs."""
+        """Checks before any computation that every answer fits after its row."""
         if self._labels is not None:
             self._labels.ranker.check_room(self._rows.given)
         if self._evaluation.generates:
@@ -367,7 +363,7 @@ class Evaluator:
     def _exact_matches(
         self, parameters: Parameters, outcomes: TokenOutcomes
     ) -> Bool[np.ndarray, "n"]:
-        """Decides which completions would be generated, most of them by outcomes."""
+        """Finds exact matches, as far as possible from token outcomes."""
         rows, prompt_ids = self._rows, self._rows.prompt_ids
         matches = decide_by_tokens(outcomes, rows.places, self._model.stop_ids)
         undecided = [i for i, match in enumerate(matches) if match is None]

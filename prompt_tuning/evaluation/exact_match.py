@@ -1,10 +1,10 @@
-"""Exact match of completions, computed without generating any.
+"""Exact match of completions, computed without generating them.
 
-Greedy decoding generates a completion exactly if each of its tokens is the most
-probable one after the tokens before it, and an end token is the most probable one after
-all of them. The losses of an example already tell this of its learned tokens; if some
-are not learned, one more pass over the example tells it, where decoding takes a step
-for each token.
+Greedy decoding generates a completion if and only if each of its tokens is the most
+probable one given those before it, and an end token is the most probable one after
+them. The losses of an example already tell this for its learned tokens. If some are not
+learned, one more pass over the example tells it, where decoding would take a step per
+token.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 @dataclasses.dataclass(frozen=True)
 class CompletionPlaces:
-    """Places of a completion among the learned tokens of its example.
+    """Positions of a completion among the learned tokens of its example.
 
     Attributes:
-      tokens: places of its learned tokens.
-      complete: whether these are all of its tokens.
-      end: place of its end token; None if that is not learned.
+      tokens: positions of its learned tokens.
+      complete: whether all of its tokens are learned.
+      end: position of its end token; None if that is not learned.
       left: number of tokens that could still be generated after it; negative if it is
         too long to be generated.
     """
@@ -43,7 +43,7 @@ class CompletionPlaces:
     def find(
         cls, example: Example, completion: Sequence[int], new_tokens: int
     ) -> "CompletionPlaces":
-        """Finds a completion, which begins after the given tokens."""
+        """Locates a completion, which starts after the given tokens."""
         learned = np.flatnonzero(example.weights)
         first, stop = example.prefix_length, example.prefix_length + len(completion)
         tokens = np.flatnonzero((first <= learned) & (learned < stop))
@@ -61,7 +61,7 @@ class CompletionPlaces:
         """Decides whether the completion would be generated; None if unknown.
 
         Args:
-          correct: whether each learned token of the example is the most probable one.
+          correct: whether each learned token is the most probable one.
           stop_ids: ids that end a generated text.
         """
         if self.left < 0 or not correct[self.tokens].all():
@@ -86,12 +86,12 @@ def decide_by_tokens(
 
     Args:
       outcomes: losses of all examples.
-      places: places of each example's completion; None if it would be generated after
-        another input than that of the losses.
+      places: positions of each completion; None if it would be generated after another
+        input than that of the losses.
       stop_ids: ids that end a generated text.
 
     Returns:
-      whether each completion would be; None if that is unknown.
+      a decision per completion; None if unknown.
     """
     starts = np.searchsorted(outcomes.example, np.arange(outcomes.examples + 1))
     return [
@@ -112,18 +112,18 @@ def exact_matches(
 ) -> Bool[np.ndarray, "n"]:
     """Finds the completions that greedy decoding generates token for token.
 
-    Two tokens with the same score but for rounding may be ordered otherwise than where
-    the tokens are generated one by one.
+    Tokens whose scores differ only by rounding may be ordered differently than in
+    step-by-step decoding.
 
     Args:
-      model: model that would generate.
+      model: the model that would generate.
       parameters: all parameters by path.
       given: token ids of each example's input.
       completions: token ids of each example's completion, without an end token.
       new_tokens: maximum number of generated tokens; a longer completion never matches,
         and one of this length needs no end.
-      batch_size: maximum number of examples of a batch.
-      prompt_ids: prompt of each example if the model has several, else None.
+      batch_size: maximum number of examples per batch.
+      prompt_ids: prompt of each example if the model has more than one, else None.
 
     Raises:
       InputError: as `check_prompt_ids`.

@@ -1,4 +1,4 @@
-"""Describes the examples of an evaluation in words."""
+"""Describe the examples of an evaluation in words."""
 
 from prompt_tuning.evaluation.evaluator import Evaluator
 

@@ -1,4 +1,4 @@
-"""Measures how well a model chooses the labels of held-out examples."""
+"""Measure how well a model chooses the labels of held-out examples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,19 +24,19 @@ VALUE_METRICS = {
     "multi_label": ("label_accuracy", "label_micro_f1", "label_macro_f1"),
     "regression": ("mse", "pearson", "spearman"),
 }
-"""Metrics of heads whose classes have values, by their problem."""
+"""Metrics of heads that predict a value per class, by problem."""
 
 
 class LabelMeasure:
-    """The labels of held-out examples, and metrics of the answers to them.
+    """Labels of held-out examples, and the metrics of answers.
 
     Attributes:
       ranker: ranks the labels, or computes their values.
-      gold: number of the label of each example, `[n]`; the values of all labels,
-        `[n, C]`, with a head whose classes have values.
+      gold: index of each example's label, `[n]`; for heads that predict a value per
+        class, all values, `[n, C]`.
 
     Raises:
-      InputError: if the completion of an example is not a label, and as `LabelRanker`.
+      InputError: if an example's completion is not a label, and as `LabelRanker`.
     """
 
     gold: Int64[np.ndarray, "n"] | Float[np.ndarray, "n C"]
@@ -70,7 +70,7 @@ class LabelMeasure:
         return [f"{k}_{m}" for k in kinds for m in ("accuracy", "macro_f1")]
 
     def expected(self) -> list[str]:
-        """Returns the text of each example's label, of its labels, or numbers."""
+        """Returns the text of each example's label, labels or numbers."""
         labels = self.ranker.labels
         if self._problem == "single_label":
             return [labels[number] for number in self.gold]

@@ -1,4 +1,4 @@
-"""Ranks the labels of an evaluation for any inputs, as `evaluate` and `predict` do."""
+"""Rank the labels of an evaluation for any inputs, for `evaluate` and `predict`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ class LabelRanker:
     Attributes:
       labels: texts of the labels.
       encoded: token ids of each label, without the end token; empty with a class head.
-      has_head: whether a class head scores the labels, not the model their texts.
+      has_head: whether a class head scores the labels instead of their texts.
 
     Args:
-      model: model that scores the labels.
+      model: the model.
       evaluation: settings with labels.
       context_ids: token ids of a text that precedes each input.
 
     Raises:
-      InputError: if a label has no tokens, two labels have the same, they are not those
-        of a model with a class head, or an encoder has no such head.
+      InputError: if a label has no tokens, two labels have the same tokens, the labels
+        differ from those of the class head, or an encoder has no class head.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class LabelRanker:
 
     @property
     def answer_length(self) -> int:
-        """Number of tokens of the longest label, the end token included.
+        """Number of tokens of the longest label, including its end token.
 
-        A class is no token, but an encoder's input ends with EOS.
+        A class takes no token, but an encoder's input ends with EOS.
         """
         if self.has_head:
             return int(self._model.interface.encodes)
@@ -74,7 +74,7 @@ class LabelRanker:
         return longest + int(self._evaluation.data.add_eos)
 
     def check_room(self, rows: Rows) -> None:
-        """Checks that every label fits after every row, before anything runs.
+        """Checks before any computation that every label fits after every row.
 
         Raises:
           InputError: if one does not.
@@ -93,9 +93,8 @@ class LabelRanker:
         Args:
           parameters: all parameters by path.
           rows: token ids of the inputs.
-          prompt_ids: prompt of each row if the model has several, else None.
-          on_batch: called after each batch with its number of rows, one for each input
-            and label.
+          prompt_ids: prompt of each row if the model has more than one, else None.
+          on_batch: called after each batch with its number of (input, label) rows.
         """
         nats = self._nats(parameters, rows, prompt_ids, on_batch)
         if not self._content_free:
@@ -113,7 +112,7 @@ class LabelRanker:
 
     @functools.cached_property
     def _content_free(self) -> list[list[int]]:
-        """Token ids of the inputs without content that calibrate the labels."""
+        """Token ids of the content-free inputs for calibration."""
         texts = self._evaluation.calibrate or ()
         encoding = TextEncoding(self._model, self._evaluation.data)
         rows = [encoding.encode(text) for text in texts]
@@ -154,11 +153,7 @@ class LabelRanker:
 
 
 def _check_labels(given: Sequence[str], labels: Sequence[str]) -> None:
-    """Checks that the labels to choose from are those of a class head.
-
-    Raises:
-      InputError: if they are not.
-    """
+    """Checks that the evaluation's labels are those of the class head."""
     if [label.strip() for label in given] != [label.strip() for label in labels]:
         raise InputError(
             f"the labels are {shown(list(given))}, but the model's head scores "

@@ -1,7 +1,7 @@
 """Metrics as functions of sums over examples.
 
 Each example adds a row of numbers to the sums, and a score function turns the sums into
-the metric. One bootstrap therefore serves shares, means over tokens, macro-F1 and BLEU.
+the metric. One bootstrap thus serves shares, means over tokens, macro-F1 and BLEU.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Integer
 
 LEVEL = 0.95
 DRAWN_AT_ONCE = 2**22
-"""Maximum number of counts drawn at once: 32 MB of them."""
+"""Maximum number of counts drawn at a time (32 MB)."""
 
 Sums = Float[np.ndarray, "*lead k"]
 Score = Callable[[Sums], Float[np.ndarray, "*lead"]]
@@ -24,7 +24,7 @@ class MetricSums:
 
     Attributes:
       rows: numbers that each example adds to the sums, `[n, k]`.
-      score: computes the metric from sums `[..., k]`; nan for sums of no examples.
+      score: computes the metric from sums `[..., k]`; nan for sums over no examples.
       lower_is_better: whether smaller values are better.
       per_example: whether the metric is meaningful for a single example.
     """
@@ -40,7 +40,7 @@ class MetricSums:
         return float(self.score(self.rows.sum(axis=0)))
 
     def each(self) -> Float[np.ndarray, "n"]:
-        """Computes the metric of each example alone."""
+        """Computes the metric of each single example."""
         return self.score(self.rows)
 
     def select(self, chosen: Bool[np.ndarray, "n"]) -> "MetricSums":
@@ -55,16 +55,16 @@ def ratio(sums: Sums) -> Float[np.ndarray, "*lead"]:
 
 
 def exponential_ratio(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Computes `exp` of the ratio: the perplexity, from nats and their weight."""
+    """Computes `exp` of the ratio, e.g. the perplexity from nats and weight."""
     with np.errstate(over="ignore"):
         return np.asarray(np.exp(ratio(sums)))
 
 
 def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Averages the F1 of all expected or answered classes.
+    """Averages the F1 over all classes that are expected or answered.
 
-    The F1 of a class is `2 r / (a + g)`: `r` right answers, `a` answers, `g` examples
-    whose gold class it is. The mean is 0 if there are no such classes.
+    The F1 of a class is `2 r / (a + g)`, with `r` right answers, `a` answers, and `g`
+    examples of that class. The mean is 0 if there are no such classes.
 
     Args:
       sums: `[..., 3 C]`: `r` of each class, then `a` of each, then `g` of each.
@@ -77,7 +77,7 @@ def macro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
 
 
 def micro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Computes the F1 of the answers of all classes together; see `macro_f1`.
+    """Computes the F1 over the answers of all classes together; see `macro_f1`.
 
     It is 0 if no class is expected or answered.
     """
@@ -86,9 +86,9 @@ def micro_f1(sums: Sums) -> Float[np.ndarray, "*lead"]:
 
 
 def correlation(sums: Sums) -> Float[np.ndarray, "*lead"]:
-    """Computes the mean over `C` numbers of Pearson's correlation of `x` and `y`.
+    """Computes Pearson's correlation of `x` and `y`, averaged over `C` numbers.
 
-    It is 0 if all `x` or all `y` are equal, so that training goes on.
+    It is 0 if all `x` or all `y` are equal, so that training can go on.
 
     Args:
       sums: `[..., 6 C]`: `x`, `y`, `x**2`, `y**2`, `x y` and 1, each of all numbers.
@@ -103,7 +103,7 @@ def correlation(sums: Sums) -> Float[np.ndarray, "*lead"]:
 
 
 def mean_metric(values: Sequence[float] | Sequence[bool] | np.ndarray) -> MetricSums:
-    """Averages one number of each example."""
+    """Averages one number per example."""
     numbers = np.asarray(values, np.float64)
     return MetricSums(np.stack([numbers, np.ones_like(numbers)], axis=1), ratio)
 
@@ -127,9 +127,9 @@ def class_metrics(
 def label_set_metrics(
     answers: Bool[np.ndarray, "n C"], gold: Bool[np.ndarray, "n C"], prefix: str
 ) -> dict[str, MetricSums]:
-    """Computes the metrics of examples that may have several labels.
+    """Computes metrics of examples that may have more than one label.
 
-    The accuracy is the share of examples whose labels are all right.
+    The accuracy is the share of examples with exactly the right labels.
     """
     rows = np.concatenate([answers & gold, answers, gold], axis=1).astype(float)
     return {
@@ -142,10 +142,10 @@ def label_set_metrics(
 def number_metrics(
     answers: Float[np.ndarray, "n C"], gold: Float[np.ndarray, "n C"]
 ) -> dict[str, MetricSums]:
-    """Computes the squared error and the correlations of numbers.
+    """Computes squared error and correlations of numbers.
 
-    Spearman's correlation is Pearson's of the ranks among all examples, which a
-    bootstrap does not compute anew.
+    Spearman's correlation is Pearson's of the ranks among all examples; a bootstrap
+    does not recompute the ranks.
     """
     from scipy.stats import rankdata
 
@@ -168,8 +168,9 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """Estimates the 95 % confidence interval of each metric.
 
-    The percentile bootstrap (Efron and Tibshirani 1993, chapter 13). All metrics with
-    the same number of examples share the draws, also across calls with the same seed.
+    Uses the percentile bootstrap (Efron and Tibshirani 1993, chapter 13). All metrics
+    with the same number of examples share the draws, also across calls with the same
+    seed.
 
     Args:
       metrics: metrics, each of any number of examples.
@@ -177,7 +178,7 @@ def intervals(
       seed: seed of the draws.
 
     Returns:
-      Both ends of each interval; nan if the metric is undefined in every data set.
+      both ends of each interval; nan if the metric is undefined in every data set.
     """
     result = {}
     for count in {len(metric.rows) for metric in metrics.values()}:
@@ -197,15 +198,9 @@ def difference_interval(
 ) -> tuple[float, float]:
     """Estimates the 95 % interval of the first metric minus the second.
 
-    The paired percentile bootstrap: each data set that is drawn has the same examples
-    for both (Efron and Tibshirani 1993, chapters 8 and 13). The draws are those of
-    `intervals`.
-
-    Args:
-      first: metric of one model.
-      second: the same metric of another model on the same examples.
-      resamples: see `intervals`.
-      seed: see `intervals`.
+    Uses the paired percentile bootstrap: each drawn data set has the same examples for
+    both metrics (Efron and Tibshirani 1993, chapters 8 and 13). The draws, and
+    `resamples` and `seed`, are those of `intervals`.
     """
     width = first.rows.shape[1]
     rows = np.concatenate([first.rows, second.rows], axis=1)
@@ -216,7 +211,7 @@ def difference_interval(
 
 
 def _central_interval(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
-    """Returns the bounds of the central 95 % of the values that are not nan."""
+    """Returns the bounds of the central 95 % of the values, without nan."""
     values = values[~np.isnan(values)]
     if not len(values):
         return np.nan, np.nan
@@ -227,7 +222,7 @@ def _central_interval(values: Float[np.ndarray, "r"]) -> tuple[float, float]:
 def _resampled_sums(
     rows: Float[np.ndarray, "n k"], resamples: int, seed: int
 ) -> Float[np.ndarray, "r k"]:
-    """Sums the rows of data sets drawn from them with replacement."""
+    """Sums rows over data sets drawn from them with replacement."""
     random, count = np.random.default_rng(seed), len(rows)
     if not count:
         return np.zeros((resamples, rows.shape[1]))

@@ -1,4 +1,4 @@
-"""Measures how a model tells good answers from bad ones."""
+"""Measure how well a model tells good answers from bad ones."""
 
 import functools
 from collections.abc import Callable
@@ -33,14 +33,14 @@ class PreferenceMeasure:
       data: source of the answers.
       examples: the answers.
       objective: the objective.
-      precompute: returns the answers with what the objective reads of a reference,
-        given all parameters of the model; None if it reads nothing.
+      precompute: given all parameters, adds to the answers what the objective reads
+        from a reference model; None if it reads nothing.
 
     Attributes:
       examples: the answers.
 
     Raises:
-      InputError: as `plan_batches` does.
+      InputError: as `plan_batches`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ def example_outcomes(
     parameters: Parameters,
     batch: Batch,
 ) -> Float[Array, "E 2"]:
-    """Runs the model on examples, and returns the loss and the lead of each."""
+    """Returns the loss and the lead of each example."""
     model = merge_model(graph, parameters)
     outcomes = objective.outcomes(
         model.hidden(batch), model.output_head(), batch, parameters

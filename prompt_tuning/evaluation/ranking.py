@@ -42,18 +42,17 @@ def label_nats(
     """Computes the cost in nats of each label for each example; the lowest wins.
 
     Args:
-      model: model that scores the labels.
+      model: the model that scores the labels.
       parameters: all parameters by path.
       given: token ids of each example's input.
       labels: token ids of the `C` labels.
-      add_eos: whether the end-of-sequence token counts, which distinguishes a label
+      add_eos: whether to count the end-of-sequence token, which distinguishes a label
         from a longer one that starts with it.
       length_normalize: whether the cost is the mean over a label's tokens instead of
         the sum.
       batch_size: as in `candidate_nats`.
-      prompt_ids: prompt of each example if the model has several, else None.
-      on_batch: called after each batch with its number of rows, one for each example
-        and label.
+      prompt_ids: prompt of each example if the model has more than one, else None.
+      on_batch: called after each batch with its number of (example, label) rows.
 
     Raises:
       InputError: as `check_prompt_ids`.
@@ -87,13 +86,14 @@ def candidate_nats(
     Each input is read once, and its candidates attend to it.
 
     Args:
-      model: model that scores the candidates.
+      model: the model that scores the candidates.
       parameters: all parameters by path.
       given: token ids of each example's input.
-      candidates: token ids of the `C` candidates of each example, the end included.
-      batch_size: maximum number of examples of a batch; it has fewer where all their
-        candidates would need more tokens than so many rows of one candidate each.
-      prompt_ids: prompt of each example if the model has several, else None.
+      candidates: token ids of each example's `C` candidates, end tokens included.
+      batch_size: maximum number of examples per batch. A batch has fewer if all their
+        candidates would take more tokens than `batch_size` rows with one candidate
+        each.
+      prompt_ids: prompt of each example if the model has more than one, else None.
       on_batch: called after each batch with its number of candidates.
 
     Raises:
@@ -123,10 +123,7 @@ def class_nats(
 ) -> Float[np.ndarray, "n C"]:
     """Computes the cost in nats of each class of a class head for each example.
 
-    The arguments are as in `label_nats`.
-
-    Raises:
-      InputError: as `check_prompt_ids`.
+    Arguments and errors are as in `label_nats`.
     """
     nats = np.zeros((len(given), len(model.config.labels)))
     unread = [[[0]]] * len(given)
@@ -148,7 +145,7 @@ def _in_order(
     nats: Float[np.ndarray, "n C"],
     on_batch: Callable[[int], None] | None,
 ) -> Float[np.ndarray, "n C"]:
-    """Fills in the costs of each batch, by the numbers of its examples."""
+    """Stores the costs of each batch at the indices of its examples."""
     for numbers, batch_nats in scored:
         nats[numbers] = batch_nats
         if on_batch is not None:
@@ -166,19 +163,13 @@ def score_candidates(
     batch_size: int,
     prompt_ids: Sequence[int] | None = None,
 ) -> Iterator[tuple[Sequence[int], np.ndarray]]:
-    """Computes a function of batches of examples with their candidates.
+    """Yields a function's results for batches of examples with their candidates.
 
-    Args:
-      function: function of a `LabelBatch`, whose result has the batch's rows first.
-      model: as for `candidate_nats`, and so are the other arguments.
-      parameters: all parameters by path.
-      given: token ids of each example's input.
-      candidates: token ids of each example's candidates.
-      batch_size: maximum number of examples of a batch.
-      prompt_ids: prompt of each example, or None.
+    `function` takes a `LabelBatch`, and its result has the batch's rows as first axis.
+    The other arguments are as in `candidate_nats`.
 
     Yields:
-      the numbers of the examples of each batch, and the function's result for them.
+      the indices of each batch's examples, and the function's result for them.
     """
     check_prompt_ids(model, prompt_ids, len(given))
     if not given:
@@ -217,7 +208,7 @@ def _label_batch(
     shape: tuple[int, int],
     pad_id: int,
 ) -> LabelBatch:
-    """Pads inputs and their candidates to `shape`, the lengths of both."""
+    """Pads inputs and their candidates to `shape`, the two lengths."""
     tokens, lengths = pad_rows(rows, pad_id, shape[0])
     flat = [candidate for row in candidates for candidate in row]
     labels, label_lengths = pad_rows(flat, pad_id, shape[1])
@@ -233,7 +224,7 @@ def _label_batch(
 def add_end(
     labels: Sequence[Sequence[int]], model: PromptedModel, add_eos: bool
 ) -> list[list[int]]:
-    """Appends the end-of-sequence token to each label, if it counts."""
+    """Appends the end-of-sequence token to each label if `add_eos`."""
     end = [model.eos_id] if add_eos and model.eos_id is not None else []
     return [[*label, *end] for label in labels]
 
@@ -249,15 +240,15 @@ def build_candidates(
     """Combines every example with each label.
 
     Args:
-      model: model that scores the labels.
+      model: the model that scores the labels.
       data: settings that the examples were read with.
-      examples: examples whose completions are labels.
+      examples: examples with labels as completions.
       labels: verbalizers.
       share: whether the model can read an example once for all labels.
 
     Raises:
-      InputError: if a label has no tokens, the completion of an example is not a label,
-        or an example with its longest label is too long.
+      InputError: if a label has no tokens, an example's completion is not a label, or
+        an example with its longest label is too long.
     """
     encoded = encode_labels(model, data, labels)
     return ClassExamples(
@@ -273,10 +264,10 @@ def build_candidates(
 def encode_labels(
     model: PromptedModel, data: DataSource, labels: Sequence[str]
 ) -> list[list[int]]:
-    """Encodes labels as they are encoded in completions, without the end token.
+    """Encodes labels like completions, without the end token.
 
     Raises:
-      InputError: if a label has no tokens, or two labels have the same.
+      InputError: if a label has no tokens, or two labels have the same tokens.
     """
     tokenizer = model.needed_tokenizer()
     encoded: list[list[int]] = []
@@ -304,11 +295,10 @@ def gold_label_indices(
     encoded: Sequence[list[int]],
     labels: Sequence[str],
 ) -> list[int]:
-    """Finds the label that the completion of each example is.
+    """Finds the label that matches each example's completion.
 
     Raises:
-      InputError: for the first completion that is not a label; the message gives its
-        file and line.
+      InputError: for the first completion that is not a label, with its file and line.
     """
     gold = []
     for index in range(len(examples)):
@@ -340,7 +330,7 @@ def _completion_text(example: Example, ids: list[int], model: PromptedModel) -> 
 
 
 def space_hint(text: str, labels: Sequence[str]) -> str:
-    """Returns the labels to set, if they differ from the data only in their spaces."""
+    """Suggests labels if they differ from the data only in spaces."""
     if text.strip() not in [label.strip() for label in labels]:
         return ""
     before = text[: len(text) - len(text.lstrip())]

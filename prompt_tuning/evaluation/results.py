@@ -1,4 +1,4 @@
-"""Results of an evaluation: metrics, rankings, and one line for each example."""
+"""Results of an evaluation: metrics, rankings, and one line per example."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ class AnswerTexts:
     Attributes:
       given: input of each example.
       expected: completion of each example.
-      generated: text that the model generated for each; None if it generated nothing.
+      generated: generated text for each; None if nothing was generated.
     """
 
     given: Sequence[str]
@@ -39,8 +39,8 @@ class Ranking:
       labels: texts of the labels.
       nats: cost of each label for each example, `[n, C]`; the lowest is the answer.
       calibrated: the costs after calibration, or None.
-      problem: what a head of classes decides; see `ModelConfig.problem`. In a
-        regression the costs are minus the numbers.
+      problem: the class head's problem, see `ModelConfig.problem`; in a regression the
+        costs are minus the numbers.
     """
 
     labels: Sequence[str]
@@ -50,7 +50,7 @@ class Ranking:
 
     @property
     def costs(self) -> Float[np.ndarray, "n C"]:
-        """The costs that decide, calibrated if possible."""
+        """The costs that decide: calibrated ones if available."""
         return self.nats if self.calibrated is None else self.calibrated
 
     @property
@@ -62,17 +62,17 @@ class Ranking:
     def probabilities(self) -> Float[np.ndarray, "n C"]:
         """Probability of each label among the labels: the softmax of minus its cost.
 
-        The cost of a label is the sum of the negative log-probabilities of its tokens,
-        the end token included if the data has one, or their mean with
-        `Evaluation.length_normalize`. If several labels may be true, each has a
-        probability of its own.
+        The cost of a label is the sum of its tokens' negative log-probabilities,
+        including the end token if the data has one, or their mean with
+        `Evaluation.length_normalize`. In multi-label problems, each label has its own
+        probability.
         """
         if self.problem == "multi_label":
             return np.exp(-self.nats)
         return np.exp(log_probabilities(self.costs))
 
     def answer(self, index: int) -> dict[str, float]:
-        """Returns the probability of each label of an example, or its numbers."""
+        """Returns an example's probability of each label, or its numbers."""
         numbers = self.problem == "regression"
         values = -self.nats[index] if numbers else self.probabilities[index]
         return dict(zip(self.labels, values.tolist(), strict=True))
@@ -81,7 +81,7 @@ class Ranking:
 def values_text(
     labels: Sequence[str], values: Sequence[float], problem: ClassProblem
 ) -> str:
-    """Writes the answer of a head whose classes have values: labels, or numbers."""
+    """Formats the answer of a head with a value per class: labels or numbers."""
     if problem == "regression":
         return ", ".join(f"{value:.6g}" for value in values)
     pairs = zip(labels, values, strict=True)
@@ -90,7 +90,7 @@ def values_text(
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """Everything measured of one model.
+    """All measurements of one model.
 
     Attributes:
       metrics: each metric over all examples, by name.
@@ -98,7 +98,7 @@ class EvaluationResult:
       ranking: costs of the labels, if the task has labels.
       generated: token ids of the generated texts, if any were generated.
       tokens: loss of each learned token.
-      tags: answered tag of each learned word, with a head that tags words.
+      tags: answered tag of each learned word, for token classification.
     """
 
     metrics: Mapping[str, MetricSums]
@@ -122,9 +122,8 @@ def split_by_category(
     """Computes the metrics of each category.
 
     Args:
-      metrics: metrics over all examples.
-      token_metrics: for each category, the metrics that count only its tokens. Other
-        metrics count an example in its first category.
+      metrics: metrics over all examples; they count an example in its first category.
+      token_metrics: for each category, metrics that count only its tokens.
       categories: categories of the examples.
     """
     result = {}
@@ -147,13 +146,13 @@ def prediction_lines(
     texts: AnswerTexts,
     categories: Categories | None,
 ) -> Iterator[str]:
-    """Writes one line of JSON for each example.
+    """Yields one line of JSON per example.
 
     Its keys are `system`, `example` (its number), `category` if there are categories,
     `input`, `target`, `output` (the generated text, else the winning label, else null),
-    the winning `label` and the cost of each (`label_nats`) if labels were ranked, the
-    `tags` of the words from a head that tags them, and
-    `scores`, each metric that is meaningful for a single example.
+    the winning `label` and each label's cost (`label_nats`) if labels were ranked, the
+    `tags` of words from a token classification head, and `scores` with each metric that
+    is meaningful for a single example.
     """
     values = {n: each.each() for n, each in result.metrics.items() if each.per_example}
     ranking = result.ranking

@@ -1,4 +1,4 @@
-"""Measures how well vectors of texts find what belongs to a query."""
+"""Measure how well text vectors find what belongs to a query."""
 
 from concurrent.futures import Executor
 from typing import Any
@@ -28,9 +28,9 @@ from prompt_tuning.settings.data_source import DataSource
 from prompt_tuning.settings.evaluation_settings import Evaluation
 
 RECALL, RANK = "recall_at_1", "mrr"
-"""Share of the queries whose positive is nearest, and mean of one over its rank."""
+"""Share of the queries with the positive ranked first, and mean reciprocal rank."""
 AT_ONCE = 1024
-"""Number of queries that are compared with all texts at once."""
+"""Number of queries that are compared with all texts at a time."""
 
 
 def open_texts(
@@ -42,15 +42,15 @@ def open_texts(
 
 
 class RetrievalEvaluator(Evaluator):
-    """Ranks all different texts of held-out records for each query, by the cosine.
+    """Ranks all distinct texts of held-out records for each query, by cosine.
 
     Args:
       model: the model.
       evaluation: settings of the evaluation.
-      objective: what the vectors were trained with.
+      objective: the objective that the vectors were trained with.
 
     Raises:
-      InputError: if the files cannot be used, or the evaluation asks for other metrics.
+      InputError: if the files cannot be used, or the evaluation requests other metrics.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class RetrievalEvaluator(Evaluator):
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of the metrics, also in the log of training."""
+        """Names of the metrics; also used in the training log."""
         return [LOSS, RECALL, RANK]
 
     @property
     def examples(self) -> Any:
-        """The held-out texts, with the numbers of the left-out ones."""
+        """The held-out texts, with the counts of those left out."""
         return self._records
 
     @property
@@ -92,7 +92,7 @@ class RetrievalEvaluator(Evaluator):
         del executor, parameters
 
     def predictions(self, system: str, result: EvaluationResult) -> list[str]:
-        """Refuses to list answers, which vectors are not.
+        """Raises an error: vectors are not answers that could be listed.
 
         Raises:
           InputError: always.
@@ -121,7 +121,7 @@ class RetrievalEvaluator(Evaluator):
         return EvaluationResult(metrics, {})
 
     def _vectors(self, parameters: Parameters) -> Float[np.ndarray, "E C D"]:
-        """Computes the vectors of all texts, of length 1."""
+        """Computes normalized vectors of all texts."""
         model, texts, plan = self._model, self._records, self._plan
         shape = len(texts), texts.rows_per_example, model.config.width
         vectors = np.zeros(shape, np.float32)
@@ -141,7 +141,7 @@ class RetrievalEvaluator(Evaluator):
 def _ranks(
     scores: Float[np.ndarray, "n c"], own: Int[np.ndarray, "n"]
 ) -> Int[np.ndarray, "n"]:
-    """Returns the rank of each query's positive; equal others are before it."""
+    """Returns the rank of each query's positive, after others with equal scores."""
     right = np.take_along_axis(scores, own[:, None], axis=1)
     return np.sum(scores >= right, axis=1)
 

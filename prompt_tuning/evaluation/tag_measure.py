@@ -1,9 +1,9 @@
-"""Measures the tags that a model gives the words of examples, and the entities in them.
+"""Measure the tags that a model assigns to words, and the entities in them.
 
-Tags in the form IOB2, such as B-PER, I-PER and O, mark entities: `I` continues the
-entity of the word before if that has the same type, and else begins one, as for the
-script `conlleval` (Tjong Kim Sang and De Meulder 2003) and the library seqeval. An
-answered entity is right if its first word, its last word and its type are.
+Tags in the form IOB2, e.g. B-PER, I-PER and O, mark entities. As in the script
+`conlleval` (Tjong Kim Sang and De Meulder 2003) and the library seqeval, `I` continues
+the previous word's entity if that has the same type, and otherwise starts a new one. An
+answered entity is right if its first word, last word and type are right.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Tags = Sequence[Sequence[str]]
 
 
 class TagAnswers(NamedTuple):
-    """The tags that a model gives the words of each example.
+    """The tags that a model assigns to the words of each example.
 
     Attributes:
       tags: the most probable tag of each learned word.
@@ -45,10 +45,10 @@ class TagAnswers(NamedTuple):
 
 
 class TagMeasure:
-    """The tags of held-out words, and metrics of the answers to them.
+    """Tags of held-out words, and the metrics of answers.
 
     Attributes:
-      gold: the tags of the learned words of each example.
+      gold: tags of each example's learned words.
     """
 
     def __init__(self, model: PromptedModel, examples: Examples, plan: BatchPlan):
@@ -61,7 +61,7 @@ class TagMeasure:
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of the metrics; without entities there are none beside the accuracy."""
+        """Names of the metrics; without entities, only the accuracy."""
         return list(ENTITY_METRICS) if mark_entities(self._model.config.labels) else []
 
     def answer(self, parameters: Parameters) -> TagAnswers:
@@ -78,10 +78,10 @@ class TagMeasure:
 def tag_words(
     model: PromptedModel, parameters: Parameters, examples: Examples, plan: BatchPlan
 ) -> TagAnswers:
-    """Finds the most probable tag of each learned word of some examples.
+    """Finds the most probable tag of each learned word.
 
     Args:
-      model: model whose head scores the classes of tokens.
+      model: a model with a token classification head.
       parameters: all parameters in memory, by path.
       examples: the examples.
       plan: one pass over them.
@@ -97,7 +97,7 @@ def tag_words(
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yields the first word, the word after the last, and the type of each entity."""
+    """Yields each entity's first word, the word after its last, and its type."""
     start, kind = 0, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
         following = "" if tag == OUTSIDE else tag[2:]
@@ -109,9 +109,9 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def entity_metrics(gold: Tags, answered: Tags) -> dict[str, MetricSums]:
-    """Computes precision, recall and F1 of the entities of all examples together.
+    """Computes precision, recall and F1 over the entities of all examples.
 
-    They are 0 if there is nothing to divide by.
+    They are 0 where the divisor is 0.
 
     Args:
       gold: right tags of each example.

@@ -1,7 +1,7 @@
 """Similarity of generated texts to reference texts.
 
-ROUGE is computed by `rouge-score` and BLEU by `sacrebleu`, so the numbers compare with
-published ones. Both are in the extra `metrics` and are imported on first use.
+`rouge-score` computes ROUGE and `sacrebleu` BLEU, so the numbers compare with published
+ones. Both are in the extra `metrics` and are imported on first use.
 """
 
 import collections
@@ -34,7 +34,7 @@ def answer_words(text: str) -> list[str]:
 
 
 def word_f1(generated: Sequence[str], reference: Sequence[str]) -> float:
-    """Computes the F1 of two bags of words; 1 if both are empty, 0 if one is."""
+    """Computes the F1 of two bags of words; 1 if both are empty, 0 if only one is."""
     if not generated or not reference:
         return float(generated == reference)
     shared = collections.Counter(generated) & collections.Counter(reference)
@@ -55,8 +55,8 @@ def squad(generated: Sequence[str], references: References) -> dict[str, MetricS
 def rouge(generated: Sequence[str], references: References) -> dict[str, MetricSums]:
     """Computes the F-measures of ROUGE-1, -2 and -L (Lin 2004) with stemming.
 
-    Each text is compared with its best reference. `rouge-score` finds words of Latin
-    letters and digits only.
+    Each text is compared with its best reference. `rouge-score` only finds words of
+    Latin letters and digits.
     """
     from rouge_score.rouge_scorer import RougeScorer
 

@@ -1,4 +1,4 @@
-"""The loss of every learned token of held-out examples, and whether it is right."""
+"""Loss and correctness of every learned token of held-out examples."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from prompt_tuning.models.scoring import held_out_losses, token_losses
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 LOSS, CROSS_ENTROPY = "loss", "cross_entropy"
-"""Names of metrics; a loss that is the cross-entropy is reported once, as `loss`."""
+"""Names of metrics; a loss that is the cross-entropy is reported only as `loss`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TokenOutcomes:
 
     @property
     def losses(self) -> Float[np.ndarray, "t"]:
-        """What the metric `loss` is of: the objective's loss, or else the nats."""
+        """Values behind the metric `loss`: the objective's losses, or else the nats."""
         return self.nll if self.objective is None else self.objective
 
     def metrics(
@@ -55,13 +55,13 @@ class TokenOutcomes:
     ) -> dict[str, MetricSums]:
         """Computes loss, perplexity and accuracy of all tokens, or of the chosen ones.
 
-        An example without chosen tokens adds nothing.
+        Examples without chosen tokens add nothing.
         """
         weight = self.weight if chosen is None else self.weight * chosen
         weights = self._example_sums(weight)
 
         def sums(values: np.ndarray) -> Float[np.ndarray, "E 2"]:
-            """Returns a weighted sum and the sum of the weights of each example."""
+            """Returns each example's weighted sum and sum of weights."""
             return np.stack([self._example_sums(weight * values), weights], axis=1)
 
         nats = sums(self.nll)
@@ -80,11 +80,11 @@ class TokenOutcomes:
 
 
 TokenMeasure = Callable[[Any, Any, Any], Any]
-"""Computes the losses of a batch; a jitted function is compiled once for each."""
+"""Computes the losses of a batch; each jitted function is compiled once."""
 
 
 def token_measure(objective: HeldOutObjective | None) -> TokenMeasure:
-    """Returns the losses that `measure_tokens` computes, with an objective's or not."""
+    """Returns the function that computes the losses, with an objective's if given."""
     if objective is None:
         return token_losses
     return functools.partial(held_out_losses, objective)
@@ -116,9 +116,9 @@ def measure_tokens(
     """Computes the loss of every example once.
 
     Args:
-      model: evaluated model.
+      model: the model to evaluate.
       parameters: all parameters in memory, by path.
-      examples: examples that the plan refers to.
+      examples: examples of the plan.
       plan: one pass over all examples.
       measure: result of `token_measure`.
     """
@@ -142,18 +142,13 @@ def learned_values(
     measure: TokenMeasure,
     arrays_of: Callable[[Any], Sequence[np.ndarray]],
 ) -> Float[np.ndarray, "k t"]:
-    """Computes numbers of every learned token once, in the order of the examples.
+    """Computes values of every learned token, in the order of the examples.
 
-    Args:
-      model: evaluated model; the other arguments are as in `measure_tokens`.
-      parameters: all parameters in memory, by path.
-      examples: examples that the plan refers to.
-      plan: one pass over all examples.
-      measure: function of a batch.
-      arrays_of: returns the arrays `[B, m]` of its result.
+    `measure` is a function of a batch, and `arrays_of` returns the arrays `[B, m]` of
+    its result. The other arguments are as in `measure_tokens`.
 
     Returns:
-      the loss weight of each token, and then the other numbers.
+      the loss weight of each token, followed by the values.
     """
     counts = examples.weight_counts
     starts = np.cumsum(counts) - counts

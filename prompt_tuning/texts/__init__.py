@@ -1,5 +1,5 @@
-"""Continues texts and conversations: the room above `decoding`.
+"""Continue texts and conversations: the room above `decoding`.
 
-`texts.Texts` is the front for the command, the server and Python. Each
+The command line, the server and Python all use `texts.Texts`. Each
 `loaded_adapter.LoadedAdapter` has its own template and chat template.
 """

@@ -1,4 +1,4 @@
-"""Completions as JSON has them, in files of lines and with `--json`."""
+"""Completions as JSON objects, for files of lines and for `--json`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ def completion_fields(
     Args:
       completions: its completions, best first.
       tokenizer: names the tokens of log-probabilities.
-      single: whether one was asked for, which is described by `output`,
-        `finish_reason`, `input_tokens` and `output_tokens`; several are a list of such
-        objects, `outputs`.
+      single: whether one completion was requested. It has the fields `output`,
+        `finish_reason`, `input_tokens` and `output_tokens`; more than one are a list of
+        such objects, `outputs`.
     """
     several = [_fields(each, tokenizer) for each in completions]
     if single:

@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations, of which each follows its context."""
+"""Log-probabilities of continuations, each given its context."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,19 +19,19 @@ from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 from prompt_tuning.texts.texts import Texts
 
 Part = str | Sequence[int]
-"""A context or a continuation: a text, or token ids that are read as they are."""
+"""A context or a continuation: a text, or token ids to read as they are."""
 Row = tuple[list[int], list[int]]
 """Ids of a context and of its continuation."""
 SCORED = Sampling(new_tokens=0, given_logprobs=1)
-"""Settings of rows that are read for the scores of their tokens."""
+"""Settings of rows that are read only to score their tokens."""
 
 
 class ContinuationScore(NamedTuple):
-    """How probable a continuation is.
+    """The probability of a continuation.
 
     Attributes:
-      logprob: natural log-probability of all its tokens.
-      greedy: whether each of them is the most probable one.
+      logprob: sum of its tokens' natural log-probabilities.
+      greedy: whether greedy decoding would generate it.
     """
 
     logprob: float
@@ -45,16 +45,16 @@ def score_continuations(
     prompt_id: int | None = None,
     batch_size: int = 32,
 ) -> list[ContinuationScore]:
-    """Scores the continuation of each pair of a context and a continuation.
+    """Scores the continuation in each pair of a context and a continuation.
 
-    An engine scores rows of causal models, and reads once what contexts have in common.
-    Other rows are scored in batches, as the labels of an evaluation are.
+    Rows of causal models are scored by an engine, which reads a common beginning of
+    contexts once. Other rows are scored in batches, like labels in an evaluation.
 
     Args:
       texts: the model and its adapters.
       pairs: contexts and continuations.
       adapter: name of the adapter; see `Texts.find`.
-      prompt_id: number of the prompt, for an adapter with several.
+      prompt_id: number of the prompt, if the adapter has more than one.
       batch_size: number of rows that are scored together.
 
     Raises:
@@ -84,10 +84,10 @@ def score_continuations(
 def _encode(
     adapter: LoadedAdapter, context: Part, continuation: Part, number: int
 ) -> Row:
-    """Returns the ids of a pair, encoded as a prompt and its completion are.
+    """Encodes a pair like a prompt and its completion.
 
     Raises:
-      InputError: if the continuation has none.
+      InputError: if the continuation has no token.
     """
     model, ids = adapter.model, continuation
     if isinstance(ids, str):
@@ -104,7 +104,7 @@ def _encode(
 def _open_engine(
     texts: Texts, adapter: LoadedAdapter, rows: Sequence[Row], batch_size: int
 ) -> DecodingEngine | None:
-    """Returns an engine with room for the rows; None if it cannot score them."""
+    """Returns an engine with room for the rows; None if no engine can score them."""
     if not runs_in_slots(adapter.model):
         return None
     longest = max((len(given) + len(ids) for given, ids in rows), default=1)
@@ -143,7 +143,7 @@ def _in_batches(
     prompt_id: int | None,
     batch_size: int,
 ) -> list[ContinuationScore]:
-    """Scores rows in batches, each with its only candidate."""
+    """Scores rows in batches, each with a single candidate."""
     for given, ids in rows:
         check_rows(adapter.model, [given], len(ids))
     scored = score_candidates(

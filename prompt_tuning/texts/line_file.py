@@ -1,8 +1,8 @@
-"""Continues the lines of a jsonl file, and writes a line of results for each.
+"""Continue the lines of a jsonl file, and write a line of results for each.
 
-A line has a text as `prompt`, or a conversation as `messages`, and optionally its own
+A line has a text as `prompt` or a conversation as `messages`, and optionally its own
 `adapter`, `prompt_id` and `seed`. A result has the number of its line, the input, the
-fields of `completion_fields`, and all other fields of the line as `record`.
+fields of `completion_fields`, and the line's other fields as `record`.
 """
 
 import dataclasses
@@ -41,16 +41,16 @@ ADAPTER_KEY, PROMPT_ID_KEY, SEED_KEY = "adapter", "prompt_id", "seed"
 LINE, INPUT, RECORD = "line", "input", "record"
 
 Advance = Callable[[int], None]
-"""Called with a number of lines that are finished."""
+"""Called with a number of newly finished lines."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """A line as a request.
+    """A line and its request.
 
     Attributes:
       line: the line.
-      input: its text, or its messages.
+      input: its text or messages.
       record: its other fields.
       request: the request.
     """
@@ -62,11 +62,11 @@ class _Row:
 
 
 class LineFile:
-    """Continues the lines of one file.
+    """The lines of a file, and how to continue them.
 
     Args:
       texts: the model and its adapters.
-      settings: how a line is continued that sets nothing else.
+      settings: default settings of lines.
       file: the file.
 
     Attributes:
@@ -100,18 +100,18 @@ class LineFile:
             raise InputError(f"{file} has no line, expected at least one")
 
     def write(self, output: Path, advance: Advance, *, force: bool = False) -> int:
-        """Writes the results of all lines into a file, or continues an earlier command.
+        """Writes the results of all lines to a file, or resumes an earlier command.
 
         Args:
           output: the file; see `resumable_lines`.
-          advance: called with the number of lines that are finished now, and were not.
-          force: whether to start anew and replace an existing file.
+          advance: called with the number of newly finished lines.
+          force: whether to start over and replace an existing file.
 
         Returns:
           the number of lines that an earlier command had finished.
 
         Raises:
-          InputError: if the earlier results belong to other settings.
+          InputError: if the earlier results were made with other settings.
         """
         earlier = _EarlierResults()
         with resumable_lines(output, self._identity(), earlier, force=force) as writer:
@@ -128,11 +128,11 @@ class LineFile:
         """Yields the result of each line as JSON, in order.
 
         Args:
-          start: number of lines whose results are known.
-          last: number of the last of them in the file, for a check.
+          start: number of lines to skip, because their results are known.
+          last: line number of the last of these, for a check.
 
         Raises:
-          InputError: if it is another.
+          InputError: if that number does not match.
         """
         waiting: deque[_Row] = deque()
 
@@ -153,7 +153,7 @@ class LineFile:
             yield as_json(result | ({RECORD: row.record} if row.record else {}))
 
     def _rows(self, start: int = 0, last: int = 0) -> Iterator[_Row]:
-        """Yields the lines from one on; arguments and errors as in `results`."""
+        """Yields lines as requests; arguments and errors as in `results`."""
         with self._file.open("rb") as stream:
             for number, line in enumerate(parse_lines(stream, self._file)):
                 if number == start - 1 and line.number != last:
@@ -166,7 +166,7 @@ class LineFile:
                         yield self._row(line)
 
     def _row(self, line: JsonLine) -> _Row:
-        """Returns a line as a request.
+        """Converts a line to a request.
 
         Raises:
           InputError: if a field has a wrong type, or the line cannot be continued.
@@ -190,7 +190,7 @@ class LineFile:
     def _read(
         self, line: JsonLine, adapter: str | None
     ) -> tuple[Given, Any, Sequence[str]]:
-        """Returns what a line continues, its input for the result, and the keys read.
+        """Returns what to continue, the input to report, and the keys that were read.
 
         Raises:
           InputError: if a field is missing or has a wrong type.
@@ -217,7 +217,7 @@ class LineFile:
         return text, text, (PROMPT_KEY,)
 
     def _read_messages(self, line: JsonLine, key: str) -> ChatRecord:
-        """Returns the messages of a line without a known answer."""
+        """Returns the messages of a line without the known answer."""
         record = read_chat_messages(line.content, key, line.location, list(WEIGHTS))
         if self._settings.system is not None:
             raise InputError(
@@ -230,7 +230,7 @@ class LineFile:
         return record
 
     def _identity(self) -> dict[str, Any]:
-        """Returns everything that determines the results, by names for messages."""
+        """Returns everything that determines the results, named for messages."""
         settings = dataclasses.asdict(self._settings)
         sampling, beams = settings.pop("sampling"), settings.pop("beams") or {}
         settings["batch_size"] = settings.pop("slots")  # as the option is named
@@ -252,16 +252,11 @@ class LineFile:
         }
 
     def _digest(self) -> str:
-        """Returns the SHA-256 of the file."""
         with self._file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def _check_unchanged(self) -> None:
-        """Checks that the file did not change since its lines were checked.
-
-        Raises:
-          InputError: if it is not.
-        """
+        """Checks that the file is unchanged since its lines were checked."""
         if self._digest() != self._content:
             raise InputError(
                 f"{self._file} changed while it was read, so that the results are "
@@ -270,17 +265,17 @@ class LineFile:
 
 
 class _EarlierResults:
-    """Accepts lines that `LineFile` may have written.
+    """Recognizes lines that `LineFile` may have written.
 
     Attributes:
-      number: number of the last line of the input that has a result; 0 for none.
+      number: input line number of the last result; 0 for none.
     """
 
     def __init__(self):
         self.number = 0
 
     def __call__(self, line: bytes) -> bool:
-        """Returns whether a line is a result, of a line after those before."""
+        """Whether a line is a result for an input line after the previous ones."""
         try:
             number = as_object(parse_json(line, "line"), "line").integer(LINE)
         except InputError:
@@ -292,7 +287,7 @@ class _EarlierResults:
 
 
 def as_json(content: dict[str, Any]) -> str:
-    """Returns JSON of any text; half of a surrogate pair, which is none, is escaped."""
+    """Returns JSON with half surrogate pairs, which are not valid text, escaped."""
     text = json.dumps(content, ensure_ascii=False)
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""An adapter with everything that its texts need."""
+"""An adapter with everything needed to read its texts."""
 
 import dataclasses
 import time
@@ -18,12 +18,12 @@ class LoadedAdapter:
     """An adapter, or the model alone, that texts choose by name.
 
     Attributes:
-      key: name that the engine knows it by; None for the model alone.
-      encoding: how its texts are encoded, with the model that has it.
+      key: the engine's name for it; None for the model alone.
+      encoding: how its texts are encoded; includes the model with the adapter.
       parameters: all parameters of that model by path.
-      path: where it was read from; None for the model's own.
+      path: where it was read from; None for the model's own adapter.
       prefixes: keys and values of each of its prompts; None to compute them.
-      created: time at which it was read, in seconds of the epoch.
+      created: time at which it was read, in seconds since the epoch.
     """
 
     key: str | None
@@ -35,7 +35,7 @@ class LoadedAdapter:
 
     @property
     def name(self) -> str:
-        """The name that a text chooses it by, e.g. `base` for the model alone."""
+        """The name that texts use, e.g. `base` for the model alone."""
         return shown_name(self.key)
 
     @property
@@ -44,14 +44,9 @@ class LoadedAdapter:
         return self.encoding.model
 
     def room_for(self, given: int, new: int) -> int:
-        """Returns the number of positions of a slot that a row takes.
-
-        Args:
-          given: number of its tokens.
-          new: maximum number of new tokens.
-        """
+        """Returns the number of slot positions for `given` and `new` tokens."""
         return row_room(self.model, given, new)
 
     def digest(self) -> str:
-        """Returns a digest of all weights and settings that determine its results."""
+        """Returns a digest of all weights and settings that affect its results."""
         return adapted_digest(self.model, self.parameters).tobytes().hex()

@@ -1,8 +1,9 @@
-"""Comparison of a memory of a text with the text itself.
+"""Compare a memory of a text with the text itself.
 
-The prefix of a run of `remember` is measured against nothing, as many tokens of the
-text (its first ones, a summary, and those retrieved for each row), and the whole text.
-If the text is longer than the model's positions, the chunk of each row takes its place.
+The prefix of a `remember` run is measured against no context, against as many tokens of
+the text (the first ones, a summary, or those retrieved for each row), and against the
+whole text. If the text is longer than the model's positions, each row's chunk takes its
+place.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ FIRST_TOKENS, RETRIEVED, SUMMARY = "first tokens", "retrieved", "summary"
 WHOLE_TEXT, OWN_CHUNK = "whole text", "its chunk"
 ORDER = (NOTHING, FIRST_TOKENS, SUMMARY, RETRIEVED, MEMORY, OWN_CHUNK, WHOLE_TEXT)
 PARTS = 4
-"""Number of parts of the text whose divergence is measured apart."""
+"""Number of parts of the text that divergence is reported for."""
 PART_NAMES = tuple(f"part_{part + 1}" for part in range(PARTS))
 METRICS = {
     LOSS: "divergence",
@@ -61,7 +62,7 @@ METRICS = {
     "exact_match": "exact_match",
     "squad_f1": "f1",
 }
-"""Names of metrics of an evaluation, and their names here."""
+"""Names of an evaluation's metrics, and their names here."""
 
 UNRELATED = (
     "The kettle began to sing, and she put two cups on the table by the window. ",
@@ -74,7 +75,7 @@ UNRELATED = (
 INT8 = "divergence_int8"
 
 Measured = dict[str, dict[str, float]]
-"""Numbers of each of what rows follow, by their names."""
+"""Metrics of each context that rows are read in, by name."""
 
 
 def measure_memory(
@@ -87,24 +88,23 @@ def measure_memory(
 
     Args:
       run: a run that distilled a text into a key/value prefix.
-      evaluation: held-out rows. If they are pairs and it measures no answers, exact
-        match and the F1 of words are measured.
-      loaded: the run's model and its parameters, if they were loaded before.
+      evaluation: held-out rows. If they are pairs and no metric of answers is set,
+        exact match and the F1 of words are measured.
+      loaded: the run's model and its parameters, if already loaded.
 
     Returns:
-      for each of what the rows follow, its `positions`, the `bytes` of their keys and
-      values, and the `compression`, the tokens of the text per position; the
-      `divergence` from the model that reads the text (or the row's chunk of it) and the
-      `cross_entropy`, in nats per token, and the share of the divergence behind nothing
-      that is `closed`, both of which retrieved texts do not have; `part_1` to `part_4`,
-      the divergence of rows whose learned tokens are in each quarter of the text; of
-      generated answers the `exact_match`, the `f1` of their words, and the `speed`, in
-      tokens a second. The memory has its `drift`, too (see `memory_drift`), and
-      `divergence_int8`, that of the memory as `save` stores it in int8, unless answers
-      are generated.
+      for each context, by name: `positions`, `bytes` (of its keys and values) and
+      `compression` (tokens of the text per position); `divergence` (from the model that
+      reads the text, or the row's chunk of it) and `cross_entropy`, in nats per token;
+      `closed`, the share of the no-context divergence that is gone; `part_1` to
+      `part_4`, the divergence of rows whose learned tokens are in each quarter of the
+      text; and for generated answers `exact_match`, `f1` (of words) and `speed` (tokens
+      per second). Retrieved texts have neither `divergence` nor `cross_entropy`. The
+      memory also has `drift` (see `memory_drift`) and, unless answers are generated,
+      `divergence_int8`, its divergence as stored by `save` in int8.
 
     Raises:
-      InputError: if the run has no such prefix, or no such text.
+      InputError: if the run has no such prefix or text.
     """
     objective = run.objective
     model, parameters = load_tuned(run) if loaded is None else loaded
@@ -168,7 +168,7 @@ def _divergence_in_int8(evaluator: Evaluator, parameters: Parameters) -> float:
 
 
 def _answering_speed(evaluator: Evaluator, parameters: Parameters) -> float:
-    """Returns the tokens a second of answers whose programs are compiled."""
+    """Measures the tokens per second of answers, without compilation."""
     started = time.perf_counter()
     tokens = sum(map(len, evaluator.generate(parameters)))
     return tokens / (time.perf_counter() - started)
@@ -176,13 +176,13 @@ def _answering_speed(evaluator: Evaluator, parameters: Parameters) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Preceding:
-    """What the rows follow.
+    """The contexts that rows are read in.
 
     Attributes:
       whole: token ids of the text.
-      sizes: number of positions of each.
-      texts: texts that are the same before all rows, by name.
-      own_texts: texts of each row.
+      sizes: number of positions of each context.
+      texts: contexts that are the same for all rows, by name.
+      own_texts: contexts that differ by row, by name.
     """
 
     whole: list[int]
@@ -224,7 +224,7 @@ def _what_precedes(
 def document(objective: ContextDistillation, tokenizer: Tokenizer) -> str:
     """Returns the text that a teacher reads, whole or in chunks.
 
-    The ids of a chunk may also have a chat template, so its text is preferred.
+    The text of a chunk is preferred to its ids, which may include a chat template.
 
     Raises:
       InputError: if each row has its own text.
@@ -242,7 +242,7 @@ def document(objective: ContextDistillation, tokenizer: Tokenizer) -> str:
 
 
 def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str | None:
-    """Returns a summary of some tokens by the frozen model; None if it cannot chat."""
+    """Lets the frozen model summarize a text; None if it has no chat template."""
     model = open_frozen(run)
     tokenizer = model.needed_tokenizer()
     if not has_chat_template(tokenizer):
@@ -259,10 +259,10 @@ def _summarize(run: Run, text: str, parameters: Parameters, count: int) -> str |
 def _parts(
     text: Integer[np.ndarray, "T"], examples: Examples
 ) -> Integer[np.ndarray, "E"]:
-    """Returns the part of a text with the middle of each example's learned tokens.
+    """Returns the part of a text that each example's middle learned token is from.
 
-    Tokens that occur several times are in the first part that has them, and others than
-    the text's in part -1.
+    Tokens that occur more than once count as the first such part; tokens that the text
+    lacks give part -1.
     """
     parts = np.full(len(examples), -1)
     for number in range(len(examples)):
@@ -283,7 +283,7 @@ def _parts(
 def _divergence_of_parts(
     result: EvaluationResult, parts: Integer[np.ndarray, "E"]
 ) -> dict[str, float]:
-    """Returns the mean divergence of the examples about each part of the text."""
+    """Returns the mean divergence of the examples from each part of the text."""
     tokens, values = result.tokens, {}
     if tokens is None or tokens.objective is None:
         return {}
@@ -296,11 +296,11 @@ def _divergence_of_parts(
 
 
 def memory_drift(model: PromptedModel, parameters: Parameters) -> float | None:
-    """Measures how a memory changes what a model predicts in an unrelated text.
+    """Measures how much a memory changes predictions in unrelated text.
 
     Returns:
-      the divergence of the model behind the memory from the frozen model alone, in nats
-      per token of an English text; None if the tokenizer does not know its characters.
+      the divergence of the model with the memory from the frozen model alone, in nats
+      per token of English text; None if the tokenizer does not know its characters.
     """
     try:
         for text in UNRELATED:
@@ -324,13 +324,13 @@ def _own_chunks(chunks: list[list[int]], examples: Examples) -> list[list[int]]:
 
 
 def _retrieved(retrieve: TextRetriever, examples: Examples) -> list[list[int]]:
-    """Returns what is retrieved for what precedes each example's completion."""
+    """Retrieves text for the input of each example."""
     rows = (examples[number] for number in range(len(examples)))
     return [retrieve(row.inputs[: row.prefix_length].tolist()) for row in rows]
 
 
 def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None:
-    """Returns a prefix of keys and values; None without one.
+    """Returns a key/value prefix; None if there is none.
 
     Soft prompts, `[P, D]`, and deep ones, `[L, P, D]`, have the same path.
     """
@@ -339,7 +339,7 @@ def key_value_prefix(parameters: Parameters) -> Float[Array, "L 2 P G K"] | None
 
 
 def _position_bytes(config: ModelConfig) -> int:
-    """Returns the number of bytes of a position's keys and values in all blocks."""
+    """Returns the bytes of one position's keys and values in all blocks."""
     of_layer = config.key_value_heads * config.head_width
     numbers = 2 * key_layers(config) * of_layer
     return numbers * np.dtype(config.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Plots the quality of memories over their compression."""
+"""Plot the quality of memories against their compression."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,10 @@ QUALITIES = {
 
 
 def plot_memories(memories: Sequence[Measured], file: Path) -> None:
-    """Plots what `measure_memory` returns of memories of the same text.
+    """Plots results of `measure_memory` for memories of the same text.
 
-    The quality is the share of exact answers, or else of the divergence that is gone.
+    Quality is the share of exact answers if measured, else of the divergence that is
+    gone.
     """
     asked = all("exact_match" in measured[MEMORY] for measured in memories)
     quality = "exact_match" if asked else "closed"

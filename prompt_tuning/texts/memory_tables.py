@@ -1,4 +1,4 @@
-"""Tables of what memories are worth, from what `measure_memory` returns."""
+"""Tables of the results of `measure_memory`."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from prompt_tuning.texts.memory_comparison import (
 )
 
 NOTES = {INT8: "of the memory in int8", "drift": "in unrelated text"}
-"""Further divergences of the memory, and what they are."""
+"""Additional divergences of a memory, with their descriptions."""
 
 
 def _memory_table(measured: Measured, title: str) -> Table:
@@ -34,7 +34,7 @@ def _memory_table(measured: Measured, title: str) -> Table:
 
 
 def memory_tables(measured: Measured, title: str = "held-out rows") -> list[Table]:
-    """Tabulates what `measure_memory` returns, and rows by quarter of the text."""
+    """Tabulates results of `measure_memory`, with rows by quarter of the text."""
     tables = [_memory_table(measured, title)]
     if any(name in measured[MEMORY] for name in PART_NAMES):
         tables.append(_part_table(measured))
@@ -69,4 +69,4 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "closed": ("closed", "{:.1%}".format),
     "speed": ("tokens/s", "{:,.0f}".format),
 }
-"""Headings of the columns, and how their values are written."""
+"""Column headings, and how values are formatted."""

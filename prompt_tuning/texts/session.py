@@ -1,4 +1,4 @@
-"""A session in which a model answers texts: each by itself, or as a conversation."""
+"""An interactive session: single texts, or a conversation."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from prompt_tuning.texts.texts import Texts
 
 
 class Session:
-    """Answers texts; in a conversation each answer sees those before it.
+    """Answers texts; in a conversation, each answer sees the earlier ones.
 
     Args:
       texts: the model and its adapters.
-      settings: how texts are continued; `chat` begins a conversation.
+      settings: how texts are continued; `chat` makes it a conversation.
     """
 
     def __init__(self, texts: Texts, settings: TextSettings):
@@ -33,12 +33,12 @@ class Session:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of what may answer."""
+        """Names of the adapters to choose from."""
         return self._texts.names
 
     @property
     def hint(self) -> str:
-        """Returns what a terminal shows first."""
+        """Returns the text that a terminal shows first."""
         if not self._settings.chat:
             return "Type a text for the model to continue. Ctrl-D ends."
         if len(self.names) == 1:
@@ -50,14 +50,14 @@ class Session:
         )
 
     def opening(self, text: str) -> str:
-        """Returns what a terminal shows of a text before its continuation."""
+        """Returns the part of a text that a terminal shows before its continuation."""
         return opening(text, self._texts.model, chat=self._settings.chat)
 
     def choose_adapter(self, name: str) -> str:
-        """Answers with another adapter from now on; returns what to report.
+        """Switches to another adapter; returns a message about it.
 
         Raises:
-          InputError: if there is none of this name.
+          InputError: if no adapter has the name.
         """
         self._texts.find(name)
         self._settings = dataclasses.replace(self._settings, adapter=name)
@@ -67,7 +67,7 @@ class Session:
         """Yields the answer to a text, piece by piece.
 
         Raises:
-          InputError: if the text, or the conversation with it, cannot be continued.
+          InputError: if the text or the conversation cannot be continued.
         """
         texts, settings = self._texts, self._settings
         if not settings.chat:
@@ -89,17 +89,14 @@ class Session:
             raise InputError(f"{problem}{hint}") from problem
 
     def reset(self) -> None:
-        """Forgets all messages."""
+        """Deletes all messages."""
         self._messages = []
 
 
 def opening(text: str, model: PromptedModel, *, chat: bool) -> str:
-    """Returns what a terminal shows of a text before its continuation.
+    """Returns the part of a text that a terminal shows before its continuation.
 
-    Args:
-      text: the text.
-      model: the model that continues it.
-      chat: whether it is a message, whose answer is shown alone.
+    With `chat` that is nothing: only the answer is shown.
     """
     if chat:
         return ""

@@ -1,7 +1,7 @@
-"""The files of a study: chunks, rows as they are written, and rows as token ids.
+"""Files of a study: chunks, rows as text, and rows as token ids.
 
-`chunks.jsonl` and `rows.jsonl` can be read. `train.hdf5` and `held_out.hdf5` have the
-ids of the same rows and the number of each one's chunk, which `ContextDistillation`
+`chunks.jsonl` and `rows.jsonl` are readable. `train.hdf5` and `held_out.hdf5` have the
+ids of the same rows and the number of each row's chunk, which `ContextDistillation`
 reads with `context_key="chunk"`.
 """
 
@@ -33,7 +33,7 @@ STUDY_FILE, CHUNKS_FILE, ROWS_FILE = "study.json", "chunks.jsonl", "rows.jsonl"
 CHUNK_KEY = "chunk"
 
 Advance = Callable[[int, str], None]
-"""Called with a number of rows that are finished now, and a note on the speed."""
+"""Called with a number of newly finished rows and a note on the speed."""
 
 
 Line = dict[str, Any]
@@ -60,7 +60,7 @@ class StudyFiles(NamedTuple):
         return cls(folder / "train.hdf5", held_out, folder / CHUNKS_FILE)
 
     def exist(self) -> bool:
-        """Tells whether all files are there, and the rows as text."""
+        """Whether all files exist, including the rows as text."""
         files = (*self, self.train.parent / ROWS_FILE)
         return all(file.exists() for file in files if file is not None)
 
@@ -73,18 +73,18 @@ def write_study(
     parameters: Parameters,
     advance: Advance | None = None,
 ) -> StudyFiles:
-    """Writes rows about texts, or what an earlier call has left of them.
+    """Writes rows about texts, resuming where an earlier call stopped.
 
     Args:
       folder: folder of the files.
       texts: the texts.
-      study: how rows are made.
+      study: settings of the rows.
       model: the frozen model.
       parameters: its parameters.
       advance: called as rows are finished.
 
     Raises:
-      InputError: if the folder has rows that were made from something else.
+      InputError: if the folder has rows made from something else.
     """
     files = StudyFiles.of(folder, study)
     made_from = _describe(texts, study, model)
@@ -100,10 +100,10 @@ def write_study(
 
 
 def record_settings(folder: Path, made_from: dict[str, Any]) -> None:
-    """Records what rows are made from, before any are.
+    """Records what rows will be made from, before any are written.
 
     Raises:
-      InputError: if the folder has rows that were made from something else.
+      InputError: if the folder has rows made from something else.
     """
     if (folder / STUDY_FILE).exists():
         _check_same(folder / STUDY_FILE, made_from)
@@ -113,7 +113,7 @@ def record_settings(folder: Path, made_from: dict[str, Any]) -> None:
 
 
 def recorded_study(made_from: Mapping[str, Any]) -> TextStudy:
-    """Returns how rows were made, from what was recorded of them."""
+    """Reads the settings of rows from their record."""
     names = {field.name for field in dataclasses.fields(TextStudy)}
     return TextStudy(**{name: x for name, x in made_from.items() if name in names})
 
@@ -121,7 +121,7 @@ def recorded_study(made_from: Mapping[str, Any]) -> TextStudy:
 def split_rows(
     lines: Sequence[Line], study: TextStudy
 ) -> tuple[list[Line], list[Line]]:
-    """Divides rows into those to learn from and those that are held out."""
+    """Splits rows into those to learn from and held-out ones."""
     train, held_out = np.split(_order(len(lines), study), [study.rows])
     return [lines[index] for index in train], [lines[index] for index in held_out]
 
@@ -133,17 +133,17 @@ def join_study(
     chunks: Sequence[Line],
     made_from: Mapping[str, Any],
 ) -> StudyFiles:
-    """Writes rows of several studies as one; `split_rows` divides them again.
+    """Writes rows of several studies as one; `split_rows` splits them again.
 
     Args:
       folder: folder of the files.
       train: rows to learn from.
       held_out: rows to measure on.
       chunks: lines of their chunks.
-      made_from: what they are made from; the numbers of rows are replaced.
+      made_from: record of what they are made from; the numbers of rows are replaced.
 
     Raises:
-      InputError: if the folder has rows that were made from something else.
+      InputError: if the folder has rows made from something else.
     """
     counts = {"rows": len(train), "held_out": len(held_out)}
     made_from = {**made_from, **counts}
@@ -157,7 +157,7 @@ def join_study(
 
 
 def _order(count: int, study: TextStudy) -> np.ndarray:
-    """Returns the rows to learn from and then the held-out ones, by their numbers."""
+    """Returns the indices of the rows to learn from, then of the held-out rows."""
     return np.random.default_rng(study.seed).permutation(count)
 
 
@@ -177,7 +177,7 @@ def _write_parts(
 def _describe(
     texts: StudiedTexts, study: TextStudy, model: PromptedModel
 ) -> dict[str, Any]:
-    """Returns what rows are made from."""
+    """Returns a record of what rows are made from."""
     ids = [(chunk.name, chunk.ids) for chunk in texts.chunks]
     digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
     settings = dataclasses.asdict(study) | {"kinds": list(texts.kinds)}
@@ -185,10 +185,10 @@ def _describe(
 
 
 def _check_same(file: Path, made_from: dict[str, Any]) -> None:
-    """Checks that rows were made from the same text, model and settings.
+    """Checks that existing rows were made from the same text, model and settings.
 
     Raises:
-      InputError: with what differs.
+      InputError: naming the difference.
     """
     recorded = read_object(file).values
     for name, value in made_from.items():
@@ -221,7 +221,7 @@ def _write_lines(
     writer: StudyWriter,
     advance: Advance | None,
 ) -> None:
-    """Writes all rows as lines, after those that are there already."""
+    """Writes the lines of all rows that the file does not have yet."""
     versions = {"prompt_tuning": __version__, "jax": jax.__version__}
     settings = made_from | versions
     decode = model.needed_tokenizer().decode
@@ -237,7 +237,7 @@ def _write_lines(
 
 
 def _line(row: StudyRow, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """Returns a row as text, which `train` reads, and as ids."""
+    """Returns a row as text, in the form that `train` reads, and as ids."""
     if row.messages:
         text: dict[str, Any] = {"messages": list(row.messages)}
     else:
@@ -252,7 +252,7 @@ def _line(row: StudyRow, decode: Callable[[Sequence[int]], str]) -> dict[str, An
 
 
 def write_ids(path: Path, rows: Sequence[Line]) -> None:
-    """Writes an HDF5 file of ids and types, as `prepare` does, and of chunks."""
+    """Writes ids, types and chunk numbers to an HDF5 file in the form of `prepare`."""
     width = max(len(row["given_ids"]) + len(row["learned_ids"]) for row in rows)
     ids = np.zeros((len(rows), width), np.int32)
     types = np.full_like(ids, PADDING)

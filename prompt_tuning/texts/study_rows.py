@@ -1,7 +1,7 @@
-"""Rows about texts, which the model itself writes behind their chunks.
+"""Rows about texts, written by the model itself.
 
-All rows of a chunk share its keys and values. A row depends on its chunk, its number
-and the seed alone, so that a command that was killed writes the same rows.
+All rows of a chunk share its keys and values. A row depends only on its chunk, its
+number and the seed, so a restarted command writes the same rows.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from prompt_tuning.texts.text_study import (
 SLOTS = 64
 """Number of rows that are written together."""
 OWN = 2**20
-"""First sample number of answers, which no question has."""
+"""First sample number of answers; questions have smaller ones."""
 REASONING = "enable_thinking"
 """Variable of chat templates that turns reasoning on and off."""
 
@@ -51,11 +51,11 @@ class StudyRow:
 
     Attributes:
       chunk: number of the chunk.
-      kind: what it is; see `TextStudy.kinds`.
-      given: tokens that are given.
-      learned: tokens that are learned.
-      messages: the conversation that it is; none for plain text.
-      written: number of tokens that the model wrote for it.
+      kind: kind of row; see `TextStudy.kinds`.
+      given: given tokens.
+      learned: learned tokens.
+      messages: the row as a conversation; none for plain text.
+      written: number of tokens that the model generated for it.
     """
 
     chunk: int
@@ -68,7 +68,7 @@ class StudyRow:
 
 @dataclasses.dataclass
 class _Conversation:
-    """A conversation that is being written."""
+    """A conversation in progress."""
 
     chunk: int
     kind: str
@@ -82,7 +82,7 @@ class StudyWriter:
 
     Args:
       texts: the chunks.
-      study: how rows are made.
+      study: settings of the rows.
       model: the frozen model.
       parameters: its parameters.
 
@@ -110,7 +110,7 @@ class StudyWriter:
         self._engine: DecodingEngine | None = None
 
     def rows(self, done: int = 0) -> Iterator[StudyRow]:
-        """Yields all rows but the first `done`, chunk after chunk."""
+        """Yields all rows except the first `done`, chunk by chunk."""
         count = self._study.rows + self._study.held_out
         shares = np.array_split(np.arange(count), len(self._texts.chunks))
         for block in _blocks([(c, len(share)) for c, share in enumerate(shares)]):
@@ -122,11 +122,7 @@ class StudyWriter:
             done = 0
 
     def summaries(self, length: int) -> list[list[int]]:
-        """Writes a summary of each chunk, with a model that can chat.
-
-        Args:
-          length: maximum number of tokens of all summaries together.
-        """
+        """Writes summaries of the chunks with a chat model, `length` tokens in all."""
         size = max(length // len(self._texts.chunks), 1)
         words = max(2 * size // 3, 1)  # a word has more than one token
         ids = self._chat_ids(first_turn(SUMMARY.format(words=words)))
@@ -137,7 +133,7 @@ class StudyWriter:
         return [list(completion.ids) for completion in self._write(requests)]
 
     def _context(self, number: int) -> list[int]:
-        """Returns what precedes the rows of a chunk: the chunk, or a system message."""
+        """Returns what precedes a chunk's rows: the chunk or a system message."""
         chunk = list(self._texts.chunks[number].ids)
         if self._chat is None:
             return chunk
@@ -154,7 +150,7 @@ class StudyWriter:
     def _chat_ids(
         self, messages: Sequence[Message], reasoning: bool | None = None
     ) -> list[int]:
-        """Returns a conversation up to the next answer, without BOS."""
+        """Returns the ids of a conversation up to the next answer, without BOS."""
         assert self._chat is not None
         record = answers_of(list(messages))
         if reasoning is not None:
@@ -164,12 +160,12 @@ class StudyWriter:
         return ids[self._model.interface.begin_length(ids) :]
 
     def _reasons(self, chunk: int, number: int) -> bool | None:
-        """Whether an answer begins with reasoning; None if the template decides."""
+        """Whether an answer starts with reasoning; None leaves it to the template."""
         share = self._study.reasoning
         return None if share is None else self._random(chunk, number).random() < share
 
     def _block(self, block: Sequence[tuple[int, int]]) -> Iterator[StudyRow]:
-        """Writes the rows of some chunks together."""
+        """Writes the rows of a group of chunks together."""
         kinds, rounds = self._texts.kinds, self._study.rounds
         plain: list[tuple[int, int, str]] = []
         chats: list[_Conversation] = []
@@ -265,7 +261,7 @@ class StudyWriter:
         return "\n" in self._tokenizer.decode([token])
 
     def _passage(self, chunk: int, number: int) -> StudyRow:
-        """Draws a passage of a chunk, which begins at any token."""
+        """Cuts a passage from a chunk, starting at a random token."""
         random, ids = self._random(chunk, number), self._texts.chunks[chunk].ids
         most = min(self._texts.given, len(ids) // 2)
         length = most + self._texts.learned
@@ -336,7 +332,7 @@ class StudyWriter:
         new_tokens: int,
         temperature: float | int,
     ) -> Request:
-        """Returns a request for what follows a chunk and some tokens."""
+        """Returns a request for the tokens that follow a chunk and `ids`."""
         whole = [*self._texts.begin, *self.contexts[chunk]]
         # A row has a token of its own: the last of the chunk, if nothing follows it.
         shared, own = (whole, list(ids)) if ids else (whole[:-1], whole[-1:])
@@ -352,7 +348,7 @@ class StudyWriter:
         )
 
     def _write(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Yields what the model writes for each request, in order."""
+        """Yields the completion of each request, in order."""
         if not requests:
             return
         # The chunk that precedes a row is stored beside its slot. Sizes depend on these
@@ -376,7 +372,7 @@ class StudyWriter:
                 yield completion
 
     def _with_end(self, completion: Completion) -> list[int]:
-        """Returns the new tokens, and EOS if one ended them."""
+        """Returns the new tokens, with EOS if an end token ended them."""
         end = self._tokenizer.eos_id
         if completion.reason == "stop" and end is not None:
             return [*completion.ids, end]
@@ -386,7 +382,7 @@ class StudyWriter:
 def _blocks(
     sizes: Iterable[tuple[int, int]],
 ) -> Iterator[list[tuple[int, int]]]:
-    """Groups chunks whose rows are written together, with their numbers of rows."""
+    """Groups chunks, with their numbers of rows, that are written together."""
     block: list[tuple[int, int]] = []
     for chunk, size in sizes:
         if size == 0:

@@ -1,8 +1,8 @@
-"""Rows about a text that has changed: new ones about what is new, and old ones.
+"""Rows for a changed text: new rows about what is new, plus old ones.
 
-Rows of a chunk that the new text still has are kept. If the teacher reads the whole
-text, all rows are, but passages that it does not have any more: the loss compares
-predictions with those after the new text, so the old completions need not be right.
+Rows of chunks that the new text still contains are kept. If the teacher reads the whole
+text, all rows are kept except passages that are gone: the loss compares predictions
+with the teacher's after the new text, so old completions need not be right.
 """
 
 import bisect
@@ -39,29 +39,29 @@ from prompt_tuning.texts.study_files import (
 from prompt_tuning.texts.text_study import PASSAGE, TextStudy, read_texts
 
 OLD_SHARE = 0.5
-"""Share of the rows to learn from that are old."""
+"""Share of old rows among those to learn from."""
 LEAST_ROWS = 32
 LEAST_TOKENS = 24
 """Minimum number of tokens of a part that rows are written about."""
 CHANGED, KEPT = "changed", "kept.hdf5"
 """Folder of the rows about what is new, and file of the old held-out rows."""
 UNIT = re.compile(r".+?(?:[.!?][\"')\]]*\s+|\n+|\Z)", re.DOTALL)
-"""A sentence, or a line."""
+"""A sentence or a line."""
 
 PART = "part "
-"""Beginning of the names of new parts, before their numbers."""
+"""Prefix of the names of new parts, before their numbers."""
 
 Span = tuple[int, int]
 Numbers = Mapping[tuple[str, int], int]
-"""Numbers of chunks, by "old" or "new" and the number before."""
+"""New numbers of chunks, by "old" or "new" and the previous number."""
 
 
 class StudyUpdate(NamedTuple):
     """The rows of an update.
 
     Attributes:
-      files: rows to learn from, and held-out ones, old and new.
-      kept: held-out rows of before, of what has not changed; None if there are none.
+      files: rows to learn from and held-out rows, old and new.
+      kept: old held-out rows about what has not changed; None if there are none.
       new: number of new rows to learn from.
       old: number of old rows to learn from.
     """
@@ -74,14 +74,14 @@ class StudyUpdate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OldStudy:
-    """Rows about the text as it was.
+    """Rows about the previous version of a text.
 
     Attributes:
-      text: the old text, if the teacher reads all of it; None if it reads chunks.
-      chunks: the lines of the chunks.
+      text: the old text if the teacher reads all of it; None if it reads chunks.
+      chunks: lines of the chunks.
       train: rows to learn from.
       held_out: rows to measure on.
-      settings: what they were made from.
+      settings: record of what they were made from.
     """
 
     text: str | None
@@ -94,12 +94,10 @@ class OldStudy:
     def read(cls, folder: Path, text: str | None) -> "OldStudy":
         """Reads the rows of a memory.
 
-        Args:
-          folder: folder of the rows.
-          text: the text that its teacher reads; None for the chunks.
+        `text` is the text that its teacher reads, or None for chunks.
 
         Raises:
-          InputError: if there are none.
+          InputError: if the folder has no rows.
         """
         for name in (STUDY_FILE, CHUNKS_FILE, ROWS_FILE):
             if not (folder / name).is_file():
@@ -137,16 +135,16 @@ def update_study(
 
     Args:
       folder: folder of the files.
-      old: the rows about the text as it was.
-      text: the text as it is.
-      study: how rows would be made of all of the text. The numbers of new rows are in
-        proportion to what is new.
+      old: the rows about the previous text.
+      text: the new text.
+      study: settings for rows about the whole text; the numbers of new rows are reduced
+        in proportion to what is new.
       model: the frozen model.
       parameters: its parameters.
       advance: called as rows are finished.
 
     Raises:
-      InputError: if nothing in the text is new, or the folder has other rows.
+      InputError: if the text contains nothing new, or the folder has other rows.
     """
     _check_folder(folder)
     tokenizer = model.needed_tokenizer()
@@ -195,20 +193,19 @@ def joined_chunks(
     places: Mapping[int, int],
     tokenizer: Tokenizer,
 ) -> tuple[list[Line], Numbers]:
-    """Returns what the teacher of all rows reads, and the number of each old chunk.
+    """Returns the contexts that the teacher of all rows reads, and their numbers.
 
     Args:
       old: the old rows.
       new: the rows about what is new.
-      text: the text as it is.
-      starts: where each new part begins.
-      places: where the text has old chunks, by their number.
+      text: the new text.
+      starts: start of each new part.
+      places: start of each old chunk in the text, by its number.
       tokenizer: tokenizer of the model.
 
     Returns:
-      the lines of the chunks in the order of the text, and their numbers by "old" or
-      "new" and the number before. If the teacher reads the whole text, it is the only
-      chunk.
+      the lines of the chunks, in text order, and their numbers; see `Numbers`. If the
+      teacher reads the whole text, that is the only chunk.
     """
     if old.text is not None:
         line = _whole_text(text, tokenizer)
@@ -231,15 +228,10 @@ def _whole_text(text: str, tokenizer: Tokenizer) -> Line:
 def join_studies(
     folder: Path, studies: Sequence[OldStudy], tokenizer: Tokenizer
 ) -> StudyFiles:
-    """Writes rows about several texts as one study, each with its teacher's context.
-
-    Args:
-      folder: folder of the files.
-      studies: rows about each text.
-      tokenizer: tokenizer of the model.
+    """Writes rows about several texts as one study; each keeps its teacher's context.
 
     Raises:
-      InputError: if the folder has rows that were made from something else.
+      InputError: if the folder has rows made from something else.
     """
     lines: list[Line] = []
     train: list[Line] = []
@@ -258,7 +250,6 @@ def join_studies(
 
 
 def _read_lines(file: Path) -> list[Line]:
-    """Reads objects from the lines of a file."""
     lines = file.read_text().splitlines()
     return [dict(as_object(parse_json(x, str(file)), str(file)).values) for x in lines]
 
@@ -278,7 +269,7 @@ def _kept_rows(
     numbers: Numbers,
     rows: Sequence[Line],
 ) -> list[Line]:
-    """Returns old rows whose chunk or passage a text still has, with new numbers."""
+    """Returns old rows whose chunk or passage the text still contains, renumbered."""
     known = _spaced(model.needed_tokenizer().encode(text))
     begin = len(model.interface.begin_ids)
     in_chunks = old.text is None
@@ -291,7 +282,7 @@ def _kept_rows(
 
 
 def kept_chunks(chunks: Sequence[Line], text: str) -> dict[int, int]:
-    """Returns where a text has chunks that it had before, by their number."""
+    """Returns the starts of the old chunks that a text still contains, by number."""
     places: dict[int, int] = {}
     for number, chunk in enumerate(chunks):
         old = chunk.get(TEXT, "")
@@ -307,13 +298,14 @@ def kept_chunks(chunks: Sequence[Line], text: str) -> dict[int, int]:
 def new_parts(
     old: OldStudy, text: str, tokenizer: Tokenizer, *, least: int = LEAST_TOKENS
 ) -> list[Span]:
-    """Finds what of a text is new: between kept chunks, or sentences that it had not.
+    """Finds the new parts of a text: between kept chunks, or sentences that are new.
 
     Args:
-      old: rows about the text as it was.
-      text: the text as it is.
+      old: rows about the previous text.
+      text: the new text.
       tokenizer: tokenizer of the model.
-      least: minimum number of tokens of a part, which has what is beside it, too.
+      least: minimum number of tokens of a part; shorter ones are extended to both
+        sides.
 
     Raises:
       InputError: if nothing is new.
@@ -354,5 +346,5 @@ def _spaced(ids: Sequence[int]) -> str:
 
 
 def _occurs(row: Line, begin: int, known: str) -> bool:
-    """Tells whether a text has the tokens of a passage."""
+    """Whether a text contains the tokens of a passage."""
     return _spaced([*row["given_ids"][begin:], *row["learned_ids"]]) in known

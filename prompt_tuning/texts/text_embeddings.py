@@ -1,4 +1,4 @@
-"""Vectors of texts, from the states of a model with an adapter."""
+"""Embedding vectors of texts, from a model's hidden states."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,22 +26,22 @@ def embed_ids(
     pooling: Pooling = "mean",
     prompt_id: int | None = None,
 ) -> Float[np.ndarray, "D"]:
-    """Returns the vector of one text: its states after the last layer and its norm.
+    """Returns the vector of one text from the states after the last layer and its norm.
 
-    The text runs alone, padded to one of few lengths: its vector does not depend on
+    The text runs alone, padded to one of few lengths, so its vector does not depend on
     other texts.
 
     Args:
-      model: the model, with the adapter that reads the text.
+      model: the model with the adapter.
       parameters: all its parameters by path.
-      ids: its tokens.
-      pooling: the mean of the states after each token, the last of them, which
-        predicts the next token, or the first, which encoders train for this.
-      prompt_id: number of the prompt, for an adapter with several.
+      ids: tokens of the text.
+      pooling: "mean" over the states of the tokens, "last" for the state that predicts
+        the next token, or "first" (for encoders trained so).
+      prompt_id: number of the prompt, if the adapter has more than one.
 
     Raises:
-      InputError: if the model is an encoder-decoder or has a head of classes, or the
-        text does not fit.
+      InputError: if the model is an encoder-decoder or has a class head, or the text is
+        too long.
     """
     if model.config.architecture != "decoder_only":
         raise InputError(

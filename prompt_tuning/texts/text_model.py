@@ -26,9 +26,9 @@ class TextModel:
     """A model that continues texts.
 
     Attributes:
-      run: configuration that data and texts are read by.
+      run: configuration of how data and texts are read.
       prompted: the opened model: structure, restore plan, prompts.
-      loaded: all its parameters by path; None until they are read.
+      loaded: all parameters by path; None until they are read.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TextModel:
 
     @property
     def parameters(self) -> Parameters:
-        """All parameters by path, such as `decoder/layers/mlp/up/kernel`; read once."""
+        """All parameters by path, e.g. `decoder/layers/mlp/up/kernel`, read once."""
         if self.loaded is None:
             self.loaded = self.prompted.read_parameters()
         return self.loaded
@@ -52,14 +52,14 @@ class TextModel:
         return self._texts
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Loads an adapter that texts then choose by name; see `generate`.
+        """Loads an adapter, which texts can then choose by name; see `generate`.
 
         Args:
-          name: name of the adapter; a loaded one of this name is replaced.
+          name: name of the adapter; replaces a loaded one of this name.
           path: run directory, checkpoint, PEFT folder, or prompt file.
 
         Raises:
-          InputError: if it cannot be read, or belongs to another model.
+          InputError: if the adapter cannot be read or belongs to another model.
 
         Examples:
           >>> model.load_adapter("tail", tuned.save("prompt.npy"))
@@ -89,31 +89,31 @@ class TextModel:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         batch_size: int = 32,
     ) -> list[Completion]:
-        """Continues texts; `str(completion)` is the text of a result.
+        """Continues texts; each result prints as its text.
 
-        Each text draws the same alone and among others; equal texts draw differently.
+        A text is sampled the same way alone and in a list; equal texts in a list are
+        sampled differently.
 
         Args:
           texts: one text, or a list of them.
-          new_tokens: maximum number of new tokens; None for 64, or 256 of an answer.
+          new_tokens: maximum number of new tokens; None for 64, or 256 with `chat`.
           temperature: sampling temperature; 0 is greedy.
-          top_k: number of most probable tokens to draw from; None for all.
-          top_p: probability of the most probable tokens to draw from; None for all.
+          top_k: number of most probable tokens to sample from; None for all.
+          top_p: share of the probability mass to sample from; None for all of it.
           seed: seed of sampling.
-          sampling: all settings of sampling, or of beam search, in place of the single
-            settings above.
-          adapters: name of the adapter of each text, e.g. of `load_adapter`, or "base"
-            for the model alone; None for the model as it is.
-          prompt_ids: prompt of each text, for a model with several.
-          chat: whether each text is a user's message, put into the chat template.
-          system: system message before it.
-          chat_template_kwargs: variables that the chat template reads, such as
+          sampling: settings of sampling or beam search, instead of the arguments above.
+          adapters: each text's adapter by its name in `load_adapter`, or "base" for the
+            model alone; None for the model as it is.
+          prompt_ids: prompt of each text, if the model has more than one.
+          chat: whether each text is a user's message, rendered with the chat template.
+          system: system message before each of them.
+          chat_template_kwargs: variables for the chat template, e.g.
             {"enable_thinking": False}.
-          batch_size: number of texts that are continued together.
+          batch_size: number of texts that run together.
 
         Returns:
-          The completions in the order of the texts. With `n` samples, or several beams
-          returned, the first text's come first.
+          The completions in the order of the texts. With more than one per text (`n`,
+          `returned`), those of the first text come first.
 
         Raises:
           InputError: if a text cannot be continued.
@@ -166,11 +166,11 @@ class TextModel:
         Args:
           text: the text.
           adapter: name of its adapter; see `generate`.
-          prompt_id: prompt of the text, for an adapter with several.
-          sampling: how tokens are chosen; greedy if None.
-          chat: whether the text is a user's message.
+          prompt_id: prompt of the text, if the adapter has more than one.
+          sampling: how tokens are chosen; None for greedy.
+          chat: whether the text is a user's message, rendered with the chat template.
           system: system message before it.
-          chat_template_kwargs: variables that the chat template reads, such as
+          chat_template_kwargs: variables for the chat template, e.g.
             {"enable_thinking": False}.
 
         Examples:
@@ -198,21 +198,21 @@ class TextModel:
         prompt_id: int | None = None,
         batch_size: int = 32,
     ) -> list[ContinuationScore]:
-        """Computes how probable continuations are, each after its context.
+        """Computes the log-probability of continuations, each given its context.
 
-        What contexts have in common is read once. A score does not depend on the other
-        pairs.
+        A common beginning of contexts is read once. A score does not depend on the
+        other pairs.
 
         Args:
-          pairs: contexts and continuations, each a text or token ids. A text is encoded
-            as the prompt or the completion of an example is.
+          pairs: contexts and continuations, each a text or token ids. Texts are encoded
+            like an example's prompt and completion.
           adapter: name of the adapter; see `generate`.
-          prompt_id: prompt of all pairs, for an adapter with several.
+          prompt_id: prompt of all pairs, if the adapter has more than one.
           batch_size: number of pairs that are scored together.
 
         Returns:
-          `ContinuationScore(logprob, greedy)` of each pair: the log-probability of its
-          continuation, and whether the model would generate it.
+          `ContinuationScore(logprob, greedy)` of each pair: the log-probability of the
+          continuation in nats, and whether greedy decoding would generate it.
 
         Raises:
           InputError: if a continuation has no token, or a pair is too long.
@@ -227,10 +227,10 @@ class TextModel:
 
 
 def _for_each(name: str, values: Sequence[Any] | None, count: int) -> Sequence[Any]:
-    """Returns a value for each text; None for all if there are none.
+    """Checks that there is a value for each text; None gives None to each.
 
     Raises:
-      InputError: if there is another number of them.
+      InputError: if the number of values is wrong.
     """
     if values is None:
         return [None] * count

@@ -1,7 +1,7 @@
-"""Retrieval of the parts of a text that share most words with a question.
+"""Retrieve the parts of a text that share the most words with a question.
 
-The words are tokens, and the score is BM25 (Robertson and Zaragoza 2009, "The
-Probabilistic Relevance Framework", equation 3.15).
+Words are tokens, and the score is BM25 (Robertson and Zaragoza 2009, "The Probabilistic
+Relevance Framework", equation 3.15).
 """
 
 import collections
@@ -12,14 +12,14 @@ from prompt_tuning.data.text.tokenizers import Tokenizer
 from prompt_tuning.texts.text_study import cut_text
 
 PARTS = 4
-"""Minimum number of parts that are retrieved together."""
+"""Minimum number of parts to retrieve."""
 SHORTEST_PART = 8
 SATURATION, LENGTH_WEIGHT = 1.2, 0.75
 """The parameters `k1` and `b` of BM25."""
 
 
 class TextRetriever:
-    """Retrieves parts of a text, of some tokens together.
+    """Retrieves parts of a text, up to `count` tokens in total.
 
     Args:
       text: the text.
@@ -36,7 +36,7 @@ class TextRetriever:
         self._count = count
 
     def __call__(self, question: Sequence[int]) -> list[int]:
-        """Returns the best parts for the tokens of a question, in the text's order."""
+        """Returns the best parts for a question's tokens, in text order."""
         asked = set(question)
         scores = [self._score(number, asked) for number in range(len(self._parts))]
         chosen, room = [], self._count

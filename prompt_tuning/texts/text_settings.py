@@ -10,7 +10,7 @@ from prompt_tuning.decoding.beam_search import BeamSearch
 from prompt_tuning.decoding.sampling_settings import NEW_TOKENS, Sampling
 
 ANSWER_TOKENS = 256
-"""Maximum number of new tokens of an answer in a conversation, if there is room."""
+"""Default maximum number of new tokens in a conversation, if there is room."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,15 +18,15 @@ class TextSettings:
     """How texts are continued.
 
     Attributes:
-      sampling: how tokens are chosen; `new_tokens` here replaces its number.
+      sampling: how tokens are chosen; `new_tokens` below takes precedence over its own.
       beams: settings of beam search, or None to sample.
       new_tokens: maximum number of new tokens; None for `default_new_tokens`.
-      chat: whether a text is a user's message, put into the chat template.
+      chat: whether a text is a user's message, rendered with the chat template.
       system: system message before it, or None.
-      chat_template_kwargs: variables that the chat template reads, or None.
+      chat_template_kwargs: variables for the chat template, or None.
       adapter: name of the adapter; see `Texts.find`.
-      prompt_id: number of the prompt, for an adapter with several.
-      slots: number of rows that are continued together.
+      prompt_id: number of the prompt, if the adapter has more than one.
+      slots: number of rows that run together.
     """
 
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
@@ -44,16 +44,16 @@ class TextSettings:
 
     @property
     def results(self) -> int:
-        """Number of completions of each text."""
+        """Number of completions per text."""
         return self.sampling.n if self.beams is None else self.beams.returned
 
 
 def default_new_tokens(room: int | None, chat: bool) -> int:
-    """Returns the maximum number of new tokens of a text, or of an answer.
+    """Returns the default maximum number of new tokens.
 
     Args:
-      room: number of positions of the model or of a slot; None if there is no limit.
-      chat: whether it is an answer, which may take half of the positions.
+      room: number of positions of the model or of a slot; None for no limit.
+      chat: whether the text is an answer, which may take half of the positions.
     """
     if not chat:
         return NEW_TOKENS

@@ -1,4 +1,4 @@
-"""Texts that a model writes about, cut into chunks, and how rows are made from them."""
+"""Texts to write rows about, cut into chunks, and settings of the rows."""
 
 import dataclasses
 import itertools
@@ -20,11 +20,11 @@ from prompt_tuning.decoding.continue_rows import runs_in_slots
 from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 GIVEN = 8
-"""Maximum number of tokens of a passage that the model is given."""
+"""Maximum number of given tokens of a passage."""
 SHORTEST = 8
 """Minimum number of learned tokens of a row."""
 UNKNOWN = ("<unk>", "[UNK]")
-"""Texts of the token that stands for all characters that a tokenizer does not know."""
+"""Texts of the token for characters that a tokenizer does not know."""
 PASSAGE, LINE, CONTINUATION = "passage", "line", "continuation"
 LINES = (PASSAGE, LINE, CONTINUATION)
 """Kinds of rows of plain text."""
@@ -37,7 +37,7 @@ SEEDS = {
     "use": "Ask for help with a task for which someone needs what this text says.",
     "creative": "Ask for something imaginative that builds on facts of this text.",
 }
-"""What the model is told to ask, for each kind of conversation."""
+"""Instructions that ask the model for a question, by kind of conversation."""
 ALONE = (
     "Write the request alone, as a user would, so that it can be understood without "
     "the text."
@@ -54,21 +54,22 @@ class TextStudy:
 
     Attributes:
       rows: number of rows to learn from.
-      held_out: number of further rows to measure on.
-      chunk: maximum number of tokens that the model reads before it writes, which end
-        at the end of a paragraph where they can; None for whole texts.
+      held_out: number of additional rows to measure on.
+      chunk: maximum number of tokens that the model reads before it writes; chunks end
+        at the end of a paragraph where possible. None for whole texts.
       passage: maximum number of learned tokens of a row of plain text.
       answer: maximum number of tokens of an answer, and of a question.
-      kinds: kinds of rows, in equal numbers: `LINES` of plain text, or `SEEDS` of
-        conversations. None for all of `SEEDS` if the model can chat, else of `LINES`.
-      rounds: number of questions of a conversation, each of which is a row.
-      reasoning: share of answers that begin with reasoning, for chat templates with
-        `enable_thinking`; None for what the template does itself. Give `answer` room
+      kinds: kinds of rows, in equal numbers: `LINES` for plain text, `SEEDS` for
+        conversations. None for all of `SEEDS` if the model has a chat template, else
+        all of `LINES`.
+      rounds: number of questions per conversation; each of them is a row.
+      reasoning: share of answers that start with reasoning, for chat templates with
+        `enable_thinking`; None for the template's default. Make `answer` large enough
         for it.
-      question_temperature: temperature at which questions are written.
-      answer_temperature: temperature at which answers and lines are written.
-      temperature: temperature at which the model writes what it likes.
-      seed: seed of the passages, and of what the model writes.
+      question_temperature: sampling temperature of questions.
+      answer_temperature: sampling temperature of answers and lines.
+      temperature: sampling temperature of free continuations.
+      seed: seed of the passages and of sampling.
 
     Raises:
       InputError: if a kind is unknown.
@@ -112,13 +113,13 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class StudiedTexts:
-    """Chunks that fit a model, with the lengths of rows about them.
+    """Chunks that fit a model, with the lengths of their rows.
 
     Attributes:
       chunks: the chunks.
-      begin: tokens that begin each row, such as BOS.
+      begin: tokens that start each row, e.g. BOS.
       kinds: kinds of rows.
-      given: maximum number of tokens of a passage that the model is given.
+      given: maximum number of given tokens of a passage.
       learned: maximum number of learned tokens of a row of plain text.
       answer: maximum number of tokens of a question, and of an answer.
     """
@@ -139,11 +140,11 @@ def read_texts(
     Args:
       texts: the texts by name.
       model: the frozen model.
-      study: how rows are made.
+      study: settings of the rows.
 
     Raises:
-      InputError: if a text is too short, a chunk too long for the model, or the model
-        cannot write such rows.
+      InputError: if a text is too short, a chunk is too long for the model, or the
+        model cannot write such rows.
     """
     _check_model(model)
     tokenizer = model.needed_tokenizer()
@@ -191,11 +192,7 @@ def read_texts(
 
 
 def _check_model(model: PromptedModel) -> None:
-    """Refuses a model that cannot write behind a text, or have a prefix.
-
-    Raises:
-      InputError: with the reason.
-    """
+    """Checks that a model can continue a text and supports a prefix."""
     if model.config.architecture != "decoder_only" or model.config.bidirectional:
         kind = "encoder" if model.config.bidirectional else "encoder-decoder"
         raise InputError(
@@ -213,7 +210,7 @@ def _kinds(tokenizer: Tokenizer, study: TextStudy) -> tuple[str, ...]:
     """Returns the kinds of rows.
 
     Raises:
-      InputError: if the model cannot chat, and they are of conversations.
+      InputError: if conversations are requested from a model without a chat template.
     """
     chats = has_chat_template(tokenizer)
     if study.reasoning is not None and not chats:
@@ -246,15 +243,15 @@ def _warn_of_unknown(chunk: Chunk, tokenizer: Tokenizer) -> None:
 def cut_text(
     text: str, tokenizer: Tokenizer, length: int | None
 ) -> list[Sequence[int]]:
-    """Cuts a text into chunks of nearly the same length, at ends of paragraphs.
+    """Cuts a text into chunks of similar length at ends of paragraphs.
 
-    A paragraph that is longer than a chunk is cut at the ends of its lines, and a line
+    A paragraph longer than a chunk is cut at the ends of its lines, and a longer line
     between tokens.
 
     Args:
       text: the text.
       tokenizer: tokenizer of the model.
-      length: maximum number of tokens of a chunk; None for one chunk.
+      length: maximum number of tokens per chunk; None for one chunk.
     """
     whole = tokenizer.encode(text)
     if length is None or len(whole) <= length:
@@ -275,12 +272,12 @@ def cut_text(
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Returns paragraphs with the empty lines after them."""
+    """Splits a text into paragraphs with the empty lines after them."""
     return re.findall(r".+?(?:\n\s*\n|\Z)", text, re.DOTALL)
 
 
 def _cut(text: str, tokenizer: Tokenizer, length: int) -> list[list[int]]:
-    """Returns the tokens of a paragraph, of its lines, or of parts of them."""
+    """Returns the tokens of a paragraph, of its lines, or of parts of these."""
     ids = tokenizer.encode(text)
     if len(ids) <= length:
         return [ids]
@@ -291,12 +288,7 @@ def _cut(text: str, tokenizer: Tokenizer, length: int) -> list[list[int]]:
 
 
 def cut_evenly(ids: Sequence[int], length: int) -> list[Sequence[int]]:
-    """Cuts tokens into parts of nearly the same length.
-
-    Args:
-      ids: tokens of a text.
-      length: maximum number of tokens of a part.
-    """
+    """Cuts tokens into parts of similar length, at most `length` tokens each."""
     count = -(-len(ids) // length)
     bounds = [round(len(ids) * number / count) for number in range(count + 1)]
     return [ids[a:b] for a, b in itertools.pairwise(bounds)]

@@ -40,26 +40,26 @@ from prompt_tuning.tuned.adapter_texts import check_same_tokenizer, text_encodin
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 Given = str | ChatRecord | Mapping[str, str] | Sequence[int]
-"""What is continued: a text, a conversation, the texts of a template's keys, or ids."""
+"""What to continue: a text, a conversation, the texts of a template's keys, or ids."""
 
 
 class Texts:
     """A base model plus named adapters; each text picks one.
 
-    Every adapter reads texts in the way that it was trained to: by the template or the
-    chat template in its run or folder.
+    Every adapter reads texts the way it was trained to, with the template or chat
+    template in its run or folder.
 
     Args:
-      run: configuration that the model's own texts are read by.
-      model: the model, with its own prompts and adapters if it has some.
+      run: configuration of how the model's own texts are read.
+      model: the model, with its own prompts and adapters if it has any.
       parameters: all its parameters by path.
       day: see `TextEncoding`.
-      embeds: whether the model may be an encoder, which only embeds texts.
+      embeds: whether encoders, which can only embed texts, are accepted.
 
     Attributes:
-      adapters: what a text chooses from, by the engine's names: None for the model
-        alone, `OWN` for what its run trained if there is something, and others.
-      room: number of positions of a slot that the longest request so far takes.
+      adapters: adapters by the engine's names: None for the model alone, `OWN` for what
+        its run trained, if anything, and the loaded ones.
+      room: number of slot positions of the longest request so far.
     """
 
     def __init__(
@@ -101,11 +101,9 @@ class Texts:
 
     @classmethod
     def of_frozen_model(cls, run: Run, *, embeds: bool = False) -> "Texts":
-        """Opens the frozen model of a run, without anything that the run trained.
+        """Opens the frozen model of a run, without anything the run trained.
 
-        Args:
-          run: the run.
-          embeds: whether the model may be an encoder, which only embeds texts.
+        `embeds` accepts encoders, which can only embed texts.
         """
         data = dataclasses.replace(run.source, template=None)
         bare = dataclasses.replace(
@@ -132,18 +130,17 @@ class Texts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that a text chooses from, e.g. `base`, `trained` and `french`."""
+        """Names that a text can choose from, e.g. `base`, `trained` and `french`."""
         return tuple(each.name for each in self.adapters.values())
 
     # Adapters
 
     def find(self, name: str | None = None) -> LoadedAdapter:
-        """Returns an adapter by the name that a text gives.
+        """Returns an adapter by the name that a text uses.
 
         Args:
           name: `base` for the model alone, `trained` for what its run trained, or the
-            name of a loaded adapter; None for `trained` if there is something, else
-            `base`.
+            name of a loaded adapter; None for `trained` if it exists, else `base`.
 
         Raises:
           InputError: if no adapter has the name.
@@ -160,10 +157,10 @@ class Texts:
         return self.adapters[key]
 
     def load(self, name: str, path: str | Path) -> LoadedAdapter:
-        """Reads an adapter, which texts then choose by its name.
+        """Loads an adapter, which texts can then choose by name.
 
         Args:
-          name: its name; a loaded adapter of this name is replaced.
+          name: its name; replaces a loaded adapter of this name.
           path: run directory, checkpoint, PEFT folder, or prompt file.
 
         Raises:
@@ -174,7 +171,7 @@ class Texts:
         return adapter
 
     def read(self, name: str, path: Path) -> LoadedAdapter:
-        """Reads an adapter without adding it; this may run in another thread.
+        """Reads an adapter without adding it; may run in another thread.
 
         Arguments and errors are as in `load`.
         """
@@ -220,7 +217,7 @@ class Texts:
         del self.adapters[adapter.key]
 
     def _read_model(self, path: Path) -> tuple[PromptedModel, Parameters]:
-        """Reads the model with an adapter; the frozen parameters are shared."""
+        """Reads the model with an adapter; it shares the frozen parameters."""
         if (path / CONFIG_FILE).is_file():
             check_same_tokenizer(path, self.model.tokenizer)
             run = read_run_directory(path)
@@ -239,13 +236,13 @@ class Texts:
         settings: TextSettings | None = None,
         location: str = "the conversation",
     ) -> Request:
-        """Returns the request that continues something, after its checks.
+        """Checks an input, and returns the request that continues it.
 
         Args:
-          given: a text, a conversation that ends with a turn of the user, the texts of
-            a template's keys, or token ids.
+          given: a text, a conversation that ends with a user's turn, the texts of a
+            template's keys, or token ids.
           settings: how it is continued.
-          location: where a conversation comes from, for messages.
+          location: source of a conversation, for messages.
 
         Raises:
           InputError: if it cannot be continued.
@@ -282,7 +279,6 @@ class Texts:
         settings: TextSettings,
         location: str,
     ) -> list[int]:
-        """Returns the ids of what is continued."""
         if isinstance(given, str) and settings.chat:
             given = answers_of(first_turn(given, settings.system))
             location = "the message"
@@ -305,8 +301,8 @@ class Texts:
         """Yields the completions of each request, in order.
 
         Args:
-          requests: results of `request`; all are made before, or their lengths known.
-          settings: whether beams are searched, and the number of slots.
+          requests: results of `request`. Make all of them first, or know their lengths.
+          settings: the number of slots, and beam search if any.
 
         Raises:
           InputError: if a request cannot be continued.
@@ -334,7 +330,7 @@ class Texts:
     def _search(
         self, requests: Iterable[Request], settings: TextSettings
     ) -> Iterator[list[Completion]]:
-        """Yields the most probable continuations of each request, best first."""
+        """Yields each request's most probable continuations, best first."""
         assert settings.beams is not None
         for request in requests:
             sampling = request.sampling
@@ -348,11 +344,9 @@ class Texts:
             yield search_beams(model, parameters, [row], beams, numbers)[0]
 
     def engine(self, slots: int) -> DecodingEngine:
-        """Returns the open engine if its slots are enough, else a new one.
+        """Returns the open engine if it has enough slots, else a new one.
 
-        Args:
-          slots: number of rows that are continued together; without effect after
-            `open_engine`.
+        After `open_engine`, `slots` has no effect.
         """
         engine = self._engine
         if engine is not None and (
@@ -366,9 +360,9 @@ class Texts:
         """Opens an engine for all requests; it is never replaced.
 
         Args:
-          slots: number of rows that are continued together.
-          length: maximum number of tokens of a row.
-          kept: number of slots for short rows only.
+          slots: number of rows that run together.
+          length: maximum number of tokens per row.
+          kept: number of slots reserved for short rows.
         """
         self._fixed = True
         return self._open(slots, length, kept)
@@ -385,6 +379,5 @@ class Texts:
 
 
 def _add(engine: DecodingEngine, adapter: LoadedAdapter) -> None:
-    """Adds an adapter to an engine."""
     assert adapter.key is not None
     engine.add_adapter(adapter.key, adapter.model, adapter.parameters, adapter.prefixes)
