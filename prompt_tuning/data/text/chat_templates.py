@@ -23,6 +23,7 @@ from prompt_tuning.data.text.template_renderer import ChatRecord, LearnedTexts
 from prompt_tuning.data.text.tokenizers import HuggingFaceTokenizer, Tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
+PROCESSOR_FILE = "chat_template.json"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER, CHAT_TEMPLATE = "Pretrained.tokenizer", "DataSource.chat_template"
 """Settings that messages name."""
@@ -237,18 +238,22 @@ def _folder_templates(folder: Path) -> tuple[str, dict[str, str]]:
 def _named_templates(folder: Path) -> dict[str, str]:
     """Returns the templates in a folder's `tokenizer_config.json`, by their names.
 
+    Processors of images had their only one in `chat_template.json`.
+
     Args:
       folder: the folder, or a GGUF file, whose metadata has them.
     """
     if is_gguf(folder):
         named = read_gguf_templates(folder)
         return {name: text for name, text in named.items() if isinstance(text, str)}
-    template = read_json_object(folder / CONFIG_FILE).get("chat_template")
+    files = (folder / name for name in (CONFIG_FILE, PROCESSOR_FILE))
+    found = (read_json_object(file).get("chat_template") for file in files)
+    template = next((x for x in found if x is not None), None)
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
         named = {str(x.get("name")): x.get("template") for x in entries}
     else:
-        named = {"default": template}
+        named = template if isinstance(template, dict) else {"default": template}
     return {name: text for name, text in named.items() if isinstance(text, str)}
 
 

@@ -134,6 +134,13 @@ def test_locations_of_templates(tmp_path):
         read_chat_template(folder, str(other), {})
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.json"])
+@pytest.mark.parametrize("stored", [CHAT, {"default": CHAT, "rag": "other"}])
+def test_older_forms_of_templates_are_read(file, stored, tmp_path):
+    (tmp_path / file).write_text(json.dumps({"chat_template": stored}))
+    assert read_chat_template(tmp_path, None, {}).source == CHAT
+
+
 def named(folder, *special_tokens):
     choice = TokenizerChoice(str(folder), special_tokens)
     return special_texts(choice, open_tokenizer(choice))
