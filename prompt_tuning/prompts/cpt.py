@@ -123,12 +123,18 @@ class ContextPrompt(SoftPrompt):
         Raises:
           InputError: if one is no object, or has none.
         """
-        source, rows = "ContextPrompt.examples", examples
-        if isinstance(rows, str):
-            source, content = rows, read_limited(Path(rows), LARGEST_FILE)
-            rows = [parse_json(x, source) for x in content.splitlines() if x.strip()]
-        rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
-        objects = [as_object(row, source) for row in rows]
+        if isinstance(examples, str):
+            lines = read_limited(Path(examples), LARGEST_FILE).splitlines()
+            places = {f"{examples}, line {n}": x for n, x in enumerate(lines, 1)}
+            rows = {
+                place: parse_json(x, place) for place, x in places.items() if x.strip()
+            }
+        else:
+            rows = {f"ContextPrompt.examples[{n}]": x for n, x in enumerate(examples)}
+        objects = [
+            as_object(dict(row) if isinstance(row, Mapping) else row, place)
+            for place, row in rows.items()
+        ]
         return [{name: row.text(name) for name in PARTS} for row in objects]
 
     @property

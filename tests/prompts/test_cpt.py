@@ -65,7 +65,7 @@ def test_examples_become_typed_tokens_at_their_embeddings():
         ({}, "give one of them"),
         ({"examples": EXAMPLES, "token_ids": [1]}, "give one of them"),
         ({"token_ids": [1, 2], "token_types": [1]}, "2 tokens and 1 types"),
-        ({"examples": [{"prompt": "a"}]}, "no 'completion'"),
+        ({"examples": [*EXAMPLES, {"prompt": "a"}]}, r"\[2\] has no 'completion'"),
         ({"examples": []}, "expected an example"),
     ],
 )
@@ -76,8 +76,9 @@ def test_a_context_needs_examples_or_typed_tokens(settings, found):
 
 @pytest.mark.parametrize("line", ["5", "[1, 2]", '["ab"]'])
 def test_a_line_of_examples_that_is_no_object_is_refused(line, tmp_path):
-    (tmp_path / "shots.jsonl").write_text(f"{line}\n")
-    with pytest.raises(InputError, match="expected a JSON object"):
+    content = f"{json.dumps(EXAMPLES[0])}\n\n{line}\n"
+    (tmp_path / "shots.jsonl").write_text(content)
+    with pytest.raises(InputError, match=r"shots.jsonl, line 3 .* a JSON object"):
         ContextPrompt(KEY, VOCABULARY, examples=str(tmp_path / "shots.jsonl"))
 
 
