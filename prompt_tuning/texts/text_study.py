@@ -221,6 +221,12 @@ def _kinds(tokenizer: Tokenizer, study: TextStudy) -> tuple[str, ...]:
     if study.kinds is None:
         return tuple(SEEDS) if chats else LINES
     asked = [kind for kind in study.kinds if kind in SEEDS]
+    if study.reasoning is not None and not asked:
+        raise InputError(
+            f"reasoning is {study.reasoning}, but rows of the kinds "
+            f"{', '.join(study.kinds)} have no answers: leave it out, or choose kinds "
+            f"among {', '.join(SEEDS)} (--kinds)"
+        )
     if asked and not chats:
         raise InputError(
             f"rows of the kind {asked[0]!r} are conversations, and the model has no "

@@ -139,6 +139,10 @@ def test_a_model_that_can_chat_asks_and_answers_about_each_chunk(tmp_path):
     other = dataclasses.replace(model.prompted, tokenizer=plain)
     with pytest.raises(InputError, match="does not read the variable"):
         StudyWriter(texts, half, other, model.parameters)
+    with pytest.raises(InputError, match="passage have no answers"):
+        read_texts(
+            {"a": FACTS}, model.prompted, TextStudy(reasoning=1, kinds=LINES[:1])
+        )
     # The same chunk, number and seed are the same row.
     again = StudyWriter(texts, study, model.prompted, model.parameters)
     assert list(again.rows(done=7)) == rows[7:]
