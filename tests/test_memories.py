@@ -376,8 +376,16 @@ def test_the_memory_of_the_right_table_is_retrieved_for_a_question():
     for number, (_, asked) in enumerate(tables):
         assert pt.retrieve(memories, asked[0][0]) == [number]
         assert pt.retrieve(memories, asked[-1][0], count=2)[0] == number
+
+
+def test_memories_of_different_models_are_not_compared(tmp_path):
+    models = [pt.load(name) for name in (RECALL, MODEL)]
+    with pytest.raises(InputError, match="memory 1 belongs to bundled:skills-decoder"):
+        pt.retrieve(models, "moga?")
     with pytest.raises(InputError, match="expected at least one"):
         pt.retrieve([], "moga?")
+    with pytest.raises(InputError, match="missing does not exist; expected a run"):
+        pt.compose([tmp_path / "missing"] * 2)
 
 
 def test_an_update_has_one_number_of_slots(tmp_path, capsys):

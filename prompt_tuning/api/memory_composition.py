@@ -127,7 +127,7 @@ def compose(
 
 def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
     """Returns the memories' prefixes; all must belong to one model."""
-    first, prefixes = memories[0], []
+    prefixes = []
     for number, one in enumerate(memories):
         prefix = key_value_prefix(one.trained)
         if prefix is None or len(one.trained) > 1:
@@ -137,13 +137,24 @@ def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
                 f"{shown(found)}: give runs of remember"
             )
         prefixes.append(prefix)
-        if one.run.model != first.run.model:
-            raise InputError(
-                f"memory {number} belongs to {one.run.model.checkpoint}, and memory 0 "
-                f"to {first.run.model.checkpoint}, or they read it with other "
-                "settings: a prefix acts on its own model alone"
-            )
+    check_same_model(memories)
     return prefixes
+
+
+def check_same_model(memories: Sequence[Model]) -> None:
+    """Checks that memories belong to one frozen model.
+
+    Raises:
+      InputError: at the first one that belongs to another.
+    """
+    models = [memory.run.model for memory in memories]
+    for number, model in enumerate(models):
+        if model != models[0]:
+            raise InputError(
+                f"memory {number} belongs to {model.checkpoint}, and memory 0 to "
+                f"{models[0].checkpoint}, or they read it with other settings: give "
+                "memories of one model"
+            )
 
 
 def _behind(base: Model, prefix: Prefix) -> TunedModel:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from prompt_tuning.api.memory_composition import check_same_model
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import load_tuned
 from prompt_tuning.core.errors import InputError
@@ -45,6 +46,7 @@ def retrieve(
     if not memories:
         raise InputError("retrieve has no memories, expected at least one")
     loaded = [x if isinstance(x, Model) else load_tuned(x) for x in memories]
+    check_same_model(loaded)
     scores = [_score(memory, question) for memory in loaded]
     return [int(number) for number in np.argsort(scores)[::-1][:count]]
 

@@ -373,6 +373,11 @@ def load_tuned(path: str | Path, base: str | Path | None = None) -> TunedModel:
         model, parameters = load_run(run)
         settings = Configured("Pretrained", vars(run.model))
         return TunedModel(settings, run, model, parameters)
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist; expected a run directory, or an adapter's file or "
+            "folder"
+        )
     if base is None:
         raise InputError(
             f"{path} is not a run directory (it has no {CONFIG_FILE}): name the frozen "
