@@ -1,4 +1,4 @@
-"""The model class of lm-evaluation-harness (`lm_eval`, extra `eval`).
+"""Model class for lm-evaluation-harness (`lm_eval`, extra `eval`).
 
 Importing this package registers the model `prompt_tuning` with the harness.
 """

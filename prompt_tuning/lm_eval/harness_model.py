@@ -1,4 +1,4 @@
-"""Scores and continues the texts of lm-evaluation-harness in this process."""
+"""Score and continue the texts of lm-evaluation-harness in this process."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,31 +28,32 @@ from prompt_tuning.texts.text_model import TextModel
 from prompt_tuning.texts.text_settings import TextSettings
 
 LONGEST = 4096
-"""Maximum number of tokens of a text if the model has no limit."""
+"""Maximum number of tokens of a text, if the model has no limit."""
 NEW_TOKENS = 256
-"""Maximum number of new tokens if a task sets none, as in the harness's own models."""
+"""Default maximum number of new tokens, as in the harness's own models."""
 DRAWN = ("top_p", "top_k", "min_p")
-"""Settings of a task that have an effect if tokens are drawn."""
+"""Task settings that only matter when tokens are sampled."""
 
 
 @register_model("prompt_tuning")
 class HarnessModel(TemplateLM):
-    """What `--model prompt_tuning` evaluates: a model with an adapter, or without.
+    """The model behind `--model prompt_tuning`, with or without an adapter.
 
-    Texts are encoded as the harness does for its own models, with the tokens that the
-    model expects before a text; templates of a run are left to the task.
+    Texts are encoded as the harness does for its own models, after the tokens that the
+    model expects before a text. A run's template is not applied; prompts are up to the
+    task.
 
     Args:
-      run: directory of a run, which is evaluated with what it trained.
-      model: frozen model, if there is no run: a folder or a name as for `load`.
-      adapter: path of an adapter to evaluate (run, PEFT folder, file of a prompt), or
-        `base` for the frozen model of a run.
-      prompt_id: number of the prompt, for an adapter with several.
+      run: run directory, to evaluate with what it trained.
+      model: frozen model, if there is no run: a checkpoint as `load` takes it.
+      adapter: adapter to evaluate (run, PEFT folder or prompt file), or `base` for the
+        frozen model of a run.
+      prompt_id: number of the prompt, if the adapter has more than one.
       max_length: maximum number of tokens of a text; None for the model's.
-      add_bos_token: whether texts begin with the tokens that the model expects before
-        a text, such as BOS.
-      batch_size: number of texts that are scored or continued together.
-      device: the harness's option, of which JAX takes no notice.
+      add_bos_token: whether texts start with the tokens that the model expects before a
+        text, e.g. BOS.
+      batch_size: number of texts that run together.
+      device: an option of the harness; JAX ignores it.
       max_batch_size: likewise.
 
     Raises:
@@ -97,7 +98,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Name by which the harness stores results of this tokenizer."""
+        """Name under which the harness stores results of this tokenizer."""
         return self._name
 
     @property
@@ -116,7 +117,7 @@ class HarnessModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **ignored: Any
     ) -> list[int]:
-        """Encodes a text, after BOS unless this is False."""
+        """Encodes a text, with BOS unless `add_special_tokens` is False."""
         del ignored
         begin = [] if add_special_tokens is False else self._begin
         return [*begin, *self._tokenizer.encode(string)]
@@ -129,7 +130,7 @@ class HarnessModel(TemplateLM):
         disable_tqdm: bool = False,
         **ignored: Any,
     ) -> list[tuple[float, bool]]:
-        """Scores continuations after their contexts, which are cut on the left."""
+        """Scores continuations given their contexts, truncated on the left."""
         del disable_tqdm, ignored
         pairs = [
             (given[-max(self.max_length - len(ids), 1) :], ids)
@@ -173,7 +174,7 @@ class HarnessModel(TemplateLM):
     def generate_until(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[str]:
-        """Continues texts up to a text that ends them."""
+        """Continues each text until one of its stop texts."""
         del disable_tqdm
         rows = [self._request(*request.args) for request in requests]
         settings = TextSettings(slots=slots_for(len(rows), self.batch_size))
@@ -184,7 +185,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _request(self, context: str, settings: Mapping[str, Any]) -> Request:
-        """Returns a text to continue, with a task's settings."""
+        """Returns a request with a task's settings."""
         fields: dict[str, Any] = {**normalize_gen_kwargs(settings, NEW_TOKENS)}
         until, new_tokens = fields.pop("until"), fields.pop("max_gen_toks")
         drawn, temperature = fields.pop("do_sample"), fields.pop("temperature", 0.0)
@@ -215,7 +216,7 @@ class HarnessModel(TemplateLM):
 
 
 def _open(run: str | None, model: str | None) -> TextModel:
-    """Opens a run, or a frozen model.
+    """Opens a run or a frozen model.
 
     Raises:
       InputError: if neither or both are named, or it cannot be read.
@@ -228,10 +229,10 @@ def _open(run: str | None, model: str | None) -> TextModel:
 
 
 def main() -> None:
-    """Runs the command of the harness, which finds its own models alone otherwise.
+    """Runs the harness's command with this model registered.
 
     Raises:
-      SystemExit: with the message of bad input.
+      SystemExit: with the message, for bad input.
     """
     from lm_eval.__main__ import (  # pyright: ignore[reportMissingImports]
         cli_evaluate,

@@ -1,5 +1,5 @@
-"""Samples answers with the model that is trained, and has them judged by rewards.
+"""Sample answers from the model in training, and reward them.
 
 Start with `rollout_stream.RolloutStream`, which makes the batch of a step.
-`rollout_settings.Rollouts` says how answers are sampled and judged.
+`settings.rollout_settings.Rollouts` says how answers are sampled and rewarded.
 """

@@ -1,4 +1,4 @@
-"""Advantages: how much better an answer is than others to the same prompt."""
+"""Advantages: how much better an answer is than other answers to the same prompt."""
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float64
 from prompt_tuning.settings.rollout_settings import Advantage
 
 SMALLEST_DEVIATION = 1e-4
-"""Added to a group's deviation, as TRL does, so that none is divided by 0."""
+"""Added to a group's standard deviation, as in TRL, to avoid division by 0."""
 
 
 def group_advantages(
@@ -42,5 +42,5 @@ def group_advantages(
 
 
 def equal_groups(rewards: Float64[np.ndarray, "P G"]) -> Bool[np.ndarray, "P"]:
-    """Returns which groups have equal rewards, from which nothing is learned."""
+    """Marks groups with equal rewards, which teach nothing."""
     return (rewards == rewards[:, :1]).all(axis=1)

@@ -22,12 +22,12 @@ class Group:
     Attributes:
       place: the prompt's place in the order of the run.
       prompt: the prompt.
-      answers: the `G` answers that were sampled.
-      rewards: each of the `k` rewards of each answer, `[G, k]`; none without rewards.
+      answers: the `G` sampled answers.
+      rewards: the `k` rewards of each answer, `[G, k]`; empty without rewards.
       totals: their weighted sums, `[G]`; 0 without rewards.
-      best: number of the answer that is the best to its prompt so far; None if an
+      best: index of the answer that is the best to its prompt so far; None if an
         earlier one is, or none is kept.
-      replayed: earlier answer that is learned instead of the last one; None for none.
+      replayed: earlier answer that replaces the last one in learning; None for none.
     """
 
     place: Place
@@ -40,32 +40,32 @@ class Group:
 
     @property
     def learned(self) -> Sequence[SampledAnswer]:
-        """The `G` answers that are learned."""
+        """The `G` answers to learn from."""
         if self.replayed is None:
             return self.answers
         return [*self.answers[:-1], self.replayed.answer]
 
     @property
     def learned_totals(self) -> np.ndarray:
-        """Rewards of the answers that are learned, `[G]`."""
+        """Rewards of the answers to learn from, `[G]`."""
         if self.replayed is None:
             return self.totals
         return np.append(self.totals[:-1], self.replayed.total)
 
     @property
     def equal(self) -> bool:
-        """Whether all answers that are learned have the same reward."""
+        """Whether all answers to learn from have the same reward."""
         return bool(equal_groups(self.learned_totals[None])[0])
 
     def lines(
         self, step: int, advantages: Float64[np.ndarray, "G"], names: Sequence[str]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the fields of each sampled answer, then of a replayed one.
+        """Yields the log fields of each sampled answer, then of a replayed one.
 
         Args:
           step: step that learns from them.
-          advantages: advantages of the answers that are learned; 0 for a group that is
-            not.
+          advantages: advantages of the answers to learn from; 0 for a group that is
+            left out.
           names: names of the rewards.
         """
         answers = list(zip(self.answers, self.rewards, self.totals, strict=True))
@@ -96,9 +96,9 @@ class Rollout:
     """Answers to the prompts of a step.
 
     Attributes:
-      planned: the planned batch, with the length that the prompts have.
-      groups: all groups that were sampled.
-      learned: numbers of the `P` groups that are learned.
+      planned: the planned batch, with the length of the prompts.
+      groups: all sampled groups.
+      learned: indices of the `P` groups to learn from.
       advantages: advantages of their answers, `[P, G]`.
       seconds: time that sampling took.
     """

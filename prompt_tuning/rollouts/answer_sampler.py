@@ -1,4 +1,4 @@
-"""Samples answers with the parameters of a step."""
+"""Sample answers with the parameters of a step."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ from prompt_tuning.rollouts.prompt_table import RolloutPrompt, RolloutPrompts
 from prompt_tuning.settings.rollout_settings import Rollouts
 
 POLICY = "policy"
-"""The adapter of the engine that is trained."""
+"""The engine's name for the adapter in training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledAnswer:
-    """An answer.
+    """A sampled answer.
 
     Attributes:
-      ids: its tokens, with the one that ended it.
-      logprobs: log-probability that each was drawn with, in nats.
+      ids: its tokens, including its end token.
+      logprobs: log-probability of each token when sampled, in nats.
       text: its text, without its end.
-      truncated: whether it has no end, because it reached the maximum length.
+      truncated: whether it reached the maximum length without an end.
     """
 
     ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class SampledAnswer:
 
 @runtime_checkable
 class Draws(Protocol):
-    """Draws answers to requests of equal settings, except for their ends."""
+    """Samples answers to requests with equal settings; only their ends may differ."""
 
     def __call__(
         self,
@@ -59,17 +59,14 @@ class Draws(Protocol):
     ) -> list[list[SampledAnswer]]:
         """Returns the answers to each request.
 
-        Args:
-          requests: the requests.
-          model: the model with what is trained.
-          parameters: all its parameters.
-          renewed: whether they are others than at the last call.
+        `parameters` are all parameters of the model; `renewed` tells whether they
+        changed since the last call.
         """
         ...
 
 
 class EngineDraws:
-    """Draws with the decoding engine, which stays open; see `DecodingEngine`."""
+    """Samples with a decoding engine that stays open; see `DecodingEngine`."""
 
     def __init__(
         self, model: PromptedModel, parameters: Parameters, slots: int, length: int
@@ -99,14 +96,14 @@ class EngineDraws:
 
 
 class MeshDraws:
-    """Draws on a mesh, each device for its rows of a batch.
+    """Samples on a mesh; each device samples its rows of a batch.
 
-    A row has the key that it has in the engine, so it draws the same tokens there, up
-    to rounding.
+    Rows have the same keys as in the engine, so they get the same tokens, up to
+    rounding.
 
     Args:
-      model: a model that draws.
-      rows: number of rows that are drawn together, rounded up to what the mesh divides.
+      model: a model to sample from.
+      rows: number of rows sampled together, rounded up to what the mesh divides.
       longest: number of tokens of the longest prompt.
     """
 
@@ -141,7 +138,7 @@ class MeshDraws:
         model: PromptedModel,
         parameters: Parameters,
     ) -> list[SampledAnswer]:
-        """Draws the answers of rows, which are a request and the number of a sample."""
+        """Samples the answers of rows, each a request and a sample number."""
         filled = [*rows, *[rows[0]] * (self._count - len(rows))]
         requests, samples = zip(*filled, strict=True)
         given = [list(request.ids or ()) for request in requests]
@@ -176,7 +173,7 @@ def _cut(
     ids: Sequence[int],
     logprobs: Sequence[float],
 ) -> SampledAnswer:
-    """Cuts drawn tokens at the first end."""
+    """Cuts sampled tokens at the first end token."""
     assert request.ids is not None
     before = text_before(request, request.ids, model)
     text = Detokenizer(model.needed_tokenizer(), before, request.sampling.stop)
@@ -193,13 +190,13 @@ def _cut(
 def open_draws(
     model: PromptedModel, parameters: Parameters, prompts: RolloutPrompts, batch: int
 ) -> Draws:
-    """Opens what draws the answers of runs over one frozen model.
+    """Opens the sampler for runs over one frozen model.
 
     Args:
       model: the model with the longest of their prompts.
       parameters: all its parameters.
       prompts: all prompts.
-      batch: number of prompts of a batch.
+      batch: number of prompts per batch.
 
     Raises:
       InputError: if the model's weights are streamed.
@@ -215,12 +212,12 @@ def open_draws(
 
 
 class AnswerSampler:
-    """Answers prompts with the model that is trained.
+    """Answers prompts with the model in training.
 
     Args:
-      model: the model with what is trained.
-      draws: what draws its answers.
-      settings: how they are drawn.
+      model: the model with its prompts and adapters.
+      draws: the sampler.
+      settings: how answers are sampled.
       seed: seed of the run.
     """
 
@@ -243,9 +240,9 @@ class AnswerSampler:
         Args:
           prompts: the prompts.
           parameters: all parameters of the model.
-          number: number of the rollout, which the draws depend on, besides the seed.
-          sampling: number of the sampling in the rollout; parameters are those of the
-            one before.
+          number: number of the rollout; with the seed, it determines the random keys.
+          sampling: number of the sampling within the rollout; after the first one the
+            parameters are unchanged.
         """
         draws = [self._seed, number, *([sampling] if sampling else [])]
         (seed,) = np.random.SeedSequence(draws).generate_state(1)

@@ -1,4 +1,4 @@
-"""The best earlier answer to each prompt, which a run may learn from again."""
+"""The best earlier answer to each prompt, for a run that learns from it again."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from prompt_tuning.core.typed_json import JsonObject
 from prompt_tuning.rollouts.answer_sampler import SampledAnswer
 
 BEST = "best"
-"""Field of a recorded answer that was the best one so far."""
+"""Field that marks a logged answer as the best one so far."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +19,10 @@ class BestAnswer:
     """An earlier answer.
 
     Attributes:
-      answer: the answer, with its log-probabilities when it was drawn.
+      answer: the answer, with its log-probabilities when sampled.
       rewards: its `k` rewards.
       total: their weighted sum.
-      step: step that it was drawn in.
+      step: step that sampled it.
     """
 
     answer: SampledAnswer
@@ -31,11 +31,7 @@ class BestAnswer:
     step: int
 
     def fields(self, prompt: int) -> Mapping[str, Any]:
-        """Returns what `BestAnswers.resume` reads besides the fields of each answer.
-
-        Args:
-          prompt: number of its prompt.
-        """
+        """Returns the additional log fields that `BestAnswers.resume` reads."""
         return {
             "prompt": prompt,
             "ids": list(self.answer.ids),
@@ -45,19 +41,14 @@ class BestAnswer:
 
 
 class BestAnswers:
-    """The best answer to each prompt so far; of equal ones the newest.
-
-    Args:
-      vocabulary_size: number of tokens of the model.
-      rewards: number of rewards of an answer.
-    """
+    """The best answer to each prompt so far; the newest of equally good ones."""
 
     def __init__(self, vocabulary_size: int, rewards: int):
         self._vocabulary_size, self._rewards = vocabulary_size, rewards
         self._by_prompt: dict[int, BestAnswer] = {}
 
     def resume(self, line: JsonObject) -> None:
-        """Takes over an answer of an earlier rollout, if it was the best so far.
+        """Takes over an answer of an earlier rollout if it was the best so far.
 
         Raises:
           InputError: if its line is damaged.
@@ -92,7 +83,7 @@ class BestAnswers:
         return best if best is not None and best.total > total else None
 
     def keep(self, prompt: int, found: BestAnswer) -> bool:
-        """Keeps an answer unless a better one is known; returns whether it is kept."""
+        """Keeps an answer unless a better one is known; returns whether it does."""
         if self.better(prompt, found.total) is not None:
             return False
         self._by_prompt[prompt] = found

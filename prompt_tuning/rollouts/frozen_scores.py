@@ -1,4 +1,4 @@
-"""Log-probabilities of answers under the frozen model, for the reward of that name."""
+"""Log-probabilities of answers under the frozen model, for the reward "logprob"."""
 
 import dataclasses
 
@@ -17,18 +17,16 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 
 
 class FrozenScores:
-    """Scores answers by a model without its prompts and adapters."""
+    """Scores answers with the model without its prompts and adapters."""
 
     def __init__(self, model: PromptedModel):
         graph, self._paths = frozen_graph(model.config)
         self._model = dataclasses.replace(model, graph=graph)
 
     def __call__(self, parameters: Parameters, batch: Batch) -> Float[np.ndarray, "R"]:
-        """Returns the mean log-probability of the learned tokens of each row, in nats.
+        """Returns each row's mean log-probability of the learned tokens, in nats.
 
-        Args:
-          parameters: all parameters of the model.
-          batch: a batch without an accumulation axis.
+        `parameters` are all of the model's; the batch has no accumulation axis.
         """
         frozen = {path: parameters[path] for path in self._paths}
         scores = score_batch(mean_logprobs, self._model, frozen, batch)

@@ -1,4 +1,4 @@
-"""Which prompts a run answers next, also in place of others."""
+"""The order in which a run answers prompts, including replacements."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from prompt_tuning.data.batching.batch_plan import FILLING, BatchPlan, PlannedBa
 
 
 class Place(NamedTuple):
-    """Where a prompt is in a run's order.
+    """A prompt's place in a run's order.
 
     Attributes:
       prompt: number of the prompt.
       batch: number of its batch in the plan.
       position: its position in the batch.
       sampling: number of the sampling in the rollout: 0 for a prompt of the step's own
-        batch, from 1 on for one that replaces another.
+        batch, 1 or more for a replacement.
     """
 
     prompt: int
@@ -24,20 +24,20 @@ class Place(NamedTuple):
 
     @property
     def fields(self) -> dict[str, int]:
-        """What `PromptOrder.resume` reads."""
+        """The fields that `PromptOrder.resume` reads."""
         names = ("batch", "position", "sampling")
         return {name: getattr(self, name) for name in names}
 
 
 class PromptOrder:
-    """The prompts of a plan, each once in an epoch.
+    """The prompts of a plan; each occurs once per epoch.
 
-    A rollout answers a whole batch of the plan. Prompts in place of others are taken
-    from a further batch, and what is left of it serves later rollouts.
+    A rollout answers a whole batch of the plan. Replacements come from another batch;
+    what is left of it serves later rollouts.
 
     Args:
       plan: order of the prompts.
-      done: number of rollouts that were made before.
+      done: number of earlier rollouts.
     """
 
     def __init__(self, plan: BatchPlan, done: int):
@@ -45,7 +45,7 @@ class PromptOrder:
         self._opened, self._taken = -1, 0
 
     def resume(self, line: JsonObject) -> None:
-        """Continues behind an answer of an earlier rollout, which has its `Place`."""
+        """Continues after a logged answer, which has the fields of its `Place`."""
         if "batch" not in line:
             return
         batch, position = line.integer("batch"), line.integer("position")
@@ -61,12 +61,7 @@ class PromptOrder:
         return places, planned
 
     def further(self, count: int, sampling: int) -> tuple[list[Place], int]:
-        """Returns other prompts, and the length that their rows are padded to.
-
-        Args:
-          count: number of prompts.
-          sampling: see `Place`.
-        """
+        """Returns `count` replacement prompts and the padded length of their rows."""
         found: list[Place] = []
         longest = 0
         while len(found) < count:

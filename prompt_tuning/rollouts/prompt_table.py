@@ -38,11 +38,11 @@ class RolloutPrompt:
 
     Attributes:
       ids: its token ids.
-      text: its text; of a conversation that of the last message.
+      text: its text; in a conversation, that of the last message.
       row: its record, for rewards.
-      location: where the record comes from.
+      location: source of the record.
       ends: ids that end an answer, in addition to the model's own.
-      context: number of what a teacher reads before it.
+      context: number of the context that a teacher reads before it.
     """
 
     ids: tuple[int, ...]
@@ -54,15 +54,15 @@ class RolloutPrompt:
 
 
 class RolloutPrompts(ExampleGroups):
-    """`E` prompts, each with a group of answers that are sampled in training.
+    """`E` prompts, each with a group of answers sampled in training.
 
     Args:
       prompts: the prompts.
       rollouts: how they are answered.
-      rewards: what judges the answers; none if a teacher does.
-      skipped: number of prompts that are too long.
+      rewards: rewards of the answers; none if a teacher judges them.
+      skipped: number of prompts left out because they are too long.
       decoder_only: whether the model has no encoder.
-      contexts: column of the text that a teacher reads before each, or None.
+      contexts: column of the contexts that a teacher reads, or None.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class RolloutPrompts(ExampleGroups):
         Args:
           prompt: the prompt.
           ids: token ids of the answer.
-          logprobs: their log-probabilities when they were drawn.
+          logprobs: their log-probabilities when sampled.
           advantage: the answer's advantage; unused without rewards.
-          learned: whether it is learned.
+          learned: whether to learn from it.
         """
         given, new = np.array(prompt.ids, np.int32), np.array(ids, np.int32)
         before = len(given) if self._whole_rows else 0
@@ -142,7 +142,7 @@ class RolloutPrompts(ExampleGroups):
 
     @property
     def rows_per_example(self) -> int:
-        """Number of rows of a batch that a prompt takes: its group."""
+        """Number of rows per prompt: its group of answers."""
         return self.rollouts.group
 
     @property
@@ -168,7 +168,7 @@ def load_prompts(
     rollouts: Rollouts,
     contexts: ContextColumn | None = None,
 ) -> RolloutPrompts:
-    """Reads the prompts of a data source; completions only serve rewards.
+    """Reads the prompts of a data source; completions are only used by rewards.
 
     Raises:
       InputError: if a setting, a record or a reward cannot be used.
@@ -217,10 +217,10 @@ def load_prompts(
 
 
 def _check(source: DataSource, model: PromptedModel) -> None:
-    """Refuses what rollouts do not support.
+    """Checks that rollouts support the data and the model.
 
     Raises:
-      InputError: with what to leave out.
+      InputError: naming what to leave out.
     """
     unread = {
         "packing": False,
@@ -265,7 +265,7 @@ def _lines(source: DataSource) -> Iterator[JsonLine]:
 def _prompt(
     line: JsonLine, source: DataSource, encoding: TextEncoding
 ) -> RolloutPrompt:
-    """Encodes the prompt of a record as it is encoded for generation."""
+    """Encodes the prompt of a record, as for generation."""
     content, key = line.content, source.prompt_key
     if MESSAGES_KEY in content or has_prompt_messages(content, key):
         named = MESSAGES_KEY if MESSAGES_KEY in content else str(key)
@@ -288,7 +288,7 @@ def _prompt(
 
 
 def _check_answers(line: JsonLine, rewards: Sequence[Reward]) -> None:
-    """Checks that a record has the answer that rewards compare with."""
+    """Checks that a record has the answer that its rewards compare with."""
     for reward in rewards:
         key = reward.answer_key
         if key is not None and not isinstance(line.content.get(key), str | int | float):

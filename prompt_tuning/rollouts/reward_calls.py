@@ -1,4 +1,4 @@
-"""Calls rewards with a time limit, and checks what they return."""
+"""Call rewards with a time limit, and check their results."""
 
 import dataclasses
 import threading
@@ -14,18 +14,18 @@ from prompt_tuning.core.number_ranges import as_number
 from prompt_tuning.rollouts.rewards import Reward
 
 POLL = 0.05
-"""Seconds between two looks at the clock."""
+"""Seconds between checks of the time limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a reward judges.
+    """An answer to be judged.
 
     Attributes:
       prompt: text of the prompt.
       completion: text of the answer.
       row: record of the prompt.
-      location: where the record comes from, for messages.
+      location: source of the record, for messages.
       logprob: mean log-probability of its tokens under the frozen model, in nats; None
         if no reward needs it.
     """
@@ -44,11 +44,11 @@ class Answer:
 
 
 class RewardCalls:
-    """Judges answers by rewards, in a thread of this process.
+    """Applies rewards to answers in a thread of this process.
 
     Args:
       rewards: the rewards.
-      seconds: maximum time of a call.
+      seconds: time limit per call.
     """
 
     def __init__(self, rewards: Sequence[Reward], seconds: float | int):
@@ -58,8 +58,8 @@ class RewardCalls:
         """Returns the `k` rewards of each answer.
 
         Raises:
-          InputError: if a reward raises an exception, returns something that is not a
-            finite number, or takes too long; with the answer.
+          InputError: naming the answer, if a reward raises an exception, returns
+            anything but a finite number, or takes too long.
         """
         judging = _Judging(self._rewards, answers)
         # If a reward hangs, its thread does not keep the process from ending.

@@ -29,9 +29,9 @@ class Reward:
     Attributes:
       name: name, for messages and metrics.
       function: see `RewardFunction`.
-      answer_key: key of a record that the reward reads; None if it reads none.
-      is_logprob: whether it is the answer's log-probability under the frozen model,
-        and has no function.
+      answer_key: key of the record field that it reads; None for none.
+      is_logprob: whether it is the answer's log-probability under the frozen model; it
+        then has no function.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Reward:
 
 
 def runs_module(reward: str | RewardFunction) -> bool:
-    """Returns whether a reward imports a module that its name gives."""
+    """Whether a reward imports a module named in it."""
     return isinstance(reward, str) and not (
         reward.partition("=")[0] in BUILT_IN or reward.startswith(FROM_PYTHON)
     )
@@ -50,7 +50,7 @@ def runs_module(reward: str | RewardFunction) -> bool:
 def open_rewards(
     rewards: Sequence[str | RewardFunction], answer_key: str
 ) -> list[Reward]:
-    """Finds rewards by their names.
+    """Finds rewards by name.
 
     Args:
       rewards: names and functions.
@@ -79,7 +79,7 @@ def _open(reward: str | RewardFunction, answer_key: str) -> Reward:
 
 
 def _import(name: str) -> RewardFunction:
-    """Imports a function that is named as `module:function`."""
+    """Imports a function named `module:function`."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise InputError(
@@ -99,15 +99,15 @@ def _import(name: str) -> RewardFunction:
 
 
 def exact_match(completion: str, answer: str) -> float:
-    """1 if an answer is the right one but for spaces around it, else 0."""
+    """Returns 1 if two texts are equal up to spaces around them, else 0."""
     return float(completion.strip() == answer.strip())
 
 
 def numeric_answer(completion: str, answer: str) -> float:
-    """1 if two texts give the same number, else 0.
+    """Returns 1 if two texts give the same number, else 0.
 
-    The number of a text is the one after its last "####", as GSM8K writes it (Cobbe et
-    al. 2021), or else its last number. Commas in it and a dollar sign are ignored.
+    The number of a text is the one after its last "####", as in GSM8K (Cobbe et al.
+    2021), or else its last number. Commas in it and a dollar sign are ignored.
     """
     found, right = _final_number(completion), _final_number(answer)
     return float(found is not None and found == right)
@@ -143,7 +143,7 @@ def _compares(compare: Callable[[str, str], float]) -> Callable[..., Reward]:
 
 
 def _regex(name: str, value: str | None, answer_key: str) -> Reward:
-    """1 if a regular expression of RE2 matches the whole completion, else 0."""
+    """Scores 1 if an RE2 expression matches the whole completion, else 0."""
     del answer_key
     if not value:
         raise InputError(f"the reward {name} needs an expression: {name}=[0-9]+")
@@ -157,7 +157,7 @@ def _regex(name: str, value: str | None, answer_key: str) -> Reward:
 
 
 def _length(name: str, value: str | None, answer_key: str) -> Reward:
-    """1 up to a number of characters, falling to 0 at twice as many."""
+    """Scores 1 up to a number of characters, falling to 0 at twice as many."""
     del answer_key
     if value is None or not value.isdecimal() or int(value) < 1:
         raise InputError(
@@ -174,7 +174,7 @@ def _length(name: str, value: str | None, answer_key: str) -> Reward:
 
 
 def _logprob(name: str, value: str | None, answer_key: str) -> Reward:
-    """The mean log-probability of the answer's tokens under the frozen model."""
+    """Scores the mean log-probability of the answer's tokens under the frozen model."""
     del answer_key
     if value is not None:
         raise InputError(f"the reward {name} has no value: leave out ={value}")
@@ -182,9 +182,9 @@ def _logprob(name: str, value: str | None, answer_key: str) -> Reward:
 
 
 def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
-    """1 if a completion is JSON that the schema in a file allows, else 0.
+    """Scores 1 if a completion is JSON that the schema in a file allows, else 0.
 
-    A schema that refers to another file or address cannot be used.
+    A schema must not refer to another file or address.
     """
     del answer_key
     if not value:
@@ -228,7 +228,7 @@ def _json_schema(name: str, value: str | None, answer_key: str) -> Reward:
 
 
 def _look_up_references(resource: Any, resolver: Any) -> None:
-    """Looks up what a schema and its parts refer to."""
+    """Resolves the references of a schema and its parts."""
     resolver = resolver.in_subresource(resource)
     contents = resource.contents
     reference = contents.get("$ref") if isinstance(contents, Mapping) else None
@@ -239,7 +239,7 @@ def _look_up_references(resource: Any, resolver: Any) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    """Refuses NaN and the infinities, which are no JSON."""
+    """Rejects NaN and the infinities, which are not JSON."""
     raise ValueError(name)
 
 
@@ -251,7 +251,7 @@ BUILT_IN: Mapping[str, Callable[[str, str | None, str], Reward]] = {
     "length": _length,
     "logprob": _logprob,
 }
-"""Makes each built-in reward from its name, its value and the key of answers."""
+"""Factories of the built-in rewards, given name, value and key of the answers."""
 FORMS = (
     *("exact_match", "numeric_answer", "regex=EXPRESSION"),
     *("json_schema=FILE", "length=CHARACTERS", "logprob"),

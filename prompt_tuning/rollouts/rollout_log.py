@@ -1,4 +1,4 @@
-"""The answers of a run, with their rewards if there are some: `rollouts.jsonl`."""
+"""The file of a run's answers and rewards, `rollouts.jsonl`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +14,20 @@ MAXIMUM_LOG = 2**32
 
 
 class RolloutLog:
-    """Appends one JSON object for each answer; a resumed run repeats none.
+    """Appends one JSON object per answer; a resumed run repeats none.
 
     Attributes:
-      equal: number of rollouts at the end of the file from which nothing is learned.
+      equal: number of consecutive rollouts at the end of the file that taught nothing.
 
     Args:
       directory: run directory.
-      after_step: number of completed steps; answers of later ones are removed.
+      after_step: number of completed steps; later answers are removed.
       resume: called with each answer that is kept.
       last: step of the last rollout, if the next ones depend on it.
 
     Raises:
-      InputError: if the file is a link out of the directory, or damaged, or ends with
-        another step than `last`.
+      InputError: if the file is a link out of the directory, is damaged, or does not
+        end with step `last`.
     """
 
     def __init__(
@@ -60,17 +60,12 @@ class RolloutLog:
         self._lines = StepLog(file, kept)
 
     def write(self, answers: Sequence[Mapping[str, Any]], *, equal: bool) -> None:
-        """Writes the answers of a rollout.
-
-        Args:
-          answers: fields of each.
-          equal: whether nothing is learned from them.
-        """
+        """Writes the fields of a rollout's answers; `equal` if it taught nothing."""
         self.equal = self.equal + 1 if equal else 0
         self._lines.write(*answers)
 
     def sync(self) -> None:
-        """Flushes the lines to the disk, before a checkpoint of their step."""
+        """Flushes the lines to disk before their step's checkpoint."""
         self._lines.sync()
 
     def close(self) -> None:

@@ -33,22 +33,21 @@ from prompt_tuning.rollouts.reward_calls import Answer, RewardCalls
 from prompt_tuning.rollouts.rollout_log import RolloutLog
 
 SHORTEST_ROW = 32
-"""Answers are padded to so many tokens, its doubles, or the maximum: each length is
-compiled."""
+"""Answers are padded to this length, its doubles, or the maximum, to compile little."""
 
 Metrics = dict[str, float]
 
 
 class RolloutStream:
-    """Samples, judges and records the answers of one step after another.
+    """Samples, judges and logs the answers of one step after another.
 
-    A rollout depends only on the parameters of its step, its number, the seed, and on
-    the recorded answers of the rollouts before, so a run that was killed samples the
-    same answers again.
+    A rollout depends only on the step's parameters, its number, the seed and the logged
+    answers of earlier rollouts, so a run that was killed samples the same answers
+    again.
 
     Args:
-      model: the model with what is trained.
-      draws: what draws answers, by the model or by others of the same sweep.
+      model: the model in training.
+      draws: the sampler, which members of a sweep share.
       prompts: the prompts.
       plan: order of the prompts.
       directory: run directory.
@@ -56,7 +55,7 @@ class RolloutStream:
       seed: seed of the run.
 
     Raises:
-      InputError: if the recorded answers are needed and not there.
+      InputError: if logged answers are needed but missing.
     """
 
     def __init__(
@@ -85,16 +84,12 @@ class RolloutStream:
         self._batch: Batch | None = None
 
     def _resume(self, line: JsonObject) -> None:
-        """Continues behind a recorded answer."""
+        """Continues after a logged answer."""
         self._order.resume(line)
         self._best.resume(line)
 
     def batch(self, parameters: Parameters, done: int) -> tuple[Batch, Metrics]:
-        """Returns the batch after some completed steps, and the rollout's metrics.
-
-        Args:
-          parameters: all parameters of the model after these steps.
-          done: number of completed steps.
+        """Returns the batch after `done` steps and the rollout's metrics.
 
         Raises:
           InputError: if a reward cannot be used.
@@ -107,12 +102,12 @@ class RolloutStream:
         return self._batch, self._metrics(self._last)
 
     def between(self, done: int) -> bool:
-        """Returns whether the next step begins with new answers."""
+        """Whether the next step starts with new answers."""
         return done % self._settings.updates == 0
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops before its last step; None while it continues."""
+        """The reason for stopping before the last step; None to continue."""
         limit = self._settings.equal_steps
         if not limit or self.log.equal < limit:
             return None
@@ -129,9 +124,9 @@ class RolloutStream:
         return f"{reason} (Rollouts.equal_steps)"
 
     def _roll_out(self, parameters: Parameters, number: int) -> Rollout:
-        """Samples the answers to the prompts of a step, and judges them.
+        """Samples and judges the answers of a step.
 
-        Groups of equal rewards are replaced as often as `Rollouts.resample` allows.
+        Groups with equal rewards are replaced up to `Rollouts.resample` times.
         """
         places, planned = self._order.batch()
         groups, seconds = self._sample(places, planned, parameters, number)
@@ -198,7 +193,7 @@ class RolloutStream:
         answers: Sequence[Sequence[SampledAnswer]],
         parameters: Parameters,
     ) -> Float64[np.ndarray, "P G k"]:
-        """Returns the rewards of answers; `k` is 0 if there are none."""
+        """Returns the rewards of answers; `k` is 0 without rewards."""
         count, group = len(prompts), self._settings.group
         if not self._prompts.rewards:
             return np.zeros((count, group, 0))
@@ -222,7 +217,7 @@ class RolloutStream:
         return self._judge(judged).reshape(count, group, -1)
 
     def _record(self, rollout: Rollout, step: int) -> None:
-        """Writes the answers to the file of the run."""
+        """Logs the answers."""
         names = [reward.name for reward in self._prompts.rewards]
         advantages = dict(zip(rollout.learned, rollout.advantages, strict=True))
         lines = []
@@ -234,7 +229,7 @@ class RolloutStream:
         self.log.write(lines, equal=equal)
 
     def _metrics(self, rollout: Rollout) -> Metrics:
-        """Returns metrics of all answers that were sampled, learned or not."""
+        """Returns metrics over all sampled answers, learned or not."""
         answers = [answer for group in rollout.groups for answer in group.answers]
         tokens = sum(len(answer.ids) for answer in answers)
         logprobs = sum(sum(answer.logprobs) for answer in answers)
@@ -262,7 +257,7 @@ class RolloutStream:
         return metrics
 
     def _build(self, rollout: Rollout) -> Batch:
-        """Returns the rows of the answers that are learned."""
+        """Returns the rows to learn from."""
         planned, masked = rollout.planned, self._settings.mask_truncated
         examples = [
             self._prompts.answered(
@@ -288,7 +283,7 @@ class RolloutStream:
     def _pad(
         self, planned: PlannedBatch, examples: Sequence[Example], rows: np.ndarray
     ) -> Batch:
-        """Returns rows of answers, padded to one of few lengths."""
+        """Returns rows padded to one of few lengths."""
         longest = max(
             len(example.targets) - example.prefix_length for example in examples
         )

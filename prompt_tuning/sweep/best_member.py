@@ -1,4 +1,4 @@
-"""The best member of a finished sweep, by the file that names it."""
+"""Find the best member of a finished sweep."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ BEST_FILE = "best.json"
 
 
 def best_member(directory: Path) -> Path | None:
-    """The run directory of a sweep's best member; None without a sweep.
+    """Returns the run directory of a sweep's best member; None if there is no sweep.
 
     Raises:
       InputError: if the file that names it is damaged, or names another folder.

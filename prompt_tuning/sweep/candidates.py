@@ -1,4 +1,4 @@
-"""The methods that an automatic choice compares, and how it finds the winner."""
+"""The candidates of the method "auto", and the choice among them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 METHODS = (DEFAULT_METHOD, "prefix", "lora")
 FACTORS = (0.3, 1, 3)
-"""Learning rates of the candidates, in units of the method's own."""
+"""Learning rates to try, relative to the method's default."""
 
 SHARE, FEWEST = 10, 20
-"""Steps of the run for each step of a candidate, and fewest steps of a candidate."""
+"""A candidate takes one step per `SHARE` steps of the run, and at least `FEWEST`."""
 
 EVALUATIONS = 5
-"""Evaluations of a candidate."""
+"""Number of evaluations of a candidate."""
 
 BUDGET = 300.0
 """Seconds of all sweeps together."""
@@ -28,21 +28,21 @@ FOLDER, CHOICE_FILE = "candidates", "choice.json"
 
 
 def candidate_rates(method: str) -> list[float]:
-    """Returns the learning rates at which a method is tried."""
+    """Returns the learning rates to try with a method."""
     _, rate = choices_of("method")[method].optimizer
     return [float(f"{factor * rate:g}") for factor in FACTORS]
 
 
 def candidate_steps(steps: int) -> int:
-    """Returns the number of steps of a candidate of a run."""
+    """Returns the number of steps of each candidate."""
     return min(steps, max(FEWEST, steps // SHARE))
 
 
 def winner(summaries: Mapping[str, "SweepSummary"]) -> tuple[str, float]:
-    """Returns the method and the learning rate of the best member of all sweeps.
+    """Returns the method and learning rate of the best member of all sweeps.
 
     Raises:
-      NotFiniteError: if all of them diverged.
+      NotFiniteError: if all members diverged.
     """
     best = [
         (result.best_value, method, result.varies["learning_rate"])
@@ -62,14 +62,14 @@ def winner(summaries: Mapping[str, "SweepSummary"]) -> tuple[str, float]:
 
 
 def chosen_before(file: Path, given: Mapping[str, str]) -> tuple[str, float]:
-    """Returns the method and the learning rate of a choice that is made.
+    """Reads the method and learning rate of an earlier choice.
 
     Args:
       file: the choice.
       given: settings of the run, as text.
 
     Raises:
-      InputError: if it was made for other settings, or the file is damaged.
+      InputError: if the choice was made with other settings, or the file is damaged.
     """
     record = read_object(file)
     before = record.nested("given").values

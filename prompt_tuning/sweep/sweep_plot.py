@@ -1,4 +1,4 @@
-"""Plots of a sweep: each member's curves, with the best one highlighted."""
+"""Plot each member's curves, with the best one highlighted."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ LISTED = 16
 
 
 def plot_curves(summary: SweepSummary, file: Path) -> None:
-    """Plots the training loss and the held-out metric that compares members."""
+    """Plots the training loss and the held-out metric that members are compared by."""
     metrics = ["loss"]
     if EVALUATION + summary.by[0] in summary.evaluated:
         metrics.append(EVALUATION + summary.by[0])
@@ -49,7 +49,7 @@ def plot_curves(summary: SweepSummary, file: Path) -> None:
 
 
 def _colors(summary: SweepSummary) -> dict[str, Any]:
-    """A color for each member, dark to light in their order; red for the best."""
+    """Returns a color per member, dark to light in order; red for the best."""
     palette = matplotlib.colormaps["viridis"]
     last = max(len(summary.results) - 1, 1)
     colors: dict[str, Any] = {
@@ -62,7 +62,7 @@ def _colors(summary: SweepSummary) -> dict[str, Any]:
 def _draw(
     ax: Axes, result: MemberResult, metric: str, color: Any, best: bool
 ) -> Float[np.ndarray, "n"]:
-    """Draws one member's curve and returns the values that were drawn."""
+    """Draws one member's curve and returns its values."""
     steps, values = map(np.asarray, zip(*result.curve(metric), strict=True))
     training = not metric.startswith(EVALUATION)
     drawn = running_mean(values) if training else values
@@ -105,7 +105,7 @@ def _finish(ax: Axes, metric: str, curves: Sequence[np.ndarray]) -> None:
 
 
 def _add_legend(figure: Figure, summary: SweepSummary, colors: dict[str, Any]) -> None:
-    """Adds the members, best first; diverged ones, which have no value, are last."""
+    """Lists the members, best first; diverged ones, which have no value, last."""
     sign = 1 if summary.by[1] == "min" else -1
     ranked = sorted(
         summary.results,
@@ -143,7 +143,7 @@ def _label(result: MemberResult) -> str:
 
 
 def running_mean(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """An exponential mean of past values over about a tenth of the curve, unbiased."""
+    """Returns an unbiased exponential mean over about a tenth of the curve."""
     decay = 1 - 1 / max(1, len(values) // 10)
     mean, weight, means = 0.0, 0.0, np.empty(len(values))
     for index, value in enumerate(values):

@@ -1,9 +1,9 @@
 """A sweep: `K` runs trained together over one copy of a frozen model.
 
 Each member is an ordinary run with its own directory inside the sweep's: evaluate, use
-and resume it like any other. If a sweep is killed, it resumes from the newest step with
-intact checkpoints of all members, and ends with the same bits. A member is dropped if
-its loss or parameters are no longer finite; the others continue.
+and resume it like any other. A killed sweep resumes from the newest step with intact
+checkpoints of all members, and ends with the same bits. A member is dropped if its loss
+or parameters are no longer finite; the others continue.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ class SweepMember:
 
     Attributes:
       name: name of its directory.
-      varies: settings that distinguish it from the others, as the user wrote them.
-      trainer: its trainer, which shares the frozen parameters with the others.
-      config: the run's operative config.
+      varies: settings that differ among members, as the user wrote them.
+      trainer: its trainer, which shares the frozen parameters.
+      config: operative config of its run.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Sweep:
     """Runs, ready to step together.
 
     Attributes:
-      directory: directory of the sweep, which contains the members' directories.
+      directory: directory of the sweep, with the members' directories inside.
       members: the runs.
     """
 
@@ -106,8 +106,8 @@ def train_sweep(
       record: JSON that is stored with each config, such as compiler flags.
       make_reporter: returns a progress reporter, given the number of steps already
         done.
-      callbacks: functions called with a step and its logged metrics; where one returns
-        true, all members save and stop.
+      callbacks: functions called with a step and its logged metrics. If one returns
+        True, all members save and stop.
 
     Returns:
       the first member's result, and the reason for each dropped member, by name.
@@ -165,7 +165,7 @@ def _claim(sweep: Sweep, record: dict[str, Any]) -> dict[str, ConfigChanges]:
     """Claims the directories, or checks that they belong to this sweep.
 
     Returns:
-      what differs from the config of each member's run, by its name.
+      by member, the differences from its recorded config.
     """
     names = [member.name for member in sweep.members]
     file = sweep.directory / SWEEP_FILE
@@ -214,11 +214,11 @@ def common_step(
     Args:
       members: members of the sweep.
       stores: checkpoints of each member.
-      say: receives messages about damaged checkpoints and about the step.
+      say: receives messages about damaged checkpoints and the step.
 
     Returns:
-      the newest step of which all members have an intact checkpoint, 0 if some have
-      none yet; and the reasons for members dropped at or before it, by name.
+      the newest step with intact checkpoints of all members, 0 if some have none yet;
+      and by name, the reasons for members dropped at or before that step.
 
     Raises:
       InputError: if every member has checkpoints, but none of the same step.
@@ -276,7 +276,7 @@ def _newest_common(
 
 
 def read_diverged(directory: Path) -> tuple[int, str] | None:
-    """Returns the step when a member was dropped, and why; None if it was not."""
+    """Returns the step at which a member was dropped, and why; None if it was not."""
     file = directory / DIVERGED_FILE
     if not file.exists():
         return None

@@ -1,4 +1,4 @@
-"""The results of a sweep, from its members' logs and checkpoints, stored as JSON."""
+"""Summarize a sweep from its members' logs and checkpoints, and store it as JSON."""
 
 import dataclasses
 import json
@@ -26,14 +26,14 @@ class MemberResult:
 
     Attributes:
       name: name of the member and its directory.
-      varies: settings that distinguish it from the other members.
-      log: lines of its log, one mapping each.
+      varies: settings that differ among members.
+      log: lines of its log, as mappings.
       diverged: reason why it was dropped, or None.
-      best_step: step of the checkpoint that evaluation and generation use, if it was
-        chosen by a metric; otherwise None.
-      best_value: value by which members are compared: the metric at that step, or,
+      best_step: step of the checkpoint that evaluation and generation use, if a metric
+        selected it; else None.
+      best_value: value by which members are compared: the metric at that step or,
         without an evaluation, the mean training loss over the last tenth of the log;
-        None if the member has neither.
+        None if there is neither.
     """
 
     name: str
@@ -44,13 +44,13 @@ class MemberResult:
     best_value: float | None
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """The steps and values of a metric in the log."""
+        """Steps and values of a metric in the log."""
         return [
             (int(line["step"]), line[metric]) for line in self.log if metric in line
         ]
 
     def last(self, metric: str) -> float | None:
-        """The newest value of a metric; None if the log has none."""
+        """The latest value of a metric; None if the log has none."""
         curve = self.curve(metric)
         return curve[-1][1] if curve else None
 
@@ -71,14 +71,14 @@ class SweepSummary:
 
     @property
     def evaluated(self) -> list[str]:
-        """Names of the metrics on held-out data, as in the log."""
+        """Names of the held-out metrics, as in the log."""
         lines = (line for result in self.results for line in result.log)
         names = (name for line in lines for name in line)
         return list(dict.fromkeys(n for n in names if n.startswith(EVALUATION)))
 
 
 def summarize(sweep: Sweep) -> SweepSummary:
-    """Reads the results of the members from their directories."""
+    """Reads the members' results from their directories."""
     run = sweep.run
     by = TRAINING_LOSS
     if run.evaluation is not None and run.best_by is not None:
@@ -142,7 +142,7 @@ def write_summary(directory: Path, summary: SweepSummary) -> None:
 
 
 def summary_table(summary: SweepSummary) -> Table:
-    """A table of the members' settings and results, with the best one marked."""
+    """Returns a table of the members' settings and results; the best one is marked."""
     varied, metric = list(summary.results[0].varies), summary.by[0]
     table = Table(
         title=f"{len(summary.results)} members, at the end and at their best",

@@ -1,4 +1,4 @@
-"""Trains prompts and adapters: opens a run, steps, logs, evaluates and saves.
+"""Train prompts and adapters: open a run, step, log, evaluate and save.
 
 Read `opening`, `loop` and `step`, in this order.
 """

@@ -1,4 +1,4 @@
-"""LoRA that starts from the activations of the first batches (EVA)."""
+"""Initialize LoRA from the activations of the first batches (EVA)."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -30,8 +30,10 @@ from prompt_tuning.training.gradients import objective_gradient
 BATCHES = 64
 """Maximum number of batches that are read."""
 ALIKE = 0.99
-"""Cosine to the component before a batch from which on a component has converged, as in
-PEFT (`EvaConfig.tau`)."""
+"""A component has converged if its cosine with that before the batch reaches this.
+
+The value is PEFT's (`EvaConfig.tau`).
+"""
 
 
 @status("reading activations")
@@ -43,14 +45,14 @@ def start_from_activations(
     *,
     known: Collection[str] = (),
 ) -> Parameters:
-    """Returns the first factors of the LoRAs that start from activations.
+    """Returns the initial factors of the LoRAs that start from activations.
 
     Args:
-      tuning: the LoRAs, and what else tunes the model.
-      model: the model with all of it.
+      tuning: the LoRAs and all other methods of the model.
+      model: the model with all of them.
       parameters: all parameters, as restored and initialized.
       read_batch: reads the batch of a step.
-      known: paths of parameters whose values the run starts from.
+      known: paths of parameters that start from another source.
     """
     starting = [path for path, x in model.loras.items() if x.initial == EVA]
     if all(path + LORA_A in known for path in starting):
@@ -65,13 +67,13 @@ def read_components(
     parameters: Parameters,
     read_batch: Callable[[int], Batch],
 ) -> tuple[dict[str, Components], dict[str, list[int]]]:
-    """Computes the principal components of what enters each projection.
+    """Computes the principal components of each projection's inputs.
 
-    Batches are read in the order of training, until the components that get a rank have
-    converged, or `BATCHES` were read. The arguments are as in `start_from_activations`.
+    Reads batches in training order until all components that get a rank have converged,
+    or `BATCHES` batches. The arguments are as in `start_from_activations`.
 
     Returns:
-      the components, and the rank in each layer, by the path of the projection.
+      by the path of the projection, the components and the rank in each layer.
     """
     loras = {path: x for path, x in model.loras.items() if x.initial == EVA}
     graph, abstract = _with_probes(tuning, model)
@@ -100,7 +102,7 @@ def read_components(
 def _with_probes(
     tuning: Tuning, model: PromptedModel
 ) -> tuple[nnx.GraphDef, dict[str, jax.ShapeDtypeStruct]]:
-    """Returns the structure of the model with probes, and its parameters' shapes."""
+    """Returns the structure of the model with probes, and its parameter shapes."""
     adapters = [
         ActivationProbes.of(x) if isinstance(x, LoRA) and x.initial == EVA else x
         for x in tuning.adapters
@@ -114,9 +116,9 @@ def _with_probes(
 
 
 def _micro_batches(batch: Batch, config: ModelConfig) -> list[Batch]:
-    """Divides a batch with an accumulation axis, since each updates the components.
+    """Splits a batch along its accumulation axis; each part updates the components.
 
-    Rows that only fill a batch have no real token in a causal model.
+    Filler rows have no real token in a causal model.
     """
     causal = config.architecture == "decoder_only" and not config.bidirectional
     if causal and np.shape(batch.real_rows) == np.shape(batch.lengths):
@@ -128,7 +130,7 @@ def _micro_batches(batch: Batch, config: ModelConfig) -> list[Batch]:
 
 
 def _converged(likeness: dict[str, np.ndarray], ranks: dict[str, list[int]]) -> bool:
-    """Returns whether all components that get a rank are as before the last batch."""
+    """Whether all components that get a rank are unchanged by the last batch."""
     return all(
         (table[layer, :rank] >= ALIKE).all()
         for path, table in likeness.items()

@@ -1,4 +1,4 @@
-"""Where the batches of a loop come from: data, or the model's own answers."""
+"""Sources of a loop's batches: data, or the model's own answers."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -25,17 +25,17 @@ from prompt_tuning.training.trainer import Trainer
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """Makes the batch of each step."""
+    """Provides the batch of each step."""
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops before its last step; None while it continues."""
+        """The reason for stopping before the last step; None to continue."""
         ...
 
     def next(
         self, states: Sequence[TrainState], done: int
     ) -> tuple[MemberBatches, Sequence[Metrics]]:
-        """Returns the batches of the next step, and each member's metrics of them.
+        """Returns the next step's batches, and each member's metrics of them.
 
         Args:
           states: state of each member.
@@ -44,21 +44,21 @@ class BatchSource(Protocol):
         ...
 
     def between(self, done: int) -> bool:
-        """Returns whether a run may stop and resume after some steps."""
+        """Whether a run may stop and resume after `done` steps."""
         ...
 
     def drop(self, member: int) -> None:
-        """Makes nothing for a member from now on."""
+        """Stops making batches for a member."""
 
     def sync(self) -> None:
-        """Flushes what was recorded to the disk, before a checkpoint."""
+        """Flushes logs to disk before a checkpoint."""
 
     def close(self) -> None:
         """Ends threads and closes files."""
 
 
 class DataBatches:
-    """Batches of data, which threads read ahead."""
+    """Batches of data, read ahead by threads."""
 
     def __init__(self, trainers: Sequence[Trainer], meters: Sequence[Meter], done: int):
         self._stream, self._count = stream_members(trainers, done), len(trainers)
@@ -75,7 +75,7 @@ class DataBatches:
 
     @property
     def reason(self) -> str | None:
-        """Returns None: data do not end a run."""
+        """Returns None: data never end a run."""
         return None
 
     def between(self, done: int) -> bool:
@@ -84,7 +84,7 @@ class DataBatches:
         return True
 
     def drop(self, member: int) -> None:
-        """Does nothing, as members share the batches."""
+        """Does nothing: members share the batches."""
 
     def sync(self) -> None:
         """Does nothing."""
@@ -99,12 +99,12 @@ class RolloutBatches:
 
     Args:
       trainers: the members.
-      meters: meter of each.
+      meters: meter of each member.
       done: number of completed steps.
-      live: numbers of the members that are not dropped; None for all.
+      live: indices of the members that are not dropped; None for all.
 
     Raises:
-      InputError: if there are several processes.
+      InputError: if there is more than one process.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class RolloutBatches:
 
     @property
     def reason(self) -> str | None:
-        """Why the run stops before its last step, if all members have a reason."""
+        """The reason for stopping before the last step, if all members have one."""
         reasons = [stream.reason for stream in self._streams.values()]
         return reasons[0] if reasons and all(reasons) else None
 
@@ -169,11 +169,11 @@ class RolloutBatches:
         return join_members(given, self._trainers[0].model.config.pad_id), metrics
 
     def between(self, done: int) -> bool:
-        """Returns whether the next step begins with new answers."""
+        """Whether the next step starts with new answers."""
         return all(stream.between(done) for stream in self._streams.values())
 
     def drop(self, member: int) -> None:
-        """Samples nothing for a member from now on."""
+        """Stops sampling for a member."""
         self._streams.pop(member).log.close()
 
     def sync(self) -> None:
@@ -197,9 +197,9 @@ def open_batches(
 
     Args:
       trainers: the members.
-      meters: meter of each, which measures the time of training.
+      meters: meter of each member, which measures training time.
       done: number of completed steps.
-      live: numbers of the members that are not dropped; None for all.
+      live: indices of the members that are not dropped; None for all.
     """
     if trainers[0].run.rollouts is None:
         return DataBatches(trainers, meters, done)

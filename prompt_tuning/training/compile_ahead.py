@@ -1,8 +1,8 @@
-"""Compiles the programs of a run in a thread, while its first steps run.
+"""Compile a run's programs in a thread while its first steps run.
 
-The plan of batches tells all shapes in advance, and the compiler does not need Python.
-So later shapes are compiled while earlier ones are trained, one program after another,
-in the order of their first use.
+The plan of batches gives all shapes in advance, and the compiler does not need Python.
+Later shapes are thus compiled while earlier ones train, one program after another, in
+the order of their first use.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from prompt_tuning.training.trainer import Trainer
 def compiling_ahead(trainer: Trainer, state: TrainState, stop: int) -> Iterator[None]:
     """Compiles what the steps up to `stop` and the evaluation need.
 
-    Several processes, meshes, streamed weights and rollouts compile each program when
-    it is needed. At the end, waits for a program that is being compiled.
+    Multiple processes, meshes, streamed weights and rollouts compile each program when
+    needed instead. On exit, waits for the program being compiled.
     """
     step, done = trainer.step, int(state.step)
     if (

@@ -1,4 +1,4 @@
-"""Continues a run from its checkpoints, also with other settings of some kinds."""
+"""Resume a run from its checkpoints, also with some settings changed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from prompt_tuning.training.state import TrainState
 from prompt_tuning.training.trainer import Trainer
 
 MAXIMUM_WORD = 2**32 - 1
-"""Maximum of a number of a random key."""
+"""Maximum value of a word of a random key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Member:
       trainer: the opened run.
       store: its checkpoints.
       config: its operative config.
-      changes: what differs from the config in its directory.
+      changes: differences from the config in its directory.
       name: its name in a sweep.
-      dropped: whether a number that is not finite has ended it before.
+      dropped: whether it ended earlier because of a number that is not finite.
     """
 
     trainer: Trainer
@@ -93,7 +93,7 @@ def state_at(trainer: Trainer, store: CheckpointStore, step: int) -> TrainState:
 
 
 def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
-    """Reads a key of the same kind as another one.
+    """Reads a random key of the same kind as `like`.
 
     Raises:
       InputError: if the checkpoint has no such key.
@@ -107,7 +107,7 @@ def read_key(extra: dict[str, Any], like: jax.Array) -> jax.Array:
 
 
 def _put_like(leaf: Any, like: Any) -> jax.Array | np.ndarray:
-    """Puts a stored leaf where another one is: in host memory, or on the device."""
+    """Puts a stored leaf where another one is: in host memory or on the device."""
     if isinstance(like, np.ndarray):
         return np.array(leaf)
     return jnp.asarray(np.asarray(leaf) if isinstance(leaf, StoredArray) else leaf)
@@ -116,7 +116,7 @@ def _put_like(leaf: Any, like: Any) -> jax.Array | np.ndarray:
 def adopt_changes(member: Member, recorder: Recorder, reporter: Reporter) -> None:
     """Applies changed settings of a run to its directory, which the caller holds.
 
-    If the evaluation or the metric differs, all checkpoints are measured again, so that
+    If the evaluation or the metric changed, all checkpoints are measured again, so that
     the best one is chosen among comparable values; early stopping counts from there.
     The config is replaced last: after a kill, the same command repeats the rest.
     """

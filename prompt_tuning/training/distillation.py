@@ -41,21 +41,20 @@ from prompt_tuning.training.run_reference import open_run_reference
 EMBEDDING = "token_embedder/embedding"
 
 SAMPLED_EXAMPLES = 256
-"""Examples that are checked for BOS at the start; all rows of a file have it or
-none."""
+"""Examples checked for BOS at the start; all rows of a file have it or none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A frozen model that reads some tokens before each row, or none.
+    """A frozen model that may read a fixed text before each row.
 
     Attributes:
       graph: the model's structure, with a prompt as long as the tokens.
       paths: paths of the frozen parameters that it shares with the student.
       prompt: path of its prompt; None without one.
       tokens: tokens whose embeddings are its prompt.
-      shared: for a text after the BOS of each row, the model that reads BOS and the
-        text once for all rows, and rows without BOS; None otherwise.
+      shared: if the text follows each row's BOS, the model that reads BOS and the text
+        once for all rows, and rows without BOS; else None.
     """
 
     graph: nnx.GraphDef
@@ -65,7 +64,7 @@ class Teacher:
     shared: "Teacher | None" = None
 
     def parameters(self, student: Parameters) -> Parameters:
-        """The student's frozen parameters, and the embeddings of the tokens."""
+        """Returns the student's frozen parameters and the embeddings of the tokens."""
         shared = {path: student[path] for path in self.paths}
         if self.prompt is None:
             return shared
@@ -74,11 +73,11 @@ class Teacher:
         return shared | {self.prompt: rows.astype(jnp.float32)}
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """The hidden states that predict the learned tokens, without a gradient.
+        """Returns the states that predict the learned tokens, without a gradient.
 
         Args:
-          student: all parameters of the student, with the result of `read_context`
-            unless it is to be computed for this batch.
+          student: all parameters of the student, plus the result of `read_context`
+            unless this batch should compute it.
           batch: a batch without an accumulation axis.
         """
         known = self.prompt is not None and _context(0) in student
@@ -95,7 +94,7 @@ class Teacher:
         return jax.lax.stop_gradient(model.hidden(alone, prefix=prefix))
 
     def read_context(self, student: Parameters) -> Parameters:
-        """Reads the tokens once, where all rows share them; see `TeacherModel`."""
+        """Reads the tokens once, if all rows share them; see `TeacherModel`."""
         if self.prompt is None:
             return {}
         if self.shared is not None:
@@ -110,7 +109,7 @@ class Teacher:
 
 
 def _context(number: int) -> str:
-    """Returns the path of a leaf of the `DecoderPrefix` of a text."""
+    """Returns the path of a leaf of a text's `DecoderPrefix`."""
     return f"{CONTEXT}{number}"
 
 
@@ -122,23 +121,23 @@ def open_teacher(
     trained: Collection[str],
     examples: Examples | ExampleGroups,
 ) -> TeacherModel:
-    """Builds the teacher of a run that distills a context, or a reference.
+    """Builds the teacher of a context distillation, or a reference.
 
     The teacher reads BOS, the context, and the row's text. If rows begin with BOS, the
-    context is inserted after it in each row. If they do not, BOS and the context run
-    once for the whole batch.
+    context is inserted after it in each row. Otherwise, BOS and the context run once
+    for the whole batch.
 
     Args:
       context: text that the teacher reads before each row; `OwnContexts` if each
-        example has its own; None for a reference, which reads the rows alone.
-      run: directory of a run whose prompts and adapters a reference has; None for the
-        frozen model alone.
+        example has its own; None for a reference, which reads only the rows.
+      run: directory of a run that provides the reference's prompts and adapters; None
+        for the frozen model alone.
       model: the student.
       trained: paths of the parameters that the run trains.
       examples: training examples.
 
     Raises:
-      InputError: if the model cannot read the context, the context does not fit the
+      InputError: if the model cannot read the context, the context does not fit in the
         model's positions, or the run trains parameters of the teacher.
     """
     if model.prompting.placement == TEMPLATE:
@@ -183,6 +182,7 @@ def _row_lengths(
 
 
 def _longest_row(model: PromptedModel, examples: Examples | ExampleGroups) -> int:
+    """Counts the tokens of the longest row, as read without a prompt."""
     return int(_row_lengths(model, examples).max(initial=0))
 
 
@@ -192,7 +192,7 @@ def _open_example_teacher(
     """Builds the teacher that reads each example's own context before it.
 
     Raises:
-      InputError: if the model cannot read contexts of examples, or one is too long.
+      InputError: if the model cannot read such contexts, or one is too long.
     """
     config, reason = model.config, None
     if config.architecture != "decoder_only" or config.bidirectional:
@@ -229,16 +229,7 @@ def _open_example_teacher(
 
 
 def _check_room(context: int, row: int, model: PromptedModel) -> None:
-    """Checks that a context fits the model together with a row.
-
-    Args:
-      context: number of its tokens.
-      row: number of tokens of the longest row behind it.
-      model: the model.
-
-    Raises:
-      InputError: if it does not.
-    """
+    """Checks that a context fits in the model together with the longest example."""
     positions = model.config.maximum_positions
     if positions is not None and context + row > positions:
         raise InputError(
@@ -251,11 +242,7 @@ def _check_room(context: int, row: int, model: PromptedModel) -> None:
 def _check_untrained(
     teacher: Teacher | ExampleTeacher, trained: Collection[str]
 ) -> None:
-    """Refuses to train what the frozen model has, too.
-
-    Raises:
-      InputError: if a run trains some of it.
-    """
+    """Checks that a run trains no parameter of the teacher."""
     shared = sorted(set(teacher.paths) & set(trained))
     if shared:
         more = f" and {len(shared) - 1} more" if shared[1:] else ""
@@ -266,7 +253,7 @@ def _check_untrained(
 
 
 def make_reference(config: ModelConfig) -> Teacher:
-    """Builds the frozen model of a config without anything before the rows."""
+    """Builds the frozen model of a config, with nothing before the rows."""
     return Teacher(*frozen_graph(config))
 
 
@@ -276,11 +263,11 @@ def tokens_before_rows(
     """Encodes a text that a model reads before rows.
 
     Returns:
-      The tokens, and their placement: "after_bos" if rows begin with BOS; else
+      the tokens, and their placement: "after_bos" if rows begin with BOS; else
       "prefix", with BOS before the text in a decoder-only model that expects it.
 
     Raises:
-      InputError: if there is no tokenizer, or some rows begin with BOS and some do not.
+      InputError: if there is no tokenizer, or only some rows begin with BOS.
     """
     tokenizer = model.needed_tokenizer()
     ids = tokenizer.encode(text)
@@ -294,7 +281,7 @@ def tokens_before_rows(
 def make_teacher(
     config: ModelConfig, tokens: list[int], placement: Position = "prefix"
 ) -> Teacher:
-    """Builds the frozen model of a config with some tokens as its prompt.
+    """Builds the frozen model of a config, with tokens as its prompt.
 
     Args:
       config: config of the frozen model.
@@ -320,7 +307,7 @@ def begin_with_bos(examples: Examples | ExampleGroups, model: PromptedModel) -> 
     """Whether rows of a decoder-only model begin with BOS.
 
     Raises:
-      InputError: if some do and some do not.
+      InputError: if only some do.
     """
     begin = model.interface.begin_ids
     if model.config.architecture != "decoder_only" or not begin:

@@ -1,4 +1,4 @@
-"""Stops a run when its held-out metric no longer improves."""
+"""Stop a run when its held-out metric no longer improves."""
 
 import dataclasses
 import json
@@ -13,18 +13,19 @@ from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.typed_json import JsonObject
 
 EXTRA = "early_stopping"
-"""The key of this state in a checkpoint."""
+"""Key of this state in a checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """The history of a run's metric; stored in each checkpoint, so that it survives.
+    """The history of a run's metric, stored in each checkpoint.
 
     Attributes:
       metric: name of the metric.
       direction: "min" or "max", whichever is better.
-      limit: consecutive evaluations without improvement after which the run stops.
-      waited: evaluations since the best one.
+      limit: number of consecutive evaluations without improvement after which the run
+        stops.
+      waited: number of evaluations since the best one.
       best: best value; None before the first evaluation.
       best_step: step of the best value; the earliest of equals.
     """
@@ -37,7 +38,7 @@ class Patience:
     best_step: int = 0
 
     def observe(self, step: int, measured: Mapping[str, float]) -> "Patience":
-        """Returns the state after an evaluation; unchanged if it lacks the metric."""
+        """Returns the state after an evaluation; unchanged if the metric is missing."""
         if self.metric not in measured:
             return self
         value = measured[self.metric]
@@ -48,7 +49,7 @@ class Patience:
 
     @property
     def reason(self) -> str | None:
-        """The reason why the run stops; None while it continues."""
+        """The reason for stopping; None to continue."""
         if self.waited < self.limit:
             return None
         return (
@@ -65,10 +66,10 @@ class Patience:
         }
 
     def with_state(self, extra: Mapping[str, Any]) -> "Patience":
-        """Returns the state that a checkpoint stored in its `extra`.
+        """Returns the state stored in the `extra` of a checkpoint.
 
         Raises:
-          InputError: for a field of another type.
+          InputError: if a field has the wrong type.
         """
         stored = JsonObject("the state of a checkpoint", extra).nested(EXTRA, {})
         return dataclasses.replace(
@@ -80,18 +81,15 @@ class Patience:
 
 
 def record_stop(directory: Path, step: int, reason: str) -> None:
-    """Writes to the run directory why the run stopped, and after which step."""
+    """Writes the reason and the step of a stop to the run directory."""
     content = json.dumps({"step": step, "reason": reason}, indent=1)
     replace_file(directory / STOPPED_FILE, content + "\n")
 
 
 def open_patience(run: Run, folder: Path, step: int) -> Patience | None:
-    """Creates the patience of a run that starts or resumes from a checkpoint.
+    """Returns the patience of a run at the step of a checkpoint, 0 for none.
 
-    Args:
-      run: the run, with the metric and the limit.
-      folder: folder of its checkpoints.
-      step: step of the checkpoint, 0 for none.
+    `folder` has the checkpoints.
 
     Returns:
       None if the run always takes all of its steps.

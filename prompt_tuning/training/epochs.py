@@ -1,4 +1,4 @@
-"""Counts the steps of a run that reads its data a number of times."""
+"""Convert epochs to steps."""
 
 import math
 from fractions import Fraction
@@ -10,12 +10,11 @@ from prompt_tuning.training.run_plan import RunPlan, plan_run
 
 
 def steps_of_epochs(run: Run, epochs: int | float) -> int:
-    """Returns the number of steps of a run that reads its data `epochs` times.
+    """Returns the number of steps of `epochs` passes over a run's data.
 
     Args:
-      run: the run with any number of steps; its data are read.
-      epochs: how often each example is read; a part of an epoch is rounded up to whole
-        steps.
+      run: the run, with any number of steps; its data are read.
+      epochs: passes over the data; a fraction is rounded up to whole steps.
 
     Raises:
       InputError: if the data or a setting cannot be used.

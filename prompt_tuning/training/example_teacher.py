@@ -1,4 +1,4 @@
-"""The frozen model that reads a context of its own before each row."""
+"""A frozen model that reads each row's own context before the row."""
 
 import dataclasses
 import math
@@ -23,18 +23,17 @@ from prompt_tuning.models.streams import Context, Kept, Stream
 class ExampleTeacher:
     """A frozen model that reads one of several contexts before each row.
 
-    A context is read alone, in each row that has it as its number in
-    `Batch.columns["contexts"]`, and all rows of a batch that have it share its keys and
-    values. Rows are not packed.
+    `Batch.columns["contexts"]` has the number of each row's context. A context is read
+    by itself; all rows of a batch with the same context share its keys and values. Rows
+    are not packed.
 
     Attributes:
       graph: the model's structure, without a prompt.
       paths: paths of the frozen parameters that it shares with the student.
       contexts: token ids of each context, with BOS if rows have it.
       after_bos: whether rows begin with BOS, which the contexts replace.
-      cache_bytes: maximum size of the keys and values of all contexts, which are then
-        computed once for a run. If they are larger, each batch computes those that its
-        rows have.
+      cache_bytes: maximum size of the keys and values of all contexts. If they fit,
+        they are computed once per run; otherwise each batch computes those of its rows.
     """
 
     graph: nnx.GraphDef
@@ -44,11 +43,11 @@ class ExampleTeacher:
     cache_bytes: int
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """The hidden states that predict the learned tokens, without a gradient.
+        """Returns the states that predict the learned tokens, without a gradient.
 
         Args:
-          student: all parameters of the student, perhaps with what `read_context`
-            returns.
+          student: all parameters of the student, optionally with the result of
+            `read_context`.
           batch: a batch without an accumulation axis, with the column "contexts".
         """
         # A row has one context, which the column repeats for each learned target.
@@ -89,7 +88,7 @@ class ExampleTeacher:
         return jax.lax.stop_gradient(jnp.where(first, last[rows][:, None], selected))
 
     def read_context(self, student: Parameters) -> Parameters:
-        """Reads all contexts, if there is room for their keys and values."""
+        """Reads all contexts if their keys and values fit in the cache."""
         own = {path: student[path] for path in self.paths}
         form = jax.tree.leaves(self._form(own, len(self.contexts)))
         size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in form)
@@ -111,13 +110,13 @@ class ExampleTeacher:
         return tokens
 
     def _form(self, own: Parameters, count: int) -> Any:
-        """Returns the shapes of what `_read` returns for some contexts."""
+        """Returns the shapes of `_read`'s results for `count` contexts."""
         tokens = jax.ShapeDtypeStruct((count, int(self._lengths.max())), jnp.int32)
         lengths = jax.ShapeDtypeStruct((count,), jnp.int32)
         return jax.eval_shape(self._read, own, tokens, lengths)
 
     def _read_each(self, own: Parameters, numbers: Int[Array, "n"]) -> Any:
-        """Reads contexts one after the other; those of a negative number are left."""
+        """Reads contexts one by one; negative numbers are skipped."""
         tokens, lengths = jnp.asarray(self._tokens()), jnp.asarray(self._lengths)
         form = self._form(own, len(numbers))
         axes = jax.tree.map(_differing_axis, form, self._form(own, len(numbers) + 1))
@@ -141,7 +140,7 @@ class ExampleTeacher:
     def _read(
         self, own: Parameters, tokens: Int[Array, "n P"], lengths: Int[Array, "n"]
     ) -> tuple[Kept, Float[Array, "n D"]]:
-        """Returns what contexts leave behind, and the states after their ends."""
+        """Returns the keys and values of contexts, and the states after their ends."""
         model = cast(LanguageModel, merge(self.graph, own))
         stream = Stream(
             model.token_embedder(jnp.asarray(tokens), model.config.dtype),
@@ -161,7 +160,7 @@ def _differing_axis(one: jax.ShapeDtypeStruct, two: jax.ShapeDtypeStruct) -> int
 
 
 def without_bos(batch: Batch) -> Batch:
-    """Returns rows that are not packed without their first token."""
+    """Removes the first token of rows that are not packed."""
     return dataclasses.replace(
         batch,
         tokens=batch.tokens[:, 1:],

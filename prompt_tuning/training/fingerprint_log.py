@@ -1,4 +1,4 @@
-"""The file with fingerprints of the trained parameters, at the steps of a run's log.
+"""The log of the trained parameters' fingerprints, at the steps of a run's log.
 
 `step_fingerprints` computes them; this module reads and writes without JAX.
 """
@@ -14,7 +14,7 @@ MAXIMUM_BYTES = 2**30
 
 
 def open_fingerprints(directory: Path, after_step: int) -> StepLog:
-    """Opens the file and removes what a run repeats that goes on after a step.
+    """Opens the file, and removes the lines after a step, which the run repeats.
 
     Raises:
       InputError: if the file is a link out of the directory, or damaged.
@@ -34,7 +34,7 @@ def fingerprint_line(step: int, fingerprint: str) -> dict[str, int | str]:
 def read_fingerprints(directory: Path) -> dict[int, str]:
     """Reads the fingerprints of a run by step; empty if it recorded none.
 
-    Lines that a kill truncated are left out.
+    Lines that a kill truncated are skipped.
 
     Raises:
       InputError: if the file cannot be read.

@@ -32,7 +32,7 @@ def gradients(
 ) -> tuple[Parameters, AnySums]:
     """Computes the gradient of a batch's loss with respect to the trained parameters.
 
-    For loops of your own that do something with the gradient; `train_step` is this, the
+    Use it in loops of your own that change the gradient; `train_step` combines it with
     metrics and `update`. The loss is the objective's, plus the prompt's penalty once
     per batch.
 
@@ -109,8 +109,8 @@ def add_penalty(
 ) -> Parameters:
     """Adds the gradient of the prompt's penalty, if it has one.
 
-    The penalty has no rows: it is added once, outside of micro-batches and devices. Of
-    parameters that are not on the device, `frozen` has the shapes.
+    The penalty does not depend on rows: it is added once, outside of micro-batches and
+    devices. For parameters that are not on the device, `frozen` has the shapes.
     """
     if not merge_model(graph, {**trained, **frozen}).has_penalty:
         return gradient

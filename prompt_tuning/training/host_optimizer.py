@@ -1,8 +1,7 @@
-"""Updates trained parameters in host memory, one layer at a time.
+"""Update trained parameters in host memory, one layer at a time.
 
-Parameters, gradients and optimizer state are NumPy arrays. Each layer of a parameter
-comes to the device with its gradient and its state, is updated there, and is written
-back in place.
+Parameters, gradients and optimizer state are NumPy arrays. Each layer moves to the
+device with its gradient and state, is updated there, and is written back in place.
 """
 
 import dataclasses
@@ -28,28 +27,28 @@ from prompt_tuning.training.transfer import Transfer
 TRAINED_WEIGHTS = "Pretrained.trained_weights"
 
 OptimizerOf = Callable[[Collection[str]], optax.GradientTransformation]
-"""Returns the optimizer of some of the trained parameters."""
+"""Returns the optimizer for some of the trained parameters."""
 
 StateLeaves = dict[str, Any]
 """Leaves of an optimizer's state by key path, as `jax.tree_util.keystr` writes it."""
 
 
 class HostOptimizer:
-    """The optimizer of the parameters in host memory.
+    """The optimizer of parameters in host memory.
 
     Attributes:
-      paths: the parameters; for each, whether it is stacked over layers.
+      paths: the parameters, and whether each is stacked over layers.
     """
 
     def __init__(self, paths: Mapping[str, bool], optimizer_of: OptimizerOf):
         """Sets up the updates.
 
         Args:
-          paths: parameters in host memory; for each, whether it is stacked over layers.
+          paths: parameters in host memory, and whether each is stacked over layers.
           optimizer_of: returns the optimizer of any of the trained parameters.
 
         Raises:
-          InputError: if an optimizer does not update each layer alone.
+          InputError: if an optimizer does not treat each layer separately.
         """
         self.paths = dict(paths)
         self._optimizer_of = optimizer_of
@@ -60,7 +59,7 @@ class HostOptimizer:
         }
 
     def device_state(self, trained: Mapping[str, Any], state: Any) -> Any:
-        """Returns the state of the parameters that are on the device."""
+        """Returns the state of the parameters on the device."""
         there = {p: x for p, x in trained.items() if p not in self.paths}
         template = jax.eval_shape(self._optimizer_of(list(there)).init, there)
         return _select_leaves(template, _named_leaves(state))
@@ -97,11 +96,11 @@ class HostOptimizer:
         Args:
           paths: all trained parameters.
           parameters: the model's parameters.
-          transfer: what the run starts from, which must be None.
+          transfer: must be None: the run cannot start from another one.
           key: key of the run.
 
         Raises:
-          InputError: if the run starts from another one.
+          InputError: if `transfer` is given.
         """
         if transfer is not None:
             raise InputError(
@@ -129,7 +128,7 @@ class HostOptimizer:
           state: state of all trained parameters.
 
         Returns:
-          leaves of the state that are not a parameter's, such as counts of steps.
+          the leaves of the state that belong to no parameter, e.g. step counts.
         """
         leaves, shared = _named_leaves(state), {}
         for path, stacked in self.paths.items():
@@ -155,7 +154,7 @@ class HostOptimizer:
 
 
 class HostFinish:
-    """`finish` of a step with some trained parameters in host memory."""
+    """`finish` for a step with some trained parameters in host memory."""
 
     def __init__(
         self,
@@ -166,7 +165,7 @@ class HostFinish:
 
         Args:
           host: updates the parameters in host memory.
-          compile_with: compiles `finish` of the parameters on the device, given the
+          compile_with: compiles `finish` for the parameters on the device, given the
             shapes of the others.
         """
         self._host, self._compile_with = host, compile_with
@@ -216,7 +215,7 @@ class HostFinish:
     def _divide(
         self, leaves: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Divides trained leaves into those on the device and those in host memory."""
+        """Splits trained leaves into those on the device and those in host memory."""
         here = {path: leaf for path, leaf in leaves.items() if path in self._host.paths}
         return {path: leaf for path, leaf in leaves.items() if path not in here}, here
 
@@ -227,7 +226,7 @@ def _named_leaves(state: Any) -> StateLeaves:
 
 
 def _select_leaves(template: Any, leaves: Mapping[str, Any]) -> Any:
-    """Returns a tree like the template, with the leaves of the same key paths."""
+    """Returns a tree like the template, with leaves chosen by key path."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: leaves[jax.tree_util.keystr(path)], template
     )
@@ -255,10 +254,10 @@ def _update(path: str, optimizer: optax.GradientTransformation) -> Callable[...,
 
 
 def _check_separable(path: str, optimizer: optax.GradientTransformation) -> None:
-    """Checks that an optimizer updates layers together as it updates each alone.
+    """Checks that an optimizer updates stacked layers exactly as single ones.
 
     Raises:
-      InputError: with optimizers that do.
+      InputError: listing optimizers that do.
     """
     random = np.random.default_rng(0)
     values = random.normal(size=(2, 3, 4)).astype(np.float32)

@@ -1,7 +1,7 @@
-"""Programs that show the metrics of a run: TensorBoard, Weights & Biases, trackio.
+"""Other programs that show a run's metrics: TensorBoard, Weights & Biases, trackio.
 
 `metrics.jsonl` stays the record of a run; these get copies of its lines. Each keeps its
-own files, and sends them where you have set it up to: set `WANDB_MODE=offline` to send
+own files, and uploads them if you have set it up so: `WANDB_MODE=offline` uploads
 nothing.
 """
 
@@ -21,7 +21,7 @@ PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio
 """The package that each logger needs, by its name."""
 PROJECT = "prompt_tuning"
 RUN_ID_FILE = "logger_run_id"
-"""File in a run directory by which a continued run is the same run to loggers."""
+"""File with the id under which loggers continue a resumed run."""
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Logger(Protocol):
     """A program that shows metrics."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes the metrics of one step."""
+        """Logs the metrics of one step."""
 
     def close(self) -> None:
         """Ends the run."""
@@ -39,7 +39,7 @@ def check_loggers(names: Sequence[str] | None) -> None:
     """Checks the names of loggers, and that their packages are installed.
 
     Raises:
-      InputError: with the names that there are, or what to install.
+      InputError: listing the names, or what to install.
     """
     for name in names or ():
         if name not in PACKAGES:
@@ -61,9 +61,9 @@ def open_loggers(
     """Opens the loggers of a run.
 
     Args:
-      names: their names; None for TensorBoard where its package is installed.
+      names: their names; None for TensorBoard if its package is installed.
       directory: the run directory, with its config.
-      after_step: number of completed steps; TensorBoard removes points of later ones.
+      after_step: number of completed steps; TensorBoard removes later points.
 
     Raises:
       InputError: if Weights & Biases or trackio refuses to start.
@@ -75,7 +75,7 @@ def open_loggers(
 
 
 class TensorBoard:
-    """Writes the files of TensorBoard into the run directory."""
+    """Writes TensorBoard files to the run directory."""
 
     def __init__(self, directory: Path, after_step: int):
         from tensorboardX import SummaryWriter
@@ -95,7 +95,7 @@ class TensorBoard:
 
 
 class Tracked:
-    """A run of a module with the interface of wandb, which trackio has too."""
+    """A run in a module with wandb's interface (wandb, trackio)."""
 
     def __init__(self, package: str, /, **options: Any):
         module: Any = importlib.import_module(package)
@@ -144,7 +144,7 @@ _OPEN = {"tensorboard": TensorBoard, "wandb": _open_wandb, "trackio": _open_trac
 
 
 def _run_id(directory: Path) -> str:
-    """Returns the name of a run that stays when it is continued."""
+    """Returns the run's id, which stays the same when it resumes."""
     file = directory / RUN_ID_FILE
     if not file.is_file():
         replace_file(file, secrets.token_hex(4))

@@ -1,7 +1,7 @@
-"""The training loop: step, log, evaluate, save; one run, or members that step together.
+"""The training loop: step, log, evaluate, save, for one run or a sweep's members.
 
-If a run is killed and started again, it resumes from its newest complete checkpoint and
-ends with the same bits: batches and random keys are functions of the step number, and a
+A killed run that is started again resumes from its newest complete checkpoint and ends
+with the same bits: batches and random keys are functions of the step number, and a
 checkpoint holds everything else that a step reads.
 """
 
@@ -64,18 +64,17 @@ def train(
 ) -> TrainingResult:
     """Trains an opened run until the last step, early stopping, SIGTERM or SIGINT.
 
-    Holds the run directory meanwhile, so that no second process writes to it, and
-    starts from its newest complete checkpoint, if there is one.
+    Resumes from the run directory's newest complete checkpoint, if any. Holds the
+    directory meanwhile, so that no other process writes to it.
 
     Args:
       training: the opened run, from `open_run`.
-      config: operative config, written to the run directory; None writes the run's own
-        fields.
-      record: JSON values written next to it, such as compiler flags.
+      config: operative config to write to the run directory; None for the run's fields.
+      record: JSON values to write next to it, e.g. compiler flags.
       make_reporter: makes the progress display, given the number of completed steps;
-        None shows a bar or lines.
-      callbacks: functions called with a step and its logged metrics; where one returns
-        true, the run saves and stops.
+        None for a bar or lines.
+      callbacks: functions called with a step and its logged metrics. If one returns
+        True, the run saves a checkpoint and stops.
       notes: lines to show first.
 
     Raises:
@@ -109,9 +108,9 @@ def train_held(
     notes: Sequence[str] = (),
     profile: Path | None = None,
 ) -> TrainingResult:
-    """Trains as `train`, in a run directory that the caller holds (see `hold_run`).
+    """Trains like `train`, in a run directory that the caller holds (see `hold_run`).
 
-    With `profile`, a trace of three steps is written into that folder.
+    `profile` is a folder for a trace of three steps.
     """
     run = trainer.run
     directory = Path(run.directory)
@@ -143,7 +142,7 @@ def train_held(
 
 
 Drop = Callable[[Member, int, NotFiniteError], None]
-"""Records that a member is dropped, after a number of steps, and why."""
+"""Records that a member was dropped after some number of steps, and why."""
 
 
 def loop(
@@ -160,7 +159,7 @@ def loop(
     """Steps members until the last step, a stop signal, or early stopping.
 
     Args:
-      members: runs that step together; one for a run alone.
+      members: runs that step together; a single one for a run by itself.
       states: state of each.
       done: number of completed steps.
       make_reporter: makes the progress display.
@@ -219,7 +218,7 @@ def loop(
 
 
 class _Loop:
-    """Mutable state of `loop`: the step in progress and its display."""
+    """State of `loop`: the step in progress and its display."""
 
     def __init__(
         self,
@@ -279,7 +278,7 @@ class _Loop:
 
     @property
     def _reason(self) -> str | None:
-        """Why early stopping ends the loop now; None while it continues."""
+        """Returns why early stopping ends the loop now; None to continue."""
         return self._recorders[0].reason or self._batches.reason
 
     def _advance(
@@ -303,7 +302,7 @@ class _Loop:
         return [None] * len(states)
 
     def _results(self, states: Sequence[TrainState], done: int) -> list[TrainingResult]:
-        """Tells why the loop ended; returns the result of each member."""
+        """Reports why the loop ended; returns the result of each member."""
         last = self._run.steps
         reason = self._reason if done < last else None
         if reason is not None:

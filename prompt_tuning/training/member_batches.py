@@ -1,4 +1,4 @@
-"""The batches of members: one that all of them share, or one for each."""
+"""The batches of a sweep's members: shared, or one per member."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ class MemberBatches:
     Attributes:
       whole: the batch that all members share, or all members' batches on a leading axis
         `K`.
-      members: the batch of each member, as in `whole`.
+      members: the batch of each member.
     """
 
     whole: Batch
@@ -54,7 +54,7 @@ def stream_members(
 
 
 def join_members(batches: Sequence[Batch], pad_id: int) -> MemberBatches:
-    """Joins the batch of each member, padded to the same shape."""
+    """Joins the members' batches, padded to the same shape."""
     if len(batches) == 1:
         return MemberBatches(batches[0], tuple(batches))
     padded = tuple(pad_to_widest(batches, pad_id))
@@ -63,7 +63,7 @@ def join_members(batches: Sequence[Batch], pad_id: int) -> MemberBatches:
 
 
 def pad_to_widest(batches: Sequence[Batch], pad_id: int) -> list[Batch]:
-    """Pads batches to one shape: the maximum size of each array in every dimension.
+    """Pads batches to a common shape, the maximum size in every dimension.
 
     The padding has the same values as a batch's own filler rows and padding tokens.
     """

@@ -1,4 +1,4 @@
-"""Checks that runs can step together over one copy of the frozen model."""
+"""Check that runs can step together over one copy of the frozen model."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ MAY_DIFFER = ("directory", "prompt", "groups", "seed", "data_seed")
 
 
 def check_compatible(runs: Mapping[str, Run]) -> None:
-    """Checks that runs share the settings that members of one sweep must share.
+    """Checks that runs agree in the settings that members of a sweep must share.
 
     Raises:
       InputError: with the first setting that differs.
@@ -52,7 +52,7 @@ def check_compatible(runs: Mapping[str, Run]) -> None:
 
 
 def _difference(path: str, one: Any, other: Any) -> tuple[str, Any, Any]:
-    """The innermost setting that differs; an empty path if none does."""
+    """Returns the innermost setting that differs; an empty path if none does."""
     if one == other:
         return "", None, None
     if dataclasses.is_dataclass(one) and type(one) is type(other):
@@ -87,7 +87,7 @@ def check_members(plans: Mapping[str, RunPlan]) -> None:
 
 
 def reads_own_batches(members: Sequence[RunPlan]) -> bool:
-    """Returns whether the members learn from different rows, or in different orders."""
+    """Whether the members learn from different rows or in different orders."""
     orders = {member.run.order_seed for member in members}
     return len(orders) > 1 or members[0].run.rollouts is not None
 
@@ -96,7 +96,7 @@ def _check_own_batches(member: RunPlan) -> None:
     """Checks that batches can be padded to one shape.
 
     Raises:
-      InputError: if that would exceed a token budget or change a loss that counts
+      InputError: if that would exceed a token budget, or change a loss that counts
         padding.
     """
     objective = member.run.objective
@@ -149,7 +149,7 @@ def _check_trained(plans: Mapping[str, RunPlan]) -> None:
 
 
 def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
-    """Whether two members differ in structure, except for a trained prompt's length."""
+    """Whether two members differ in structure, apart from a trained prompt's length."""
     if one.model.prompt_length == other.model.prompt_length:
         return one.model.graph != other.model.graph
     trains_prompt = any(path.endswith(PROMPT) for path in one.labels)
@@ -162,7 +162,7 @@ def _kinds_differ(one: RunPlan, other: RunPlan) -> bool:
 def check_same_rows(
     examples: Examples | ExampleGroups, shortest: RunPlan, longest: RunPlan
 ) -> None:
-    """Checks that members learn from the same rows.
+    """Checks that all members learn from the same rows.
 
     Raises:
       InputError: if some rows fit only with the shorter prompts.

@@ -1,8 +1,7 @@
-"""Predicts the device memory of a run's step before its weights are read.
+"""Predict the device memory of a run's step before its weights are read.
 
 The step is compiled for shapes only, and the compiler reports the memory that it needs
-in addition to its arguments. The only weights read are those that a prompt is
-initialized from.
+in addition to its arguments. The only weights read are those that initialize a prompt.
 """
 
 import collections
@@ -40,7 +39,7 @@ UNTIMED_STEPS, TIMED_STEPS = 1, 5
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentBytes:
-    """Bytes of a step's arguments on each device.
+    """Bytes of a step's arguments per device.
 
     Attributes:
       frozen: frozen parameters.
@@ -57,12 +56,12 @@ class ArgumentBytes:
 
 @dataclasses.dataclass(frozen=True)
 class StepBytes:
-    """Bytes that a compiled step needs on each device.
+    """Bytes that a compiled step needs per device.
 
     Attributes:
       activations: temporary memory, besides arguments and results.
       host: temporary host memory, if arrays are offloaded.
-      total: arguments, results and temporary memory together.
+      total: arguments, results and temporary memory.
     """
 
     activations: int
@@ -114,19 +113,19 @@ class MemoryEstimate:
 
     @property
     def devices(self) -> int:
-        """The number of devices that the run uses."""
+        """Number of devices that the run uses."""
         layout = self.run_plan.model.layout
         return 1 if layout is None else layout.mesh.size
 
     @property
     def published(self) -> dict[str, int]:
-        """The stores of kernels that are held as published, and their numbers."""
+        """Number of kernels per format that are held as published."""
         plan = self.run_plan.model.plan
         stores = (plan.stores[path] for path in plan.quantized if path in plan.stores)
         return dict(collections.Counter(map(str, stores)))
 
     def step(self, how: Rematerialization | None) -> CompiledStep:
-        """The run's step with a rematerialization of all stacks; None for the run's."""
+        """Returns the step with all stacks rematerialized; None keeps the run's way."""
         run_plan = self.run_plan if how is None else self._with(how)
         return compile_step(
             run_plan.model.graph,
@@ -148,7 +147,7 @@ class MemoryEstimate:
     def _describe(
         self, config: ModelConfig
     ) -> tuple[nnx.GraphDef, Mapping[str, jax.ShapeDtypeStruct]]:
-        """Returns the structure and the shapes of the run's model, by a config."""
+        """Returns the structure and parameter shapes of the run's model."""
         prompts, tuning = self.run_plan.model.prompts, self.run_plan.run.tuning
         return describe(
             lambda key: split(build_tuned(key, config, prompts, tuning)),
@@ -156,7 +155,7 @@ class MemoryEstimate:
         )
 
     def frozen_bytes(self, dtype: str) -> int:
-        """Bytes of all frozen parameters with another `parameter_dtype`."""
+        """Returns the bytes of all frozen parameters for a `parameter_dtype`."""
         config = dataclasses.replace(
             self.run_plan.model.config, parameter_dtype=dtype, stores=()
         )
@@ -165,7 +164,7 @@ class MemoryEstimate:
         return sum(_bytes(leaf) for path, leaf in shapes.items() if path not in labels)
 
     def arguments(self) -> tuple[TrainState, dict[str, Any], Batch]:
-        """The step's arguments as shapes, dtypes and shardings."""
+        """Returns the step's arguments as shapes, dtypes and shardings."""
         run_plan, placement = self.run_plan, self.run_plan.model.placement
         shapes = {
             path: jax.ShapeDtypeStruct(
@@ -199,7 +198,7 @@ class MemoryEstimate:
         )
 
     def argument_bytes(self) -> ArgumentBytes:
-        """Bytes of the step's arguments on each device."""
+        """Returns the bytes of the step's arguments per device."""
         state, frozen, batch = self.arguments()
         trees = (frozen, state.trained, state.optimizer_state, batch)
         return ArgumentBytes(
@@ -207,10 +206,9 @@ class MemoryEstimate:
         )
 
     def step_bytes(self, how: Rematerialization | None) -> StepBytes:
-        """Bytes that the step needs with a rematerialization of all stacks.
+        """Returns the bytes that the step needs with a rematerialization of all stacks.
 
-        Args:
-          how: the rematerialization; None for the run's.
+        `how` is None for the run's own rematerialization.
         """
         compiled = self.step(how).lower(*self.arguments()).compile()
         # Typed as a list of several programs, or None on an unknown device.
@@ -225,7 +223,7 @@ class MemoryEstimate:
 
 
 class StepTimer:
-    """Times steps of a run; the frozen model is read once."""
+    """Times steps of a run; reads the frozen model once."""
 
     def __init__(self, estimate: MemoryEstimate):
         """Reads the model.
@@ -240,10 +238,9 @@ class StepTimer:
         )
 
     def seconds(self, how: Rematerialization | None) -> float:
-        """The median time of a step of the largest batch.
+        """Returns the median time of a step of the largest batch.
 
-        Args:
-          how: rematerialization of all stacks; None for the run's.
+        `how` rematerializes all stacks; None for the run's own setting.
         """
         step = self._estimate.step(how)
         run_plan, batch = self._estimate.run_plan, self._estimate.batch

@@ -1,4 +1,4 @@
-"""Checks that a run can train methods that not every run can."""
+"""Check that a run supports its methods."""
 
 from collections.abc import Collection
 
@@ -12,10 +12,10 @@ from prompt_tuning.prompts.low_rank import EVA
 
 
 def check_methods(run: Run, model: PromptedModel) -> None:
-    """Checks prompts that are constant or examples, and LoRA that starts from data.
+    """Checks the needs of constant prompts, example prompts and LoRA from activations.
 
     Raises:
-      InputError: with the setting that they do not go together with.
+      InputError: with the setting that contradicts them.
     """
     _check_constant(model.plan.abstract, run)
     _check_activation_starts(run, model)
@@ -23,7 +23,7 @@ def check_methods(run: Run, model: PromptedModel) -> None:
 
 
 def _check_constant(paths: Collection[str], run: Run) -> None:
-    """Refuses a group for the parameters of a prompt that has none.
+    """Checks that no parameter group is for a prompt without parameters.
 
     Raises:
       InputError: with the config to use instead.
@@ -41,11 +41,7 @@ def _check_constant(paths: Collection[str], run: Run) -> None:
 
 
 def _check_activation_starts(run: Run, model: PromptedModel) -> None:
-    """Refuses a start from activations where they cannot be read.
-
-    Raises:
-      InputError: with the setting.
-    """
+    """Checks that the run can read the activations to start from."""
     if not any(lora.initial == EVA for lora in model.loras.values()):
         return
     found = None
@@ -66,11 +62,7 @@ def _check_activation_starts(run: Run, model: PromptedModel) -> None:
 
 
 def _check_context_prompt(run: Run, model: PromptedModel) -> None:
-    """Refuses answers in the context where the loss could not count them.
-
-    Raises:
-      InputError: with the setting.
-    """
+    """Checks that the loss can count answers in the context."""
     if isinstance(model.prompts.decoder_prompt, ContextPrompt):
         raise _refusal("Run.decoder_prompt is the prompt of an encoder-decoder")
     prompt, config, prompting = model.prompts.prompt, model.config, model.prompting

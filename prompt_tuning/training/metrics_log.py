@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl`, and programs that get its lines too."""
+"""The log of a run, `metrics.jsonl`, and loggers that get its lines."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ METRICS_FILE = "metrics.jsonl"
 MAXIMUM_LOG = 2**30
 """Maximum size of a log in bytes."""
 EVALUATION = "evaluation/"
-"""Beginning of the names of metrics on held-out data."""
+"""Prefix of the names of held-out metrics."""
 CHANGED = "evaluation_changed"
-"""Field of a line after which the run was measured in another way."""
+"""Field that marks a line after which the evaluation's settings changed."""
 
 
 class MetricsLog:
@@ -29,12 +29,12 @@ class MetricsLog:
         after_step: int,
         loggers: Sequence[str] | None = None,
     ):
-        """Opens the log and removes the lines of steps after `after_step`.
+        """Opens the log and removes lines after step `after_step`.
 
         Args:
           directory: run directory.
           after_step: number of completed steps.
-          loggers: names of programs that get the lines too; see `open_loggers`.
+          loggers: names of loggers; see `open_loggers`.
 
         Raises:
           InputError: if the log is a link out of the directory, or a logger refuses to
@@ -65,11 +65,11 @@ class MetricsLog:
         self._fingerprints.write(fingerprint_line(step, fingerprint))
 
     def forget_evaluations(self) -> None:
-        """Marks that values of earlier lines were measured in another way."""
+        """Marks the values of earlier lines as measured with other settings."""
         self._lines.write({"step": 0, CHANGED: 1})
 
     def sync(self) -> None:
-        """Flushes the lines to the disk, before a checkpoint is published."""
+        """Flushes the lines to disk before a checkpoint is published."""
         self._lines.sync()
         self._fingerprints.sync()
 
@@ -83,7 +83,7 @@ class MetricsLog:
 
 
 class NoLog:
-    """The log of every process but the first, which writes the log."""
+    """The log of all processes but the first, which writes nothing."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes nothing."""
@@ -104,7 +104,7 @@ class NoLog:
 def open_log(
     directory: Path, after_step: int, loggers: Sequence[str] | None = None
 ) -> MetricsLog | NoLog:
-    """Opens the log of a run; only the first of several processes writes it."""
+    """Opens the log of a run; only the first process writes it."""
     return MetricsLog(directory, after_step, loggers) if is_first() else NoLog()
 
 
@@ -114,20 +114,20 @@ def read_log(
     """Reads a log, without a line that a kill truncated.
 
     A run that is continued with another metric or evaluation measures its checkpoints
-    again, so a step may have several lines.
+    again, so a step may have more than one line.
 
     Args:
       file: the log.
-      on_damage: called with a message for each line that is left out; lines that are
-        JSON are then left out, too, instead of refused.
+      on_damage: called with a message for each skipped line. Invalid lines that are
+        JSON are then skipped, too, instead of raising an error.
 
     Returns:
-      one mapping for each step, in their order, with the newest value of each metric.
-      Values of an evaluation that has changed since are left out.
+      one mapping per step, in order, with the newest value of each metric, without
+      values of an evaluation that has changed since.
 
     Raises:
-      InputError: if the file cannot be read, and for a line that is JSON, but not an
-        object of numbers with a step.
+      InputError: if the file cannot be read, or a line is JSON but not an object of
+        numbers with a step.
     """
     by_step: dict[int | float, dict[str, int | float]] = {}
     for _, values in read_lines(file, _checked_values, MAXIMUM_LOG, on_damage):
@@ -143,7 +143,7 @@ def _without_evaluation(values: Mapping[str, int | float]) -> dict[str, int | fl
 
 
 def _checked_values(values: JsonObject) -> dict[str, int | float]:
-    """Returns the content of a line, which has a step and only numbers."""
+    """Returns the content of a line, if it has a step and only numbers."""
     values.integer("step")
     for name, value in values.values.items():
         if type(value) not in (int, float) or not _is_float(value):
@@ -152,7 +152,7 @@ def _checked_values(values: JsonObject) -> dict[str, int | float]:
 
 
 def _is_float(value: float | int) -> bool:
-    """Returns whether a number, possibly infinite or NaN, fits a float."""
+    """Whether a number, possibly infinite or NaN, fits in a float."""
     try:
         float(value)
     except OverflowError:

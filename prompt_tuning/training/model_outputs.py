@@ -24,11 +24,11 @@ Arrays = Mapping[str, Array]
 Shapes = Mapping[str, Any]
 """Objects with a `shape` and a `dtype`, by output."""
 NUMBERS = ("prompt_norm", "penalty")
-"""Scalar outputs of the parameters alone; all others have the batch's rows."""
+"""Scalar outputs that depend only on parameters; all others have the batch's rows."""
 
 
 class TracedOutputs:
-    """The values that the outputs of one batch share; the model runs at most once.
+    """Values shared by the outputs of one batch; the model runs at most once.
 
     Attributes:
       model: the model with all of its parameters.
@@ -93,15 +93,15 @@ predict its first target. `prompt_norm` and `penalty` are scalars.
 
 
 def is_output(name: str) -> bool:
-    """Returns whether a name is that of an output, or a path of an intermediate."""
+    """Whether a name is an output or the path of an intermediate."""
     return name in OUTPUTS or intermediates.parse_path(name) is not None
 
 
 def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
-    """Completes output gradients with zeros for the remaining outputs.
+    """Completes output gradients with zeros for the missing outputs.
 
     Raises:
-      InputError: if a name is unknown, or a shape is not that of its output.
+      InputError: if a name is unknown, or a gradient's shape is not its output's.
     """
     unknown = [name for name in given if name not in shapes]
     if unknown:
@@ -125,7 +125,7 @@ def fill_missing(given: Arrays, shapes: Shapes) -> dict[str, Array]:
 
 
 def refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
-    """Refuses a gradient at a `token_nll` that is 0 for any parameters.
+    """Checks that no gradient is set at a `token_nll` that is 0 for any parameters.
 
     Raises:
       InputError: with the position of the first such target.
@@ -146,7 +146,7 @@ def refuse_lost(gradient: Float[Array, "*lead T"], batch: Batch) -> None:
 
 @jax.jit
 def _lost(gradient, batch):
-    """The number of gradients where nothing is computed, and the first one's index."""
+    """Counts gradients where nothing is computed; also returns the first's index."""
     # [..., T]: set where `scatter_to_targets` writes no learned token.
     lost = (gradient != 0) & (
         scatter_to_targets(jnp.ones(batch.loss_weights.shape), batch) == 0

@@ -1,4 +1,4 @@
-"""Opens examples, and held-out measures, as a training objective needs them."""
+"""Open examples and held-out measures as a training objective needs them."""
 
 import functools
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def open_evaluator_of(
     """Opens the evaluation of a run; see `open_evaluator`.
 
     Raises:
-      InputError: also if only the checkpoint tells the problem of the run's head, on
-        which the metric of the best step depends.
+      InputError: also if the metric of the best step depends on the problem of the
+        run's head, and only the checkpoint knows that.
     """
     head, problem = run.tuning.class_head, model.config.problem
     known = head is None or head.problem or not head.labels
@@ -59,7 +59,7 @@ def load_learned(
     *,
     context_ids: Sequence[int] = (),
 ) -> Examples:
-    """Opens examples with the contexts that a distillation reads before them.
+    """Opens examples, with the contexts that a distillation reads before them.
 
     Raises:
       InputError: as `load_examples`.
@@ -69,7 +69,7 @@ def load_learned(
 
 
 def context_column(objective: ObjectiveConfig | None) -> ContextColumn | None:
-    """Returns the column of each example's context, if an objective reads one.
+    """Returns the column of the examples' contexts, if the objective reads one.
 
     Raises:
       InputError: if its table of contexts cannot be read.
@@ -85,13 +85,13 @@ def open_evaluator(
     evaluation: Evaluation,
     examples: Examples | None = None,
 ) -> Evaluator:
-    """Opens an evaluation that measures a training objective if possible.
+    """Opens an evaluation, which also measures the training objective if possible.
 
     Args:
-      objective: objective of the run that the model belongs to.
-      model: evaluated model.
+      objective: objective of the model's run.
+      model: the model to evaluate.
       evaluation: settings of the evaluation.
-      examples: examples to use instead of all examples of the files.
+      examples: examples to use instead of those in the files.
 
     Raises:
       InputError: if the held-out data cannot be used.
@@ -128,10 +128,10 @@ def held_out_objective(
 def held_out_preferences(
     objective: ObjectiveConfig | None, model: PromptedModel, evaluation: Evaluation
 ) -> PreferenceMeasure | None:
-    """Opens held-out answers, if an objective compares or rates them.
+    """Opens held-out answers for an objective that compares or rates them.
 
     Returns:
-      None also if the data has completions alone.
+      None for other objectives, and for data that has only completions.
 
     Raises:
       InputError: if the answers cannot be used.

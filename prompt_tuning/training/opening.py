@@ -1,4 +1,4 @@
-"""Opens a run, or runs that step together, stage by stage up to the first step."""
+"""Open a run, or runs that step together, stage by stage up to the first step."""
 
 import dataclasses
 import functools
@@ -56,18 +56,18 @@ from prompt_tuning.training.transfer import Transfer
 def open_run(run: Run, reuse: Mapping[str, Array] | None = None) -> Trainer:
     """Opens and checks everything that a run needs, then reads the frozen model.
 
-    The first half of `tune`; `train` is the second. Use both where you need the opened
-    model, data and compiled step in between.
+    `tune` is `open_run` followed by `train`. Use both if you need the opened model,
+    data and compiled step in between.
 
     Args:
       run: configuration of the run.
-      reuse: parameters of the frozen model, if it was read before.
+      reuse: parameters of the frozen model, if already read.
 
     Returns:
       a `Trainer`: run, model, frozen parameters, first state, step and data.
 
     Raises:
-      InputError: if something cannot be used; nothing has been written then.
+      InputError: if a setting or file cannot be used; nothing has been written then.
 
     Examples:
       >>> trainer = pt.open_run(run, reuse=model.parameters)  # a `Run`
@@ -87,15 +87,15 @@ def open_members(
     """Opens runs that step together over one copy of the frozen model.
 
     Args:
-      plans: the members by name; their checkpoints, tokenizers, prompts and parameter
-        groups are described, but not read.
-      at_once: members whose gradients are computed at once; None for the device's
-        default.
-      reuse: parameters of the frozen model, if it was read before.
+      plans: the members by name. Their checkpoints, tokenizers, prompts and parameter
+        groups are described, but not yet read.
+      at_once: number of members that compute their gradients together; None for the
+        device's default.
+      reuse: parameters of the frozen model, if already read.
 
     Raises:
-      InputError: if something cannot be used, or members differ in what they must
-        share; nothing has been written then.
+      InputError: if a setting or file cannot be used, or members differ in what they
+        must share; nothing has been written then.
     """
     members = list(plans.values())
     if len(members) > 1:
@@ -158,7 +158,7 @@ def _with_activation_starts(
     batch_plan: BatchPlan,
     transfer: Transfer | None,
 ) -> Parameters:
-    """Computes the parameters that start from the first batches, and adds them."""
+    """Adds the parameters that start from the activations of the first batches."""
     known = () if transfer is None else transfer.initial_values
     pad_id = member.model.config.pad_id
     read = functools.partial(read_batch, examples, batch_plan, pad_id=pad_id)
@@ -169,11 +169,11 @@ def _with_activation_starts(
 def _with_stored_columns(
     trainers: Sequence[Trainer], objective: Objective, parameters: Parameters
 ) -> Sequence[Trainer]:
-    """Checks a reference, and adds what is to be stored of it, or of a teacher.
+    """Checks a reference, and adds the stored predictions of it or of a teacher.
 
     Raises:
-      InputError: if it is a run of another model, or something is to be stored for
-        several runs that step together.
+      InputError: if the reference is a run of another model, or predictions would be
+        stored for more than one run.
     """
     reference, trainer = getattr(objective, "reference", None), trainers[0]
     model = reference.model if isinstance(reference, StoredReference) else reference
@@ -209,14 +209,14 @@ def _with_stored_columns(
 def _context(
     model: PromptedModel, objective: Objective, parameters: Parameters
 ) -> Parameters:
-    """Computes what no step changes, if one device holds all weights."""
+    """Computes values that no step changes, if one device holds all weights."""
     if model.placement is not None or model.weight_storage.by_layer:
         return {}
     return objective.context(parameters)
 
 
 def _open_evaluators(members: Sequence[RunPlan]) -> dict[nnx.GraphDef, Evaluator]:
-    """One evaluator per prompt length: held-out files are read once for each."""
+    """Opens one evaluator per prompt length, which reads the held-out files once."""
     evaluators = {}
     for member in members:
         if member.model.graph not in evaluators:
@@ -259,7 +259,7 @@ def _open_single_step(
     batch_plan: BatchPlan,
     stages: PipelinePlan | None,
 ) -> Step:
-    """Builds the step of a run, which is compiled for each shape of batch."""
+    """Builds the step of a run; it is compiled per batch shape."""
     model, storage = plan.model, plan.model.weight_storage
     if stages is not None:
         return join_step(
@@ -290,7 +290,7 @@ def _open_single_step(
 
 
 def _joint_graph(members: Sequence[RunPlan], longest: RunPlan) -> nnx.GraphDef:
-    """The structure that fits all members, with a prompt of the maximum length."""
+    """Returns the structure that fits all members, with the longest prompt."""
     model = longest.model
     trained = [
         {path: member.model.plan.abstract[path] for path in member.labels}

@@ -1,17 +1,16 @@
-"""Carries optimizer state over from another run.
+"""Carry optimizer state over from another run.
 
-Leaves are identified by their key path in the state's tree, as `jax.tree_util.keystr`
-writes it, because checkpoints store these key paths:
+Leaves are identified by their key path in the state's tree, as written by
+`jax.tree_util.keystr`, because checkpoints store these key paths:
 
-    .inner_states[0].inner_state[1][0].mu['decoder/prompt/prompt']    a parameter's leaf
-    .inner_states[0].inner_state[1][0].count                          its node's step
-    count .inner_states[0].inner_state[1][1].count                          a schedule's
-    count
+    .inner_states[0].inner_state[1][0].mu['decoder/prompt/prompt']  a parameter's leaf
+    .inner_states[0].inner_state[1][0].count                        its node's count
+    .inner_states[0].inner_state[1][1].count                        a schedule's count
 
-A parameter's leaves are matched by their names (`mu`), wherever the other optimizer's
-tree has them. The leaves next to them in the same node, such as the number of steps
-that a moment averages over, are carried over too. All other leaves count the steps of a
-run and start anew.
+A parameter's leaves are matched by name (`mu`), wherever the other optimizer's tree has
+them. Leaves next to them in the same node, e.g. the number of steps that a moment
+averages over, are carried over too. All other leaves count the steps of a run and start
+anew.
 """
 
 import dataclasses
@@ -36,12 +35,11 @@ class CarriedState:
     """Optimizer state carried over from another run.
 
     Attributes:
-      paths: parameters whose state is carried over.
-      shared_counts: step counts by parameter, for parameters whose node has a step
-        count that is not their own, because a group has one count for all its
-        parameters.
+      paths: parameters that keep their state.
+      shared_counts: step counts by parameter, for parameters with a count that is not
+        their own, because their group has a single count.
       values: carried values by key path in the new state. Values of a checkpoint in
-        Orbax's format are read when they are inserted.
+        Orbax's format are read when inserted.
     """
 
     paths: tuple[str, ...] = ()
@@ -59,7 +57,7 @@ class CarriedState:
 
 
 class _ParameterLeaf(NamedTuple):
-    """A leaf of one parameter: its key path, and that split into a node and a name."""
+    """A leaf of one parameter: its key path, also split into a node and a name."""
 
     key_path: str
     node: str
@@ -74,9 +72,8 @@ def carry_over(
     Args:
       other_leaves: arrays of the other state by key path.
       state: the new state, a tree of arrays or `jax.ShapeDtypeStruct`s.
-      paths: parameters whose state may be carried over. The state of a parameter is
-        carried over as a whole, if the other state has leaves of the same names, shapes
-        and dtypes for it.
+      paths: candidate parameters. A parameter's state is carried over as a whole, if
+        the other state has leaves with the same names, shapes and dtypes for it.
     """
     new_leaves = named_leaves(state)
     carried: dict[str, list[_ParameterLeaf]] = {}
@@ -129,10 +126,10 @@ def _kinds(selected: list[_ParameterLeaf], leaves: StateLeaves) -> list[tuple]:
 def _neighbors(
     new_leaves: StateLeaves, other_leaves: StateLeaves, node: str, sources: set[str]
 ) -> Arrays:
-    """The other state's values for a node's leaves that belong to no parameter.
+    """Returns the other state's values for a node's leaves that belong to no parameter.
 
-    If the parameters come from several nodes, because their groups are one group now,
-    the maximum is taken: the count of the node that has averaged longest.
+    If the parameters come from several nodes, because their groups were merged, the
+    maximum is taken: the count of the node that has averaged longest.
     """
     neighbors = {}
     for key_path, leaf in new_leaves.items():
@@ -151,5 +148,5 @@ def _neighbors(
 
 
 def _count(leaves: StateLeaves, node: str) -> int:
-    """The number of steps that a node's leaves average over; 0 if it has no count."""
+    """Returns the number of steps that a node averages over; 0 without a count."""
     return int(np.asarray(leaves.get(f"{node}.count", 0)))

@@ -1,10 +1,10 @@
-"""A step with named outputs; their gradients are arguments of the program.
+"""A step with named outputs, which takes their gradients as arguments.
 
 A loss is one way to choose the gradients of a step's outputs: the negative log
-likelihood of a token gets its loss weight over the sum of the weights. Here you can set
-any array. The forward and backward pass are compiled once; output gradients are zero
-until you set them, and setting one compiles nothing (SambaFlow, "Backpropagation best
-practices").
+likelihood of a token gets its loss weight divided by the sum of the weights. Here you
+can set any array. The forward and backward pass are compiled once; output gradients are
+zero until you set them, and setting one compiles nothing (SambaFlow, "Backpropagation
+best practices").
 """
 
 import dataclasses
@@ -54,23 +54,22 @@ AddedOutputs = Callable[[LanguageModel, Batch], dict[str, Array]]
 
 @dataclasses.dataclass(frozen=True)
 class OutputStep:
-    """Computes a batch's outputs, and the gradient for any of their output gradients.
+    """Computes a batch's outputs, and the gradient for given output gradients.
 
-    Only the named outputs are computed. The step is compiled once for each shape of
-    batch, whatever the output gradients are. `set_output_gradient` sets one that later
-    calls use.
+    Only the named outputs are computed. The step is compiled once per batch shape,
+    whatever the output gradients are.
 
     Attributes:
       graph: the model's structure.
-      names: names of the outputs, from `OUTPUTS`, and paths of intermediate arrays such
-        as `decoder/layers/3/hidden`, `[B, S, D]`; see `core.intermediates`. `S` is the
-        number of tokens of the rows, and of prompt vectors that are within each row.
+      names: names from `OUTPUTS`, and paths of intermediate arrays such as
+        `decoder/layers/3/hidden`, `[B, S, D]`; see `core.intermediates`. `S` counts the
+        tokens of a row and the prompt vectors within it.
       added: function that returns additional outputs.
       placement: the parameters' shardings on a mesh; None on one device. Its
-        `put_batch` shards the batch by row, and outputs are sharded in the same way.
-      streamed: frozen parameters that are not in memory, by path; they are read layer
-        by layer, once in each pass.
-      output_gradients: output gradients of calls that are given none, by name.
+        `put_batch` shards the batch by row; outputs are sharded likewise.
+      streamed: frozen parameters that are not in memory, by path; read layer by layer,
+        once per pass.
+      output_gradients: default output gradients, by name.
 
     Raises:
       InputError: if a name is unknown, or `added` is used on a mesh.
@@ -102,11 +101,11 @@ class OutputStep:
             )
 
     def set_output_gradient(self, name: str, value: Array | None) -> None:
-        """Sets the gradient of an output for all later calls that are given none.
+        """Sets the default gradient of an output.
 
         Args:
           name: name of the output.
-          value: array of the output's shape; None for zeros, as before it was set.
+          value: array of the output's shape; None for zeros, the initial value.
 
         Raises:
           InputError: if the step has no output of this name.
@@ -133,11 +132,10 @@ class OutputStep:
           parameters: all of the model's parameters.
           batch: a batch without an accumulation axis.
           key: dropout key; None without dropout.
-          prefix: result of the model's `prefix` if it has run already.
+          prefix: result of the model's `prefix`, if it has already run.
 
         Raises:
-          InputError: if an added output has the name of another, or is not of a
-            floating-point type.
+          InputError: if an added output has an existing name, or is not floating-point.
         """
         paths = [name for name in self.names if name not in OUTPUTS]
         traced = TracedOutputs(self.graph, parameters, batch, key, prefix, paths)
@@ -165,7 +163,7 @@ class OutputStep:
         batch: Batch,
         key: Key[Array, ""] | None = None,
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shape and dtype of each output, which are also those of its gradient.
+        """Returns the shape and dtype of each output and its gradient.
 
         The arguments are the same as for the step. Nothing is computed.
         """
@@ -185,10 +183,10 @@ class OutputStep:
         Args:
           trained: parameters to differentiate.
           frozen: all other parameters.
-          batch: one batch, or micro-batches on a leading axis `A`; each output then has
-            this axis too, and the gradients are summed over it.
+          batch: one batch, or micro-batches on a leading axis `A`, which outputs then
+            have, too; the gradients are summed over it.
           output_gradients: output gradients by output name; zeros for missing names.
-            None for those that `set_output_gradient` has set.
+            None for the defaults (`set_output_gradient`).
           key: dropout key; None without dropout. Each micro-batch has its own key, and
             the prefix that micro-batches share runs once, as in training.
 
@@ -219,7 +217,7 @@ class OutputStep:
 
     @functools.cached_property
     def _forward(self) -> Any:
-        """The outputs without gradients; jitted so that its trace is cached."""
+        """Outputs without gradients; jitted so that its trace is cached."""
         return jax.jit(self._all_outputs)
 
     def _all_outputs(self, parameters, batch, key) -> dict[str, Array]:
@@ -242,13 +240,13 @@ class OutputStep:
         return StreamedFunction(self._micro_batch_outputs)
 
     def _micro_batch_outputs(self, trained, frozen, batch, key, index):
-        """The outputs of a batch, or of the micro-batch with an index."""
+        """Returns the outputs of a batch, or of the micro-batch with an index."""
         parameters = unpad_others(trained | frozen, self.streamed, self.placement)
         prefix, key = prefix_and_key(self.graph, parameters, key, index, self.placement)
         return self.outputs(parameters, batch, key, prefix)
 
     def _run_streamed(self, trained, frozen, batch, gradients, key):
-        """Runs the blocks one by one; all micro-batches while a block is in memory."""
+        """Runs the blocks one by one, each on all micro-batches."""
         whole = batch.tokens.ndim == 2
         seeds = [gradients]
         if not whole:
@@ -267,7 +265,7 @@ class OutputStep:
         return jax.tree.map(lambda *parts: jnp.stack(parts), *outputs), gradient
 
     def _run_on_mesh(self, trained, frozen, batch, gradients, key):
-        """Runs each device on its rows; outputs without rows are computed once."""
+        """Runs each device on its rows; scalar outputs are computed once."""
         assert self.placement is not None
         row_outputs = [name for name in self.names if name not in NUMBERS]
         on_device = OutputStep(self.graph, row_outputs)
@@ -291,7 +289,7 @@ class OutputStep:
         return outputs | numbers, jax.tree.map(jnp.add, gradient, number_gradient)
 
     def _numbers(self, parameters, batch) -> dict[str, Array]:
-        """The outputs without rows, repeated for each micro-batch: `[]` or `[A]`."""
+        """Returns the scalar outputs, repeated for each micro-batch: `[]` or `[A]`."""
         traced = TracedOutputs(self.graph, parameters, batch, None)
         return {
             name: jnp.broadcast_to(OUTPUTS[name](traced), batch.tokens.shape[:-2])
@@ -301,7 +299,7 @@ class OutputStep:
 
 
 def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
-    """Returns gradients of 1 at every computed number: the gradient of their sum."""
+    """Returns gradients of 1 everywhere: the gradient of the outputs' sum."""
     everywhere = {name: jnp.ones(x.shape, x.dtype) for name, x in shapes.items()}
     return _where_computed(everywhere, batch)
 
@@ -309,12 +307,9 @@ def ones(shapes: Shapes, batch: Batch) -> dict[str, Array]:
 def random_normal(
     shapes: Shapes, batch: Batch, key: Key[Array, ""]
 ) -> dict[str, Array]:
-    """Draws standard normal gradients; each output's depend on its name and the key.
+    """Samples standard normal gradients; each output's depend on its name and the key.
 
-    Args:
-      shapes: shapes of the outputs.
-      batch: batch of the outputs; gradients are 0 where it computes nothing.
-      key: random key.
+    Gradients are 0 where the batch computes nothing.
     """
     everywhere = {
         name: jax.random.normal(named_key(key, name), x.shape, x.dtype)
@@ -331,17 +326,17 @@ def _where_computed(gradients: dict[str, Array], batch: Batch) -> dict[str, Arra
 
 
 def mean_loss(batch: Batch) -> dict[str, Array]:
-    """Returns the gradients of the mean loss: weights over the sum of the weights."""
+    """Returns the gradients of the mean loss: weights divided by their sum."""
     return {TOKEN_NLL: scatter_to_targets(_shares(batch), batch)}
 
 
 def _shares(batch: Batch) -> Float[Array, "*lead m"]:
-    """The weight of each learned position over the sum of the weights."""
+    """Returns each learned position's weight divided by the sum of the weights."""
     return batch.loss_weights / jnp.sum(batch.loss_weights)
 
 
 def policy_gradient(batch: Batch) -> dict[str, Array]:
-    """Returns each token's weight times its advantage, over the sum of the weights.
+    """Returns each token's weight times advantage, divided by the sum of the weights.
 
     Raises:
       InputError: if the batch has no advantages.

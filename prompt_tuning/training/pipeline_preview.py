@@ -1,4 +1,4 @@
-"""Plans a run's pipeline before its weights are read."""
+"""Plan a run's pipeline before its weights are read."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ from prompt_tuning.training.pipelined_step import pipelined_gradients
 from prompt_tuning.training.run_plan import RunPlan, plan_run
 
 FIRST_STAGE = ("token_embedder/", "position_embedder/")
-"""Parameters before the first block; all others outside of the blocks come last."""
+"""Parameters before the first block; all others outside the blocks come last."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PipelinePreview:
         """Opens a run and plans its pipeline.
 
         Raises:
-          InputError: if the run cannot be used, or it has one stage.
+          InputError: if the run cannot be used, or has only one stage.
         """
         if run.stages == 1:
             raise InputError(
@@ -71,11 +71,11 @@ class PipelinePreview:
         return cls(run_plan, plan, shape, examples, batch)
 
     def microbatch_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The bytes that a device of each stage, or chunk, holds of a micro-batch.
+        """Returns the bytes of a micro-batch on a device of each stage or chunk.
 
         Returns:
-          those from the forward pass to p1, and those from p1 to p2, which include
-          what p1 computed again under a rematerialization policy.
+          the bytes held from the forward pass to p1, and from p1 to p2; the latter
+          include what p1 recomputed under a rematerialization policy.
         """
         model, placement = self.run_plan.model, self.run_plan.model.placement
         assert placement is not None
@@ -94,9 +94,9 @@ class PipelinePreview:
         return kept, tuple(programs.postponed_bytes for programs in stages.programs)
 
     def weight_bytes(self) -> tuple[int, ...]:
-        """Bytes of the frozen and trained parameters on each device of each stage.
+        """Returns the bytes of frozen and trained parameters per device of each stage.
 
-        If an embedding table is also the head, the first and the last stage have it.
+        A tied embedding table is in both the first and the last stage.
         """
         model = self.run_plan.model
         placement = stage_placement(self.run_plan.run, model)

@@ -1,4 +1,4 @@
-"""Sets up the pipeline of a run from the shapes of its data and model."""
+"""Set up a run's pipeline from the shapes of its data and model."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -36,10 +36,10 @@ def whole_mesh(run: Run) -> MeshShape | None:
 
 
 def check_division(run: Run, config: ModelConfig) -> None:
-    """Checks that a model's blocks can be divided among the stages of a run, if any.
+    """Checks that a model's blocks can be split among the run's stages, if any.
 
     Raises:
-      InputError: with what to set.
+      InputError: naming what to set.
     """
     if run.pipeline is None:
         return
@@ -75,7 +75,7 @@ def stage_placement(run: Run, model: PromptedModel) -> Placement:
     """Returns the placement of a model on the devices of the first stage.
 
     Raises:
-      InputError: if the run has no mesh, or the model cannot be divided.
+      InputError: if the run has no mesh, or the model cannot be split.
     """
     if run.mesh is None:
         raise InputError("a run in stages needs a mesh: set Run.mesh to @MeshShape()")
@@ -86,12 +86,12 @@ def stage_placement(run: Run, model: PromptedModel) -> Placement:
 
 
 def training_interface(run: Run, model: PromptedModel) -> ModelInterface:
-    """Returns the properties that determine how a run's training data is read.
+    """Returns the properties of a model that determine how a run's data is read.
 
-    In stages, only the devices of one stage divide the rows of a micro-batch.
+    In a pipeline, only the devices of one stage share the rows of a micro-batch.
 
     Raises:
-      InputError: if the model cannot be divided within a stage.
+      InputError: if the model cannot be split within a stage.
     """
     if run.pipeline is None or run.data is None:
         return model.interface
@@ -107,10 +107,10 @@ def training_interface(run: Run, model: PromptedModel) -> ModelInterface:
 def microbatch_shape(
     run: Run, model: PromptedModel, batch_plan: BatchPlan
 ) -> MicroBatchShape:
-    """Returns the sizes of a micro-batch of a run's largest batch, on each device.
+    """Returns the per-device sizes of a micro-batch of the largest batch.
 
     Raises:
-      InputError: if its rows cannot be divided among the micro-batches.
+      InputError: if the rows cannot be split into the micro-batches.
     """
     _, planned = largest_batch(batch_plan)
     pipeline = run.pipeline
@@ -151,7 +151,7 @@ def plan_stages(
     """Plans the pipeline of a run for the sizes of a micro-batch.
 
     Raises:
-      InputError: if the blocks cannot be divided as they are to be.
+      InputError: if the blocks cannot be split as configured.
     """
     if run.pipeline is None:
         raise InputError("Run.pipeline is None: set it to @Pipeline()")
@@ -167,7 +167,7 @@ def plan_stages(
 
 
 def largest_batch(plan: BatchPlan) -> tuple[int, PlannedBatch]:
-    """The index and plan of an epoch's batch with the most tokens, padding included."""
+    """Returns index and plan of the batch with the most tokens, including padding."""
 
     def tokens(planned: PlannedBatch) -> tuple[int, int]:
         length = planned.input_length

@@ -27,16 +27,16 @@ def pipelined_gradients(
     stages: PipelinePlan,
     placed: FrozenParts | None = None,
 ) -> PipelinedGradients:
-    """Divides a run's model into stages; nothing is traced yet.
+    """Splits a run's model into stages; nothing is traced yet.
 
     Args:
       plan: the run.
       objective: the training objective.
       stages: blocks and schedule of the stages.
-      placed: frozen parameters on the stages, which several pipelines may share.
+      placed: frozen parameters on the stages, which pipelines can share.
 
     Raises:
-      InputError: if the stages cannot compute it.
+      InputError: if the stages cannot compute the model.
     """
     run, model = plan.run, plan.model
     assert run.mesh is not None and model.placement is not None
@@ -69,8 +69,8 @@ def pipelined_finish(plan: RunPlan, objective: Objective) -> Finish:
     """Compiles `finish` for a run in stages.
 
     The state and the frozen parameters are whole arrays, sharded over the devices of
-    all stages. Each stage has a copy of the frozen parameters of its blocks, and
-    gets the trained ones in each step.
+    all stages. Each stage also has a copy of its blocks' frozen parameters, and gets
+    their trained ones in each step.
     """
     placement = plan.model.placement
     assert placement is not None
@@ -91,7 +91,7 @@ def stage_devices(mesh: MeshShape, config: ModelConfig) -> list[StageDevices]:
     """Returns the devices of each stage of a mesh.
 
     Raises:
-      InputError: if the devices do not fit the mesh, or the model cannot be divided
+      InputError: if the devices do not fit the mesh, or the model cannot be split
         within a stage.
     """
     grid = build_mesh(mesh).devices

@@ -11,11 +11,11 @@ from prompt_tuning.training.metrics_log import EVALUATION
 
 TRAINING = "training"
 COMPILING = "compiling"
-"""Beginning of the names of stages that compile."""
+"""Prefix of the names of stages that compile."""
 
 
 class Reporter:
-    """Shows the progress of a training run; this one shows nothing."""
+    """Shows the progress of a run; this base class shows nothing."""
 
     def __enter__(self) -> "Reporter":
         return self
@@ -24,7 +24,7 @@ class Reporter:
         pass
 
     def say(self, text: str) -> None:
-        """Prints a message that stays."""
+        """Prints a permanent message."""
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Shows that a step is done; `metrics` is None unless they were logged."""
@@ -34,11 +34,11 @@ class Reporter:
         self.say(evaluation_line(step, metrics))
 
     def doing(self, name: str | None) -> None:
-        """Shows the long stage that has begun; None if there is none any more."""
+        """Shows the long stage that has started; None when it is over."""
 
 
 class LiveReporter(Reporter):
-    """A bar on a terminal with the newest metrics next to it."""
+    """Shows a bar on a terminal, with the newest metrics next to it."""
 
     def __init__(self, console: Console, steps: int, done: int):
         self._display = ProgressDisplay(
@@ -61,12 +61,12 @@ class LiveReporter(Reporter):
         self._display.reach(step, None if metrics is None else brief(metrics))
 
     def doing(self, name: str | None) -> None:
-        """Shows the stage before the bar; there is no space for metrics then."""
+        """Shows the stage before the bar, in place of metrics."""
         self._display.show(name)
 
 
 class LineReporter(Reporter):
-    """One plain line for each line of the log."""
+    """Prints one plain line per line of the log."""
 
     def __init__(self, console: Console, steps: int):
         self._console, self._steps = console, steps
@@ -82,21 +82,21 @@ class LineReporter(Reporter):
             self.say(f"step {step}/{self._steps}  {brief(metrics)}")
 
     def doing(self, name: str | None) -> None:
-        """Prints what is compiled, once."""
+        """Prints each compilation stage once."""
         if name is not None and name.startswith(COMPILING) and name not in self._named:
             self._named.add(name)
             self.say(name)
 
 
 def make_reporter(console: Console, steps: int, done: int) -> Reporter:
-    """Creates a bar on a terminal, and lines elsewhere."""
+    """Makes a bar on a terminal, and lines elsewhere."""
     if console.is_terminal:
         return LiveReporter(console, steps, done)
     return LineReporter(console, steps)
 
 
 class NotebookReporter(Reporter):
-    """A bar in the output of a notebook's cell, updated where metrics are logged."""
+    """Shows a bar in the output of a notebook cell, updated when metrics are logged."""
 
     def __init__(self, steps: int, done: int):
         from IPython.display import HTML, display
@@ -111,7 +111,7 @@ class NotebookReporter(Reporter):
         print(text)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Shows the metrics next to the bar from now on."""
+        """Shows the metrics next to the bar from then on."""
         self._evaluation = f" (evaluation: {_values(metrics)})"
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
@@ -141,10 +141,10 @@ Callback = Callable[[int, Mapping[str, float]], Any]
 
 
 class CallbackReporter(Reporter):
-    """Calls functions with logged metrics, after another reporter shows them.
+    """Calls functions with logged metrics after another reporter has shown them.
 
     Attributes:
-      stopped: whether one of them returned true.
+      stopped: whether one of them returned True.
     """
 
     def __init__(self, reporter: Reporter, callbacks: Sequence[Callback] = ()):
@@ -160,7 +160,7 @@ class CallbackReporter(Reporter):
         self._reporter.__exit__(*exception)
 
     def advance(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        """Calls the functions where metrics were logged."""
+        """Calls the functions if metrics were logged."""
         self._reporter.advance(step, metrics)
         if metrics is not None:
             self._call(step, metrics)
@@ -176,12 +176,10 @@ class CallbackReporter(Reporter):
 
 
 def python_reporter(steps: int, done: int, progress: bool = True) -> Reporter:
-    """Makes the display of a run that was started from Python.
+    """Makes the display of a run started from Python.
 
-    Args:
-      steps: number of steps of the run.
-      done: number of completed steps.
-      progress: whether to show any; a bar in a notebook or terminal, lines elsewhere.
+    With `progress`, it is a bar in a notebook or terminal and lines elsewhere; without,
+    nothing.
     """
     if not progress:
         return Reporter()
@@ -197,9 +195,9 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def joint_metrics(lines: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """Summarizes the logged metrics of members: best and median loss, and total speed.
+    """Summarizes the members' logged metrics: best and median loss, and total speed.
 
-    The metrics of one member stay as they are; None if nothing was logged.
+    A single member's metrics stay as they are; None if nothing was logged.
     """
     if len(lines) < 2:
         return lines[0] if lines else None
@@ -214,7 +212,7 @@ def joint_metrics(lines: Sequence[dict[str, float]]) -> dict[str, float] | None:
 def comparison_line(
     step: int, measured: Mapping[str, Mapping[str, float]], metric: str, direction: str
 ) -> str:
-    """Compares the members of a sweep by a metric, and names the best one."""
+    """Compares a sweep's members by a metric, and names the best one."""
     values = {name: metrics[metric] for name, metrics in measured.items()}
     least, most = (
         min(values, key=values.__getitem__),
@@ -255,4 +253,4 @@ SHOWN_OF_ANSWERS = (
     ("sampled_per_second", "{:,.0f} sampled/s"),
     ("tokens_per_second", "{:,.0f} trained/s"),
 )
-"""What `brief` shows, in order, and how."""
+"""Metrics of answers that `brief` shows, in order, with their formats."""

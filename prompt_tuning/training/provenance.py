@@ -1,7 +1,7 @@
-"""What a run was made from: checksums of its files, versions, and the machine.
+"""Record what a run was made from: checksums of its files, versions, and the machine.
 
-`provenance.json` in the run directory has them, so that `verify` can tell whether the
-run can be made again. The frozen model's fingerprint is in `run.json`.
+This is `provenance.json` in the run directory; `verify` reads it to tell whether the
+run can be reproduced. The frozen model's fingerprint is in `run.json`.
 """
 
 import functools
@@ -35,25 +35,25 @@ from prompt_tuning.version import __version__
 
 PROVENANCE_FILE = "provenance.json"
 CONFIG, FILES_READ, MEMBERS, PARTS = "config", "files", "members", "parts"
-"""Fields of the file; the last one has one entry for each machine and version."""
+"""Fields of the file; the last one has an entry for each machine and version."""
 STEP = "from_step"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "tokenizers")
-"""Packages that may change what a run computes, beside this one."""
+"""Other packages that may change what a run computes."""
 LARGEST_HASHED = 2**30
-"""Size in bytes of a data file, or of a model, above which there is no checksum."""
+"""Size in bytes of a data file or a model above which no checksum is computed."""
 SMALL = 2**24
-"""Size in bytes of files of which large models have checksums, too."""
+"""Maximum size in bytes of files that get a checksum even in large models."""
 MODEL_SUFFIXES = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt")
-"""Ends of the names of a model's files that are read."""
+"""Suffixes of a model's files that are read."""
 
 
 def record_provenance(run: Run, step: int, members: int) -> None:
-    """Records what a run is made from, as it starts or continues after a step.
+    """Records what a run is made from, as it starts or resumes.
 
     Args:
       run: the run; its directory has its config.
-      step: number of completed steps; what earlier steps were made with is kept, also
-        the checksums of files that have changed since.
+      step: number of completed steps. What they were made with is kept, including
+        checksums of files that have changed since.
       members: number of runs that step together.
     """
     directory = Path(run.directory)
@@ -72,7 +72,7 @@ def record_provenance(run: Run, step: int, members: int) -> None:
 
 
 def made_with(directory: Path) -> list[dict[str, Any]]:
-    """Returns versions and machines that made a run, in order; empty if unknown."""
+    """Returns the versions and machines that made a run, in order; empty if unknown."""
     file = directory / PROVENANCE_FILE
     if not file.is_file():
         return []
@@ -81,13 +81,10 @@ def made_with(directory: Path) -> list[dict[str, Any]]:
 
 
 def check_provenance(run: Run) -> list[str]:
-    """Checks that a run can be made again from the same config and files.
-
-    Args:
-      run: the run, read from its directory.
+    """Checks that a run can be reproduced from the same config and files.
 
     Returns:
-      sentences about versions and machines that differ from the recorded ones.
+      sentences about versions and machines that differ from the record.
 
     Raises:
       InputError: with what differs or is missing.
@@ -117,7 +114,7 @@ def check_provenance(run: Run) -> list[str]:
 
 
 def _check_checksums(run: Run, recorded: JsonObject) -> None:
-    """Checks that the config and the files of a run are as it read them.
+    """Checks that the config and files of a run are unchanged.
 
     Raises:
       InputError: with the file that has changed.
@@ -156,7 +153,7 @@ def this_machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Returns the name of the processor, where the system tells it."""
+    """Returns the name of the processor, if the system tells it."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8").splitlines() if file.is_file() else []
     names = [x.partition(":")[2].strip() for x in lines if x.startswith("model name")]
@@ -196,10 +193,9 @@ def _model_checksums(run: Run) -> dict[str, str]:
 
 
 def data_checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
-    """Returns the SHA-256 of the data files in a config, by its scopes and by path.
+    """Returns the SHA-256 of the data files in a config, by scope and path.
 
-    A scope is e.g. "train". Instead of a checksum, a file may have the reason why there
-    is none.
+    A scope is e.g. "train". A file without a checksum has the reason instead.
     """
     paths, values = RecordedPaths.read(directory, config), config_values(config)
     result = {}
@@ -213,7 +209,7 @@ def data_checksums(directory: Path, config: str) -> dict[str, dict[str, str]]:
 
 
 def _by_path(paths: RecordedPaths, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yields each file that names stand for, and its checksum."""
+    """Yields each file that the names stand for, with its checksum."""
     for name in names:
         located = paths.locate(name)
         if glob.has_magic(located):
@@ -228,7 +224,7 @@ def _by_path(paths: RecordedPaths, names: list[str]) -> Iterator[tuple[str, str]
 
 
 def _checksum(file: Path, limit: int = LARGEST_HASHED) -> str:
-    """Returns the SHA-256 of a file, or why there is none."""
+    """Returns the SHA-256 of a file, or the reason why there is none."""
     if not file.is_file():
         return "not found"
     state = file.stat()
@@ -239,11 +235,9 @@ def _checksum(file: Path, limit: int = LARGEST_HASHED) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _digest(file: Path, *state: int) -> str:
-    """Returns the SHA-256 of a file, which members of a sweep share.
+    """Returns the SHA-256 of a file, cached for the members of a sweep.
 
-    Args:
-      file: the file.
-      state: what tells that the file has changed since.
+    `state` tells whether the file has changed since.
     """
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

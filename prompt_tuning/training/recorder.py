@@ -1,6 +1,6 @@
-"""Records a run on disk: log lines, evaluations, checkpoints.
+"""Record a run on disk: log lines, evaluations, checkpoints.
 
-If the numbers of a run are no longer finite, it ends before they are saved.
+A run whose numbers are no longer finite ends before they are saved.
 """
 
 import math
@@ -57,7 +57,7 @@ class Recorder:
         self.meter = Meter()
 
     def _keep_frozen(self) -> None:
-        """Writes the frozen parameters that `Run.save_paths` matches, once."""
+        """Writes the frozen parameters matched by `Run.save_paths`, once."""
         chosen = match_any(self._run.save_paths)
         arrays = {
             path: self._trainer.whole(path)
@@ -69,17 +69,11 @@ class Recorder:
 
     @property
     def reason(self) -> str | None:
-        """Why early stopping ends the run now; None while it continues."""
+        """The reason why early stopping ends the run now; None to continue."""
         return None if self._patience is None else self._patience.reason
 
     def record_start(self, done: int, trained: Mapping[str, Any], members: int) -> None:
-        """Records what the run starts or continues with, after `done` steps.
-
-        Args:
-          done: number of completed steps.
-          trained: trained parameters.
-          members: number of runs that step together.
-        """
+        """Records what the run starts or resumes with, after `done` steps."""
         self._keep_frozen()
         if not done:
             self._log.write_fingerprint(0, as_text(fingerprint(trained)))
@@ -154,13 +148,13 @@ class Recorder:
         return measured
 
     def forget_measurements(self) -> None:
-        """Separates what was measured in another way from what follows in the log."""
+        """Marks earlier log lines as measured with other settings."""
         self._log.forget_evaluations()
 
     def measure_again(self, step: int, state: TrainState) -> dict[str, float]:
-        """Evaluates a checkpoint with other settings than before.
+        """Evaluates a checkpoint with changed settings.
 
-        Its metrics are replaced, and early stopping begins to count again.
+        Replaces its metrics and restarts the counting of early stopping.
         """
         measured = self._evaluate(step, state)
         if processes.is_first():
@@ -229,17 +223,17 @@ class Recorder:
 
 
 def log_due(run: Run, done: int) -> bool:
-    """Returns whether a line of the log is due after `done` steps."""
+    """Whether a line of the log is due after `done` steps."""
     return done == run.steps or _every(done, run.log_every)
 
 
 def save_due(run: Run, done: int) -> bool:
-    """Returns whether a checkpoint is due after `done` steps."""
+    """Whether a checkpoint is due after `done` steps."""
     return evaluation_due(run, done) or _every(done, run.save_every)
 
 
 def evaluation_due(run: Run, done: int) -> bool:
-    """Returns whether an evaluation is due after `done` steps."""
+    """Whether an evaluation is due after `done` steps."""
     return done == run.steps or _every(done, run.evaluate_every)
 
 
@@ -248,7 +242,7 @@ def _every(step: int, period: int) -> bool:
 
 
 def _largest_on_host(state: TrainState) -> dict[str, float]:
-    """The largest absolute value of each saved leaf, by name."""
+    """Returns the largest absolute value of each saved leaf, by name."""
     return _named(
         jax.tree.map(
             lambda leaf: np.max(np.abs(leaf), initial=0),
@@ -277,14 +271,10 @@ def _named(largest: tuple[dict[str, Any], Any]) -> dict[str, float]:
 
 
 def find_not_finite(weights: Mapping[str, Any]) -> str | None:
-    """Returns the path of the first parameter that is not finite.
+    """Returns the path of the first parameter that is not finite; None without one.
 
-    Args:
-      weights: parameters by path; of those on several processes, each process reads its
-        own shards, because not all processes have the same parameters.
-
-    Returns:
-      the path; None if all numbers are finite.
+    With several processes, each reads its own shards of `weights`, because not all of
+    them have the same parameters.
     """
     for path, weight in weights.items():
         if jnp.issubdtype(weight.dtype, jnp.floating) and not all(
@@ -295,7 +285,7 @@ def find_not_finite(weights: Mapping[str, Any]) -> str | None:
 
 
 def _parts(weight: Any) -> Iterator[np.ndarray]:
-    """Yields a parameter in parts, with one in host memory at a time."""
+    """Yields a parameter in parts, one in host memory at a time."""
     if isinstance(weight, LayeredWeight):
         yield from map(weight.read, range(weight.shape[0]))
     else:

@@ -1,4 +1,4 @@
-"""Binds a run directory to one config and one frozen model."""
+"""Bind a run directory to one config and one frozen model."""
 
 import contextlib
 import json
@@ -26,27 +26,27 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.processes.group import is_first, run_on_first
 
 REVISION = "model_revision"
-"""Field of a run's record with the commit of a frozen model of the hub."""
+"""Field of a run's record with the commit of a frozen model from the hub."""
 TOKENIZER_FILE = "tokenizer.json"
-"""The tokenizer of a run with new tokens, in the form of the library tokenizers."""
+"""Tokenizer of a run with new tokens, in the format of the library tokenizers."""
 LOCK_FILE = ".writer.lock"
 DATA_FILES = "data_files"
-"""Field of a run's record with the names of the files, in order."""
+"""Field of a run's record with the names of the data files, in order."""
 
 
 @contextlib.contextmanager
 def hold_run(*directories: Path | str) -> Iterator[None]:
-    """Holds run directories, so that no other command writes them at the same time.
+    """Holds run directories so that no other command writes to them.
 
-    Every command that writes a run directory does it within this, in the first of
-    several processes. A lock that a killed process left is free.
+    Every command that writes to a run directory does so within this context, in the
+    first process. The lock of a killed process counts as free.
 
     Args:
       directories: run directories; created if needed, and removed if they stay empty.
         An empty text names none.
 
     Raises:
-      InputError: in every process, if another command writes one of the directories.
+      InputError: in every process, if another command writes to one of the directories.
     """
     with contextlib.ExitStack() as held:
 
@@ -73,17 +73,17 @@ def claim(
     """Claims a new directory for a run, or checks that an existing one is this run's.
 
     Args:
-      directory: run directory; created if it is missing.
+      directory: run directory; created if missing.
       config: the operative config; see `compare_configs`.
       frozen_model: fingerprint of the frozen model.
-      record: JSON that is stored with it.
+      record: JSON to store with it.
 
     Returns:
-      what differs from the config of an existing run; see `replace_config`.
+      the differences from the config of an existing run; see `replace_config`.
 
     Raises:
       InputError: if the directory belongs to another config or model, or to a run on
-        other files; it is then left unchanged.
+        other files; it is then unchanged.
     """
     changes = check_owner(directory, config, frozen_model)
     if changes is not None:
@@ -112,11 +112,10 @@ def keep_tokenizer(directory: Path, model: PromptedModel) -> None:
 
 
 def _check_data(record: Mapping[str, Any], file: Path) -> None:
-    """Checks that a run resumes with the files that it was started with.
+    """Checks that a run resumes with the files that it started with.
 
-    Args:
-      record: `run_record` of the run.
-      file: record of the run in its directory, which may not exist.
+    `record` is the `run_record` of the run; `file`, the record in its directory, may
+    not exist.
 
     Raises:
       InputError: if the files differ.
@@ -146,7 +145,7 @@ def check_owner(
     """Checks that a directory is new or belongs to this run; writes nothing.
 
     Returns:
-      what differs from the config of the run in the directory; None if there is none.
+      the differences from the config in the directory; None if it has no run.
 
     Raises:
       InputError: if the directory belongs to another config or model.
@@ -160,15 +159,15 @@ def check_owner(
 
 
 def check_resumable(run: Run, config: str) -> None:
-    """Checks the settings that a run is to continue with, before its model is read.
+    """Checks the settings of a run that resumes, before its model is read.
 
     Args:
       run: the run.
-      config: config whose values may be incomplete; missing ones are not compared.
+      config: the config; values may be missing and are then not compared.
 
     Raises:
-      InputError: if the directory belongs to another config, or the run has taken more
-        steps than it is to take.
+      InputError: if the directory belongs to another config, or the run has already
+        taken more steps than requested.
     """
     directory = Path(run.directory)
     if (directory / IDENTITY_FILE).exists():
@@ -177,7 +176,7 @@ def check_resumable(run: Run, config: str) -> None:
 
 
 def check_steps(directory: Path, done: int, steps: int) -> None:
-    """Checks that a run has not taken more steps than it is to take.
+    """Checks that a run has not already taken more steps than requested.
 
     Raises:
       InputError: if it has.
@@ -193,7 +192,7 @@ def check_steps(directory: Path, done: int, steps: int) -> None:
 def open_store(run: Run, spare: int = 0) -> CheckpointStore:
     """Opens the run's checkpoints, and repairs what an interrupted save left behind.
 
-    Only the first of several processes repairs and writes.
+    Only the first process repairs and writes.
 
     Args:
       run: the run.
@@ -237,11 +236,11 @@ def _check_config(
 
 
 def run_record(run: Run) -> dict[str, Any]:
-    """Returns what a run's record has from its settings.
+    """Returns the record of a run's settings.
 
-    These are the commit of a frozen model of the hub, and the files that globs and
-    folders of training data stand for: a run that is resumed after files were added to
-    a folder would read other rows.
+    It has the commit of a frozen model from the hub, and the files that globs and
+    folders of training data stand for: a run that resumed after files were added to a
+    folder would read other rows.
     """
     name = hub_name_of(run.model.checkpoint)
     record = (
@@ -257,7 +256,7 @@ def run_record(run: Run) -> dict[str, Any]:
 
 
 def check_model(directory: Path, frozen_model: str) -> None:
-    """Checks that a frozen model is the one of the directory's run.
+    """Checks that a frozen model is that of the directory's run.
 
     Raises:
       InputError: if the fingerprints differ.
@@ -279,6 +278,6 @@ def _revision_hint(directory: Path) -> str:
 
 
 def recorded_model(directory: Path) -> str | None:
-    """The fingerprint of a run's frozen model; None if there is no run."""
+    """Returns the fingerprint of a run's frozen model; None without a run."""
     file = directory / IDENTITY_FILE
     return read_object(file).text("frozen_model", None) if file.exists() else None

@@ -1,4 +1,4 @@
-"""The plan of a run: its model is described and checked before weights are read."""
+"""Plan a run: describe and check its model before weights are read."""
 
 import dataclasses
 import functools
@@ -70,10 +70,10 @@ from prompt_tuning.training.transfer import (
 
 
 def plan_run(run: Run) -> "RunPlan":
-    """Opens the model of a run and assigns its trained parameters to groups.
+    """Opens the model of a run, and assigns its trained parameters to groups.
 
     Raises:
-      InputError: if something cannot be used, or the run has no directory.
+      InputError: if a setting or file cannot be used, or the run has no directory.
     """
     if not run.directory:
         raise InputError(
@@ -102,7 +102,7 @@ def plan_run(run: Run) -> "RunPlan":
 def _group_optimizer(
     run: Run, model: PromptedModel, labels: Mapping[str, int]
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of trained parameters, which leaves frozen slots alone."""
+    """Returns the optimizer of the trained parameters, with frozen slots left alone."""
     frozen = model.prompts.frozen_slots(model.config.architecture)
     optimizer = parameter_groups.group_optimizer(run.groups, labels, frozen)
     balls = model.prompts.balls(model.config.architecture)
@@ -110,7 +110,7 @@ def _group_optimizer(
 
 
 def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> None:
-    """Refuses fresh parameters that nothing trains: they would stay random.
+    """Checks that all fresh parameters are trained; otherwise they would stay random.
 
     Raises:
       InputError: with the parameters and what the groups train.
@@ -130,11 +130,7 @@ def _check_fresh(fresh: Collection[str], labels: Collection[str], run: Run) -> N
 
 
 def _check_tokens(source: TransferSource, run: Run, model: PromptedModel) -> None:
-    """Checks that rows of tokens that a run starts from are of the same tokens.
-
-    Raises:
-      InputError: if they are of others.
-    """
+    """Checks that token rows to start from belong to the same tokens."""
     rows = model.prompts.tokens
     if rows is None or ROWS_PATH not in source.leaves:
         return
@@ -150,7 +146,7 @@ def _check_tokens(source: TransferSource, run: Run, model: PromptedModel) -> Non
 
 
 def _tokens_in(file: Path) -> TrainedTokens | None:
-    """Returns the tokens of a run by its config, which is not read as a whole."""
+    """Returns the trained tokens in a run's config, which is not read as a whole."""
     values = config_values(read_limited(file, MAXIMUM_BYTES).decode())
     tokens, head = (
         literal(resolved(values, f"TrainedTokens.{name}"))
@@ -160,10 +156,10 @@ def _tokens_in(file: Path) -> TrainedTokens | None:
 
 
 def refuse_stages(run: Run, subject: str) -> None:
-    """Refuses more than one stage where that is not supported.
+    """Raises an error for more than one stage, where stages are not supported.
 
     Raises:
-      InputError: with what to set.
+      InputError: naming what to set.
     """
     if run.stages > 1:
         raise InputError(
@@ -205,7 +201,7 @@ class RunPlan:
         return self.run.data
 
     def examples(self) -> Examples | ExampleGroups:
-        """Opens the training examples, with one row per label or answer compared.
+        """Opens the training examples, with one row per compared label or answer.
 
         Raises:
           InputError: if a file or a row cannot be used.
@@ -232,14 +228,11 @@ class RunPlan:
         return build_candidates(self.model, self.data, examples, labels, share=share)
 
     def objective(self, examples: Examples | ExampleGroups) -> Objective:
-        """Builds the training objective.
-
-        Args:
-          examples: result of `examples`.
+        """Builds the training objective for the result of `examples`.
 
         Raises:
-          InputError: if the objective needs a teacher that cannot be built, or a
-            column that the data does not provide.
+          InputError: if the objective needs a teacher that cannot be built, or a column
+            that the data does not have.
         """
         config = self.run.objective or NATS_PER_WEIGHT
         config.check_columns(examples.columns)
@@ -256,10 +249,10 @@ class RunPlan:
         return prepared
 
     def _check_head(self, objective: ObjectiveConfig) -> None:
-        """Checks that a loss is one of the classes of a class head.
+        """Checks that the loss fits the model's head, of classes or of tokens.
 
         Raises:
-          InputError: if it is one of texts, or an encoder has no head of classes.
+          InputError: if it does not, or an encoder has no class head.
         """
         if objective.embeds is None:
             check_scores(self.model)
@@ -290,7 +283,7 @@ class RunPlan:
         )
 
     def evaluator(self) -> Evaluator | None:
-        """Opens the held-out data, if the run names any.
+        """Opens the held-out data, if the run has any.
 
         Raises:
           InputError: if the data cannot be used, or `Run.keep_best` or
@@ -309,7 +302,7 @@ class RunPlan:
         """Reads and checks what the run starts from, if `Run.start_from` is set.
 
         Raises:
-          InputError: if it cannot be read, or does not fit what the run trains.
+          InputError: if it cannot be read, or does not match what the run trains.
         """
         run, abstract = self.run, self.model.plan.abstract
         if run.start_from is None:
@@ -328,11 +321,11 @@ class RunPlan:
     def start(
         self, parameters: Parameters, transfer: Transfer | None = None
     ) -> TrainState:
-        """Builds the state before the first step.
+        """Returns the state before the first step.
 
         Args:
-          parameters: all parameters; trained ones are copied to float32, because a
-            step donates its input.
+          parameters: all parameters; trained ones are copied to float32, because a step
+            donates its input.
           transfer: replaces the initial values that it covers.
 
         Raises:
@@ -359,10 +352,10 @@ class RunPlan:
         return start if placement is None else placement.put_tree(start)
 
     def host_optimizer(self) -> HostOptimizer | None:
-        """Returns the updates of trained weights in host memory; None without any.
+        """Returns the optimizer of trained weights in host memory; None without any.
 
         Raises:
-          InputError: if their optimizer cannot update them layer by layer.
+          InputError: if it cannot update them layer by layer.
         """
         paths = self.model.weight_storage.trained
         return HostOptimizer(paths, self.optimizer_of) if paths else None
@@ -376,7 +369,7 @@ class RunPlan:
         """Plans the run's pipeline; None without one.
 
         Raises:
-          InputError: if the model or the rows cannot be divided as they are to be.
+          InputError: if the model or the rows cannot be split as configured.
         """
         if self.run.pipeline is None:
             return None

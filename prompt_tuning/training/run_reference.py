@@ -32,8 +32,8 @@ class RunReference:
 
     Attributes:
       directory: directory of the run.
-      model: the frozen model with the prompts and adapters of the run.
-      trained: what the run trained, by path.
+      model: the frozen model with the run's prompts and adapters.
+      trained: the run's trained parameters by path.
       frozen: paths of the frozen parameters that it shares with the student.
     """
 
@@ -44,17 +44,14 @@ class RunReference:
 
     @property
     def digest(self) -> str:
-        """Digest of what the run trained."""
+        """Digest of the run's trained parameters."""
         return fingerprint(self.trained, samples=sys.maxsize)
 
     def check_model(self, frozen_model: str) -> None:
-        """Checks that the run trained over the same frozen model.
-
-        Args:
-          frozen_model: the model's fingerprint.
+        """Checks that the run has the frozen model with this fingerprint.
 
         Raises:
-          InputError: if it is another one.
+          InputError: if it has another one.
         """
         recorded = recorded_model(self.directory)
         if recorded != frozen_model:
@@ -65,15 +62,11 @@ class RunReference:
             )
 
     def parameters(self, student: Parameters) -> Parameters:
-        """Returns all parameters of the reference.
-
-        Args:
-          student: parameters of a model with the same frozen ones.
-        """
+        """Returns all parameters of the reference, given a student's."""
         return self._frozen(student) | self.model.put(self.trained)
 
     def hidden(self, student: Parameters, batch: Batch) -> Float[Array, "B m D"]:
-        """The hidden states that predict the learned tokens, without a gradient.
+        """Returns the states that predict the learned tokens, without a gradient.
 
         Args:
           student: parameters of the student, with the result of `read_context`.
@@ -84,7 +77,7 @@ class RunReference:
         return jax.lax.stop_gradient(model.hidden(batch))
 
     def read_context(self, student: Parameters) -> Parameters:
-        """Returns what the run trained, as `hidden` reads it; see `TeacherModel`."""
+        """Returns the run's trained parameters in the form that `hidden` reads."""
         del student
         put = self.model.put(self.trained)
         return {CONTEXT + path: leaf for path, leaf in put.items()}
@@ -97,11 +90,11 @@ class RunReference:
 def open_run_reference(
     directory: Path, model: PromptedModel, longest: int
 ) -> RunReference:
-    """Opens what another run trained, as the reference of a model that is trained.
+    """Opens another run as the reference of a model in training.
 
     Args:
       directory: directory of the run; its best checkpoint is read.
-      model: the model that is trained.
+      model: the model in training.
       longest: number of inputs of the longest example.
 
     Raises:
@@ -139,7 +132,7 @@ def open_run_reference(
 def _build(
     tuning: Tuning, model: PromptedModel
 ) -> tuple[PromptedModel, Mapping[str, jax.ShapeDtypeStruct]]:
-    """Builds a model with the prompts and adapters of a run, and describes it."""
+    """Builds and describes a model with a run's prompts and adapters."""
     # Initial values are not used.
     table = np.zeros((model.config.vocabulary_size, model.config.width), np.float32)
     vocabulary, key = Vocabulary(table, model.tokenizer), jax.random.key(0)
@@ -164,11 +157,7 @@ def _build(
 def _check_rows(
     directory: Path, opened: PromptedModel, model: PromptedModel, longest: int
 ) -> None:
-    """Checks that a reference can read the rows of the model that is trained.
-
-    Raises:
-      InputError: if it cannot.
-    """
+    """Checks that a reference can read the rows of the model in training."""
     problem, room = None, opened.maximum_length
     if opened.prompting.placement == TEMPLATE:
         problem = "puts vectors among the tokens of a template"

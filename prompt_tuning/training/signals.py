@@ -1,4 +1,4 @@
-"""Stops a run after a signal, when it can be resumed."""
+"""Stop a run after a signal, at a step from which it can resume."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ from prompt_tuning.core.interrupts import acknowledging
 
 
 class StopSignals:
-    """The signals that asked for a stop.
+    """The signals that requested a stop.
 
     Attributes:
       interrupted: whether SIGINT is among them.
@@ -21,7 +21,7 @@ class StopSignals:
         self._received = threading.Event()
 
     def due(self, step: int) -> bool:
-        """Returns whether to stop now; call it after every step."""
+        """Whether to stop now; call it after every step."""
         if processes.count() > 1:
             return _agreed(step)
         return self._received.is_set()
@@ -38,11 +38,10 @@ class StopSignals:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopSignals]:
-    """Makes SIGTERM and SIGINT request a stop instead of ending the process.
+    """Lets SIGTERM and SIGINT request a stop instead of ending the process.
 
-    A second SIGINT ends it immediately.
-
-    Several processes all stop after the same step, whichever of them got the signal.
+    A second SIGINT ends it immediately. With several processes, all stop after the same
+    step, whichever of them got the signal.
     """
     signals = StopSignals()
     if processes.count() > 1:
@@ -73,8 +72,8 @@ def _agreed(step: int) -> bool:
     """Whether all processes stop after this step.
 
     JAX's runtime has handled SIGTERM since the processes joined: its own threads notify
-    all processes and agree on the step after the furthest that any process has reached.
-    This function only reads what they agreed on; nothing is sent between devices.
+    all processes and agree on the step after the furthest one that any process has
+    reached. This function only reads their decision; devices exchange nothing.
     """
     from jax.experimental import multihost_utils
 

@@ -1,4 +1,4 @@
-"""A step of every member of a sweep, in the stages of a pipeline.
+"""A sweep's step in the stages of a pipeline.
 
 The members' micro-batches follow each other through the stages. A member's next step
 starts as soon as its last one is finished, while the stages compute the other members.
@@ -30,7 +30,7 @@ Outcome = tuple[TrainState, Metrics]
 
 
 class AwaitedSteps(Sequence):
-    """Each member's state, or metrics, which is waited for when it is read."""
+    """Each member's state or metrics; reading one waits for it."""
 
     def __init__(self, read: Callable[[int], Outcome], count: int, part: int):
         """Describes the results.
@@ -52,7 +52,7 @@ class AwaitedSteps(Sequence):
 
 
 class StagedSweepStep:
-    """The step of all members; it returns while the stages still compute."""
+    """The step of all members; returns while the stages still compute."""
 
     def __init__(
         self,
@@ -88,12 +88,11 @@ class StagedSweepStep:
 
         Args:
           states: the members' states, or the first result of the last call.
-          frozen: frozen parameters, which all members share.
+          frozen: frozen parameters, shared by all members.
           batch: one batch, or one per member on a leading axis `K`.
 
         Returns:
-          the next states and each member's metrics, which are waited for when they are
-          read.
+          the next states and each member's metrics; reading them waits for them.
         """
         before, self._latest = self._latest, []
         count = len(self._finishes)
@@ -120,7 +119,7 @@ class StagedSweepStep:
     def _start(
         self, k: int, state: TrainState, frozen: Parameters, batch: Batch
     ) -> Callable[[], Outcome]:
-        """Starts a member's step; returns a function that waits for it once."""
+        """Starts a member's step; returns a function that waits for it."""
         key, pipeline = step_key(state, self._dropout), self._pipelines[k]
         begun = pipeline.begin(state.trained, frozen, batch, key)
         member = self._pipeline.submit(begun)
@@ -140,10 +139,10 @@ def check_stages(run: Run, plan: PipelinePlan, at_once: int | None) -> None:
     Args:
       run: a member's run.
       plan: blocks and schedule of the stages.
-      at_once: members whose gradients are to be computed at once; None in stages.
+      at_once: number of members that compute together; must be None in stages.
 
     Raises:
-      InputError: with what to set.
+      InputError: naming what to set.
     """
     if run.pipeline is not None and run.pipeline.joined_p2:
         raise InputError(
@@ -170,7 +169,7 @@ def staged_sweep_step(
     *,
     own_batches: bool,
 ) -> StagedSweepStep:
-    """Builds the step of a sweep with its model in stages.
+    """Builds the step of a sweep whose model is in stages.
 
     Args:
       members: the members' runs.

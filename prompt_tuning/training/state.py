@@ -1,4 +1,4 @@
-"""The training state, which changes from step to step: a few kilobytes."""
+"""The training state."""
 
 import dataclasses
 from typing import Any
@@ -14,16 +14,16 @@ from prompt_tuning.core.parameters import Parameters
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The training state, which changes from step to step: a few kilobytes.
+    """Everything that changes from step to step, usually a few kilobytes.
 
-    For loops of your own; see `train_step`. The fields have type Any because JAX
-    transformations put other leaves in the tree.
+    Use it in your own training loop; see `train_step`. The fields have type Any because
+    JAX transformations put other leaves in the tree.
 
     Attributes:
       trained: trained parameters by path, float32.
       optimizer_state: optimizer state of the trained parameters.
       step: number of steps done, int32 `[]`.
-      key: key of the run, a typed key `[]`; each step folds in its number.
+      key: key of the run, a typed key `[]`; each step folds in its own number.
 
     Examples:
       >>> trained, frozen = model.attach(pt.SoftPrompt(length=5)).partition()

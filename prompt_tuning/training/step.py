@@ -1,8 +1,8 @@
-"""One training step: a gradient, then the penalty, the metrics and the update.
+"""One training step: gradient, penalty, metrics, update.
 
 `train_step` is the whole step as a pure function. Where no single program can compute
-the gradient (streamed weights, the stages of a pipeline), `join_step` calls another
-function of the same signature, and only `finish` is compiled here.
+the gradient (streamed weights, pipeline stages), `join_step` calls another function
+with the same signature, and only `finish` is compiled here.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from prompt_tuning.training.gradients import add_penalty, objective_gradient
 from prompt_tuning.training.state import TrainState
 
 PROMPT = "/prompt/prompt"
-"""The end of the paths of prompt vectors."""
+"""Path suffix of prompt vectors."""
 
 Metrics = dict[str, Float[Array, ""]]
 
@@ -61,7 +61,7 @@ def batch_metrics(
     sums: AnySums,
     objective: Objective = NATS_PER_WEIGHT,
 ) -> Metrics:
-    """Computes the loss, the value that `gradients` differentiates, and accuracy."""
+    """Computes `loss`, the value that `gradients` differentiates, and `accuracy`."""
     loss = sums.loss / objective.divisor(batch)
     metrics = {"loss": loss, "accuracy": sums.accuracy}
     if isinstance(sums, MeasuredSums):
@@ -82,7 +82,7 @@ def update(
     optimizer: optax.GradientTransformation,
     placement: Placement | None = None,
 ) -> tuple[TrainState, Metrics]:
-    """Updates the trained parameters with a gradient: the last part of `train_step`.
+    """Applies a gradient to the trained parameters: the last part of `train_step`.
 
     Args:
       state: the state before the step.
@@ -125,7 +125,7 @@ def update(
 
 
 def prompt_norm(parameters: Parameters) -> Float[Array, ""]:
-    """The mean norm of the prompt vectors; 0 without prompts."""
+    """Returns the mean norm of the prompt vectors; 0 without prompts."""
     prompts = _prompts(parameters)
     if not prompts:
         return jnp.zeros(())
@@ -156,9 +156,10 @@ def finish(
 ) -> tuple[TrainState, Metrics]:
     """Adds the penalty's gradient, computes the metrics and updates; runs no block.
 
-    The arguments are those of `train_step`, the gradient of the loss without the
-    penalty, and the objective's sums over the batch. `absent` has the shapes of
-    parameters that are not on the device, which only the model's structure needs.
+    `gradient` is that of the loss without the penalty, and `sums` the objective's sums
+    over the batch. `absent` has the shapes of parameters that are not on the device;
+    only the model's structure needs them. The other arguments are those of
+    `train_step`.
     """
     frozen = frozen | cast(Parameters, absent or {})
     gradient = add_penalty(graph, state.trained, frozen, gradient)
@@ -179,14 +180,13 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
     """Computes one training step: `(state, frozen, batch) -> (state, metrics)`.
 
-    A pure function, for loops of your own. Compile it once with `jax.jit`, as in
-    scripts/examples/own_training_loop.py; called as it is, it runs operation by
-    operation.
+    A pure function, for your own training loop. Compile it once with `jax.jit`, as in
+    scripts/examples/own_training_loop.py; without that it runs operation by operation.
 
     Args:
       state: trained parameters, optimizer state, step and key.
-      frozen: frozen parameters; an argument and not a closure, because constants would
-        be compiled into the program.
+      frozen: frozen parameters; an argument, because a closure would compile them into
+        the program as constants.
       batch: one batch, or micro-batches on a leading axis.
       graph: the model's structure, `model.graph`.
       optimizer: optimizer of the trained parameters.
@@ -195,11 +195,10 @@ def train_step(
       placement: the parameters' shardings on a mesh; None on one device.
 
     Returns:
-      the next state, and the metrics of the batch before the update: `loss` (by default
-      in nats per unit of loss weight), `accuracy` (of tokens by weight, or of examples
-      with classes), `penalty` if the prompt has one (it is part of the loss),
-      `gradient_norm`, and `prompt_norm` if prompts are trained: the mean norm of their
-      vectors.
+      the next state, and the batch's metrics before the update: `loss` (by default in
+      nats per unit of loss weight), `accuracy` (of tokens by weight, or of examples
+      with classes), `gradient_norm`, `penalty` if the prompt has one (it is part of the
+      loss), and `prompt_norm`, the mean norm of the vectors, if prompts are trained.
 
     Examples:
       >>> attached = model.attach(pt.SoftPrompt(length=5))
@@ -233,7 +232,7 @@ def train_step(
 
 
 def step_key(state: TrainState, dropout: bool) -> Key[Array, ""] | None:
-    """The dropout key of the state's next step; None without dropout."""
+    """Returns the dropout key of the next step; None without dropout."""
     return jax.random.fold_in(state.key, state.step) if dropout else None
 
 
@@ -249,7 +248,7 @@ def compile_step(
     Args:
       graph: the model's structure.
       optimizer: optimizer of the trained parameters.
-      shapes: number of shapes of the batches, which is shown; None if unknown.
+      shapes: number of batch shapes, to be shown; None if unknown.
       choices: other keywords of `train_step`.
     """
     step = functools.partial(train_step, graph=graph, optimizer=optimizer, **choices)
@@ -262,7 +261,7 @@ def compile_finish(**choices: Any) -> Finish:
 
 
 def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
-    """Returns `train_step` with a gradient that no single program computes."""
+    """Returns `train_step` with a gradient from more than one program."""
 
     def step(
         state: TrainState, frozen: Parameters, batch: Batch
@@ -276,15 +275,13 @@ def join_step(gradient: Gradient, finish: Finish, *, dropout: bool) -> Step:
 
 
 class CompiledStep:
-    """A function, compiled once for each shape of batch."""
+    """A function that is compiled once per batch shape."""
 
     def __init__(self, function: Callable[..., Any], shapes: int | None = None):
         """Wraps a function of (state, frozen, batch); the state is donated.
 
-        Args:
-          function: the function.
-          shapes: number of shapes of the batches, shown while one is compiled; None if
-            unknown.
+        `shapes` is the number of batch shapes, shown during compilation; None if
+        unknown.
         """
         self._jit = WeightedJit(function, donate_argnums=0)
         self._jitted: Any = None
@@ -293,7 +290,7 @@ class CompiledStep:
         self._ahead: dict[Shapes, Future[None]] = {}
 
     def __call__(self, state: Any, frozen: Any, batch: Batch) -> Any:
-        """Runs the step, after compiling it if the batch has a new shape."""
+        """Runs the step; compiles it first if the batch has a new shape."""
         shapes = _shapes(batch)
         if shapes not in self._compiled:
             with status(self._describe(batch)):

@@ -1,8 +1,8 @@
-"""Computes fingerprints of the trained parameters.
+"""Fingerprints of the trained parameters.
 
 Two runs with the same fingerprint at a step have the same trained parameters, bit for
-bit. Each takes 16 bytes. It is computed on the device, so nothing waits for it, and it
-is a sum of integers over all elements, so it does not depend on the mesh.
+bit. A fingerprint takes 16 bytes. It is computed on the device, so nothing waits for
+it, and it is a sum of integers over all elements, so it does not depend on the mesh.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Array, UInt32
 
 WORDS = 4
-"""Number of words of 32 bits in a fingerprint."""
+"""Number of 32-bit words in a fingerprint."""
 
 Fingerprint = Sequence[UInt32[Array | np.ndarray, "4"]]
-"""Words of 32 bits, in parts; their sum, modulo 2^32, is the fingerprint."""
+"""Parts of a fingerprint in 32-bit words; their sum modulo 2^32 is the fingerprint."""
 
 
 def as_text(fingerprint: Fingerprint) -> str:
@@ -37,8 +37,8 @@ def fingerprint(trained: Mapping[str, Any]) -> Fingerprint:
         the function returns.
 
     Returns:
-      words whose sum is the fingerprint, one array for each group of devices, which
-      may still be computing.
+      parts of the fingerprint, one array per group of devices; they may still be in
+      computation.
     """
     parts: list[Any] = []
     groups: dict[Any, dict[str, Array]] = {}
@@ -60,10 +60,7 @@ def _on_device(trained: dict[str, Array]) -> UInt32[Array, "4"]:
 def _leaf_words(xp: Any, path: str, leaf: Any) -> Any:
     """Returns the words of one leaf: sums of mixed elements, `[WORDS]`.
 
-    Args:
-      xp: `numpy` or `jax.numpy`, which compute the same integers.
-      path: path of the leaf.
-      leaf: the leaf, of any shape.
+    `xp` is `numpy` or `jax.numpy`; both compute the same integers.
     """
     # Each element is mixed with its position, by the finalizer of MurmurHash3.
     bits = _as_integers(xp, leaf) ^ (_positions(xp, leaf.shape) * _word(0x9E3779B1))

@@ -1,4 +1,4 @@
-"""A profile of three steps of a run, for TensorBoard or Perfetto."""
+"""Profile three steps of a run, for TensorBoard or Perfetto."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ import jax
 
 PROFILED_STEPS = 3
 WARM_UP = 2
-"""Number of steps before the profile, which compile."""
+"""Number of steps before the profile; they compile."""
 
 
 class StepProfile:
-    """Traces consecutive steps; each step is named in the trace.
+    """Traces consecutive steps, and names each in the trace.
 
-    Without a folder, nothing is traced and the names cost nothing.
+    Without a folder it traces nothing, and names cost nothing.
     """
 
     def __init__(self, folder: Path | None, done: int, last: int):
         """Chooses the steps.
 
         Args:
-          folder: where the trace is written, in a new subfolder; None for no trace.
-          done: number of steps that are done.
+          folder: where to write the trace, in a new subfolder; None for no trace.
+          done: number of completed steps.
           last: number of steps of the run.
         """
         self._folder = folder
@@ -33,11 +33,7 @@ class StepProfile:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Names a step, and starts the trace before the first profiled one.
-
-        Args:
-          number: number of steps that precede it.
-        """
+        """Names the step after `number` steps; the first one starts the trace."""
         if self._folder is not None and number == self._first:
             jax.profiler.start_trace(self._folder)
             self._tracing = True
@@ -45,11 +41,9 @@ class StepProfile:
             yield
 
     def finish_step(self, number: int, outputs: Any) -> None:
-        """Ends the trace after the last profiled step, once its outputs are computed.
+        """Ends the trace after the last profiled step, once its `outputs` are computed.
 
-        Args:
-          number: number of steps that are done.
-          outputs: arrays that the step computed.
+        `number` steps are completed.
         """
         if self._tracing and number >= self._end:
             jax.block_until_ready(outputs)

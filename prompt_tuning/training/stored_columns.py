@@ -1,4 +1,4 @@
-"""Predictions of a frozen model for each row, computed once and stored in the run."""
+"""A frozen model's predictions per row, computed once and stored in the run."""
 
 import dataclasses
 import hashlib
@@ -30,13 +30,16 @@ from prompt_tuning.pretrained.prompted_model import PromptedModel
 from prompt_tuning.settings.data_source import DataSource
 
 MODEL, ROWS, SIZES = "model", "rows", "_sizes"
-"""Arrays of a file besides the values: the fingerprint of what computed them as bytes,
-and the digest of each row. `NAME_sizes` is the number of a row's values of a name."""
+"""Additional arrays of a file.
+
+They are the fingerprint of the model that computed the values, as bytes, and the digest
+of each row. `NAME_sizes` is the number of a row's values of a name.
+"""
 DIGEST = 16
-"""Bytes of the digest of a row."""
+"""Size of a row's digest in bytes."""
 
 Values = Mapping[str, np.ndarray]
-"""Arrays of a row by name; the first has a value for each learned token."""
+"""A row's arrays by name; the first has a value for each learned token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +48,10 @@ class ColumnForm:
 
     Attributes:
       names: names of the stored arrays.
-      columns: type of each column by its name, for one token.
-      pack: makes the stored arrays of what is computed for the learned tokens of a row.
-      unpack: makes the columns of the stored arrays, each `[m, ...]`. A ValueError says
-        that the arrays are damaged.
+      columns: dtype and shape of each column for one token, by name.
+      pack: converts what is computed for a row's learned tokens to stored arrays.
+      unpack: converts stored arrays to columns, each `[m, ...]`; raises ValueError if
+        they are damaged.
     """
 
     names: tuple[str, ...]
@@ -58,16 +61,16 @@ class ColumnForm:
 
 
 class StoredColumns:
-    """Columns of rows, which are computed when they are first read.
+    """Columns of rows, computed when first read.
 
-    They are not computed if a file in the run directory has them: of the same row, by
-    the same model.
+    Values are taken from a file in the run directory if it has them for the same row
+    and model.
 
     Args:
       form: how they are stored.
       examples: the examples.
-      compute: computes the values of each row of the examples of the given numbers.
-      file: where they are stored; None to keep them in memory alone.
+      compute: computes the values of each row of the examples with given numbers.
+      file: where to store them; None to keep them only in memory.
       fingerprint: digest of what computes them.
     """
 
@@ -86,7 +89,7 @@ class StoredColumns:
         self._known: dict[bytes, Values] | None = None
 
     def read(self) -> dict[bytes, Values]:
-        """Returns the values of all rows by their digests."""
+        """Returns the values of all rows by digest."""
         with self._lock:
             if self._known is None:
                 self._known = self._read()
@@ -102,7 +105,7 @@ class StoredColumns:
         return dataclasses.replace(row, columns=columns)
 
     def _read(self) -> dict[bytes, Values]:
-        """Returns the values of all rows, and computes missing ones."""
+        """Returns the values of all rows, computing missing ones."""
         model, known = self._fingerprint, {}
         if self._file is not None:
             known = read_stored(self._file, model, self.form.names)
@@ -124,7 +127,7 @@ class StoredColumns:
         return known
 
     def _has(self, known: Mapping[bytes, Values], row: Example) -> bool:
-        """Whether a row is known, and by values that can be its columns."""
+        """Whether a row has stored values that fit the form."""
         stored, learned = known.get(digest(row)), int((row.weights != 0).sum())
         if stored is None:
             return False
@@ -141,7 +144,7 @@ class StoredColumns:
 
 
 class CompletedExamples(Examples):
-    """Examples with columns that are stored beside the run."""
+    """Examples with stored columns."""
 
     def __init__(self, examples: Examples, stored: StoredColumns):
         self.__dict__.update(examples.__dict__)
@@ -154,7 +157,7 @@ class CompletedExamples(Examples):
 
 
 class CompletedGroups(ExampleGroups):
-    """Groups of rows with columns that are stored beside the run."""
+    """Groups of rows with stored columns."""
 
     def __init__(self, examples: ExampleGroups, stored: StoredColumns):
         self._examples, self.stored = examples, stored
@@ -194,7 +197,7 @@ class CompletedGroups(ExampleGroups):
 
 
 def _kinds(columns: Collection[str], form: ColumnForm) -> dict[str, np.dtype]:
-    """Returns the types of columns, of which those of the data are float32."""
+    """Returns the types of columns; those of the data are float32."""
     return dict.fromkeys(columns, np.dtype(np.float32)) | dict(form.columns)
 
 
@@ -205,7 +208,7 @@ def rows_of(examples: Examples | ExampleGroups, number: int) -> list[Example]:
 
 
 def digest(row: Example) -> bytes:
-    """Returns a digest of a row's tokens, of which are learned, and of its context."""
+    """Returns a digest of a row's tokens, learned positions and context."""
     content = hashlib.sha256()
     for array in (row.inputs, row.targets, row.weights != 0):
         content.update(
@@ -218,7 +221,7 @@ def digest(row: Example) -> bytes:
 
 
 def read_stored(file: Path, model: str, names: Sequence[str]) -> dict[bytes, Values]:
-    """Reads stored values; none of another model, or of a damaged file."""
+    """Reads stored values; none from another model or from a damaged file."""
     check_links(file.parent, file.name)
     if not file.is_file():
         return {}
@@ -240,7 +243,7 @@ def read_stored(file: Path, model: str, names: Sequence[str]) -> dict[bytes, Val
 
 
 def write_stored(file: Path, model: str, known: Mapping[bytes, Values]) -> None:
-    """Stores the values of rows by their digests."""
+    """Stores the values of rows by digest."""
     content = io.BytesIO()
     digests = np.frombuffer(b"".join(known), np.uint8).reshape(-1, DIGEST)
     arrays = {MODEL: np.frombuffer(model.encode(), np.uint8), ROWS: digests}
@@ -263,8 +266,8 @@ def compute_rows(
     """Applies a function to some examples, and returns its values by row.
 
     Args:
-      function: returns arrays `[R, m, ...]` of a batch, in any structure.
-      model: the model that it runs.
+      function: returns arrays `[R, m, ...]` for a batch, in any structure.
+      model: the model to run.
       parameters: all of its parameters.
       examples: the examples.
       data: settings of batches.

@@ -1,4 +1,4 @@
-"""The log-probabilities of a reference, computed once and stored beside the run."""
+"""The log-probabilities of a reference, computed once and stored in the run."""
 
 import functools
 from collections.abc import Collection
@@ -62,10 +62,10 @@ def with_stored_reference(
     Args:
       reference: the reference.
       examples: the examples.
-      model: the model that is trained.
+      model: the model in training.
       data: settings of batches.
       parameters: all parameters of the model.
-      file: where they are stored; None to keep them in memory alone.
+      file: where to store them; None to keep them only in memory.
       frozen_model: fingerprint of the frozen model, if there is a file.
     """
 

@@ -1,4 +1,4 @@
-"""Predictions of the teacher of a distillation, computed once and stored."""
+"""A distillation teacher's predictions, computed once and stored."""
 
 import functools
 import hashlib
@@ -40,7 +40,7 @@ from prompt_tuning.training.stored_columns import (
 
 TARGETS_FILE = "teacher.npz"
 COUNTS = "counts"
-"""Stored number of tokens that each position keeps."""
+"""Name of the stored number of tokens kept per position."""
 
 
 def with_stored_targets(
@@ -52,19 +52,19 @@ def with_stored_targets(
     file: Path,
     frozen_model: str,
 ) -> CompletedExamples:
-    """Returns examples with what the teacher predicts.
+    """Returns examples with the teacher's predictions.
 
     Args:
-      objective: the loss, whose targets are to be stored.
+      objective: the loss that uses them as targets.
       examples: the examples.
-      model: the model that is trained.
+      model: the model in training.
       data: settings of batches.
       parameters: all parameters of the model.
-      file: where they are stored.
+      file: where to store them.
       frozen_model: fingerprint of the frozen model.
 
     Raises:
-      InputError: if tokens are to be ranked, and several devices share the model.
+      InputError: if tokens are to be ranked while several devices share the model.
     """
     stored, teacher = objective.stored, objective.teacher
     assert stored is not None
@@ -92,7 +92,7 @@ def with_stored_targets(
 def _predict(
     objective: Distillation, graph: nnx.GraphDef, parameters: Parameters, batch: Batch
 ) -> dict[str, Array]:
-    """Computes what is stored of the teacher's predictions, `[R, m, ...]`."""
+    """Computes the teacher's predictions to store, `[R, m, ...]`."""
     hidden, stored = objective.teacher.hidden(parameters, batch), objective.stored
     assert stored is not None
     if stored.kind == HIDDEN:
@@ -124,7 +124,7 @@ def _form(stored: StoredTargets, config: ModelConfig) -> ColumnForm:
 
 
 def _pack_top(found: Values) -> Values:
-    """Leaves out the tokens that a position does not keep."""
+    """Drops tokens beyond those that each position keeps."""
     kept = np.isfinite(found[TOP_LOGPROBS])  # [m, K]
     return {COUNTS: kept.sum(axis=1)} | {
         name: found[name][kept] for name in TOP_COLUMNS
@@ -132,7 +132,7 @@ def _pack_top(found: Values) -> Values:
 
 
 def _unpack_top(count: int, vocabulary_size: int, values: Values) -> Values:
-    """Returns ids and log-probabilities `[m, K]`, of which -inf are of no token.
+    """Returns ids and log-probabilities `[m, K]`; -inf marks padding.
 
     Raises:
       ValueError: if their numbers differ, or a token is unknown.

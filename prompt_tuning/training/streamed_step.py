@@ -1,7 +1,7 @@
 """A training step that streams the frozen weights in, layer by layer.
 
-Each micro-batch has its own prefix. On a mesh the prefix always runs apart from the
-rows, because only the rows are divided among the devices.
+Each micro-batch has its own prefix. On a mesh the prefix always runs separately,
+because only the rows are divided among the devices.
 """
 
 import operator
@@ -31,9 +31,8 @@ from prompt_tuning.training.step import Finish, Step, compile_finish, join_step
 class StreamedGradient:
     """`objective_gradient` with one layer's frozen weights on the device at a time.
 
-    The forward and the backward pass each read the streamed weights once, for all
-    micro-batches. To allow this, the model's prefix, which micro-batches share, runs
-    again for each of them.
+    The forward and the backward pass each read the streamed weights once for all
+    micro-batches. To allow this, the shared prefix runs again for each micro-batch.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class StreamedGradient:
     ):
         """Describes the computation; nothing is compiled yet.
 
-        Some arguments are those of `streamed_step`. The `reader` reads layers, None for
-        the default; `on_host` has the trained parameters in host memory, and for each,
-        whether it is stacked over layers; with `checkpoint_activation` the backward
-        pass recomputes each layer.
+        `reader` reads layers, None for the default. `on_host` has the trained
+        parameters in host memory, and whether each is stacked over layers. With
+        `checkpoint_activation` the backward pass recomputes each layer. The other
+        arguments are those of `streamed_step`.
         """
         self._graph, self._objective, self._placement = graph, objective, placement
         self._streamed, self._on_host = dict(streamed), on_host or {}
@@ -67,7 +66,7 @@ class StreamedGradient:
         batch: Batch,
         key: Key[Array, ""] | None,
     ) -> tuple[dict[str, Any], LossSums]:
-        """Computes the gradient; that of a NumPy array is a NumPy array."""
+        """Computes the gradient; for NumPy parameters it is a NumPy array."""
         trained = {
             path: LayeredWeight.from_array(path, leaf)
             if self._on_host.get(path)
@@ -116,12 +115,12 @@ def streamed_step(
 
     Args:
       graph: the model's structure.
-      optimizer: optimizer of the trained parameters that are on the device.
+      optimizer: optimizer of the trained parameters on the device.
       streamed: frozen parameters that are not in memory, by path.
       dropout: whether dropout is active.
       objective: the training objective.
       placement: the parameters' shardings on a mesh; None on one device.
-      host: updates the trained parameters in host memory; None if there are none.
+      host: optimizer of the trained parameters in host memory; None without any.
       reading: other keywords of `StreamedGradient`.
     """
     common: dict[str, Any] = {"objective": objective, "placement": placement}
@@ -146,12 +145,9 @@ def streamed_step(
 def divide_batch(
     batch: Batch, key: Key[Array, ""] | None, placement: Placement | None
 ) -> list[tuple[Any, ...]]:
-    """Returns tuples of a batch `[B, T]`, the key and the index of the micro-batch.
+    """Returns (batch `[B, T]`, key, index) for each micro-batch.
 
-    Args:
-      batch: one batch, whose index is None, or micro-batches on a leading axis.
-      key: dropout key; None without dropout.
-      placement: the parameters' shardings on a mesh; None on one device.
+    The index is None for a batch without an accumulation axis.
     """
     if batch.tokens.ndim == 2:
         return [(batch, key, None)]
@@ -168,10 +164,7 @@ def unpad_others(
 ) -> Parameters:
     """Removes the padding that a mesh adds to parameters; blocks have none.
 
-    Args:
-      parameters: all parameters.
-      streamed: paths of the streamed ones.
-      placement: the parameters' shardings on a mesh; None on one device.
+    `streamed` has the paths of the streamed parameters.
     """
     if placement is None:
         return parameters
@@ -189,14 +182,8 @@ def prefix_and_key(
     """Runs the prefix of a micro-batch; returns it and the key of the rows.
 
     The keys are those of `training.gradients`: one for the prefix, one per micro-batch.
-
-    Args:
-      graph: the model's structure.
-      parameters: all parameters.
-      key: dropout key of the batch; None without dropout.
-      index: number of the micro-batch; None without micro-batches, where on one device
-        the prefix runs with the rows and is None.
-      placement: the parameters' shardings on a mesh; None on one device.
+    Without micro-batches, `index` is None; on one device the prefix then runs with the
+    rows, and None is returned for it.
     """
     if index is None and placement is None:
         return None, key

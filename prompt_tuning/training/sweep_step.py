@@ -1,9 +1,9 @@
 """One training step of `K` prompts over one frozen model, as a pure function.
 
 The gradient is one `vmap` over the arrays that differ among members. Each frozen weight
-is in the program once. It is multiplied with the rows of all members together, or of
-groups of members in a `scan` if that is faster. The optimizers run member by member on
-leaves of each member's own shape, so operations over a whole leaf, e.g. Adafactor's
+is in the program once, and is multiplied with the rows of all members together, or with
+groups of members in a `scan` if that is faster. Optimizers run member by member on
+leaves of the member's own shape, so operations over a whole leaf, e.g. Adafactor's
 clipping, never mix members.
 """
 
@@ -37,11 +37,11 @@ COUNT = "/prompt/real"
 
 States = tuple[TrainState, ...]
 ROWS_ON_CPU = 1900
-"""Positions of text and prompt that are computed at once on a CPU.
+"""Number of text and prompt positions computed together on a CPU.
 
-With fewer, overhead dominates a step; with more, activations do not fit the caches. At
-width 512 and 8 layers, each of 8 members takes 0.64 of the time of a single run's step
-at batch 4 (all at once) and 0.80 at batch 16 (three at once).
+With fewer, overhead dominates a step; with more, activations do not fit in the caches.
+At width 512 and 8 layers, each of 8 members takes 0.64 of the time of a single run's
+step at batch 4 (all together) and 0.80 at batch 16 (three together).
 """
 
 
@@ -61,8 +61,8 @@ def sweep_step(
     """Computes one training step of every member.
 
     Args:
-      states: states of the members, each in its own shapes.
-      frozen: frozen parameters, which all members share.
+      states: states of the members, each with its own shapes.
+      frozen: frozen parameters, shared by all members.
       batch: one batch, or with `own_batches` one per member on a leading axis `K`.
       graph: the model's structure; if prompts differ in length, with a `PaddedPrompt`
         of the maximum length.
@@ -70,7 +70,8 @@ def sweep_step(
       own_batches: whether each member reads its own batches.
       dropout: whether dropout is active.
       objective: the training objective of every member.
-      at_once: members whose gradients are computed at once; None for `members_at_once`.
+      at_once: number of members that compute gradients together; None for
+        `members_at_once`.
       placements: shardings of each member's parameters; empty on one device.
 
     Returns:
@@ -122,13 +123,13 @@ def sweep_step(
 def members_at_once(
     count: int, stacked: Parameters, batch: Batch, row_parts: int = 1
 ) -> int:
-    """Chooses how many members are computed together: all, except on a CPU.
+    """Chooses how many members compute together: all, except on a CPU.
 
     Args:
       count: number of members.
       stacked: the members' trained parameters, stacked.
       batch: one batch, or one per member.
-      row_parts: number of devices among which the batch's rows are divided.
+      row_parts: number of devices that share the batch's rows.
     """
     if jax.default_backend() != "cpu":
         return count
@@ -162,9 +163,9 @@ def _crop(gradient: Array, leaf: Array) -> Array:
 
 
 def prompt_counts(members: Sequence[Mapping[str, Any]]) -> dict[str, Int[Array, "K"]]:
-    """The members' real prompt lengths, by path of the parameter that holds them.
+    """Returns the members' real prompt lengths, by path of the parameter with them.
 
-    Empty if all prompts have the same length, because then none is padded.
+    Empty if all prompts have the same length, because none is then padded.
     """
     counts = {}
     for path in members[0]:

@@ -1,4 +1,4 @@
-"""Throughput of a run, and the time that it waits for data."""
+"""Measure a run's throughput, and the time it waits for data."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class Meter:
-    """Measures tokens per second of training between two lines of the log."""
+    """Measures training tokens per second between two lines of the log."""
 
     def __init__(self):
         self._start_over()
@@ -41,12 +41,12 @@ class Meter:
         self._all += batch.tokens.size
 
     def read(self) -> dict[str, float]:
-        """Returns the measurements since the last call, and starts anew.
+        """Returns the measurements since the last call, and starts over.
 
         Returns:
           `tokens_per_second` (inputs, without padding), `padding_share` (of the
-          inputs), and `data_wait_share`, the share of the time spent waiting for the
-          next batch.
+          inputs), and `data_wait_share`, the share of time spent waiting for the next
+          batch.
         """
         seconds = max(time.monotonic() - self._started, 1e-9)
         measured = {

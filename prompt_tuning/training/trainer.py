@@ -28,7 +28,7 @@ AnyStep = Callable[[Any, Parameters, Batch], tuple[Any, Any]]
 """`(state, frozen, batch) -> (state, metrics)`; donates `state`."""
 
 MANY_EPOCHS = 200
-"""Epochs from which a note tells how often each example is read."""
+"""Number of epochs from which a note points out how often examples are read."""
 
 
 def _brief(epochs: float) -> str:
@@ -43,15 +43,15 @@ class Trainer:
     Attributes:
       run: configuration of the run.
       model: frozen model with its initialized prompts.
-      frozen: frozen parameters by path, without those that are streamed.
+      frozen: frozen parameters by path, without streamed ones.
       start: state before the first step.
-      step: compiled training step. Members that train together have one step, which
+      step: compiled training step. Members that train together share one step, which
         takes and returns the states and metrics of all of them.
       examples: training examples.
       batch_plan: order of the examples, batch by batch.
       evaluator: measures held-out data; None without any.
       transfer: trained parameters taken from another run; None without any.
-      stages: the plan of its pipeline; None without one.
+      stages: plan of its pipeline; None without one.
       context: arrays that the objective has computed once, by path.
     """
 
@@ -68,12 +68,12 @@ class Trainer:
     context: Parameters = dataclasses.field(default_factory=dict)
 
     def parameters(self, trained: Parameters) -> Parameters:
-        """Returns all parameters in memory, the trained ones as given."""
+        """Returns all parameters in memory, with the given trained ones."""
         return trained | self.inputs
 
     @property
     def inputs(self) -> Parameters:
-        """What a step takes besides the state and the batch."""
+        """Second argument of a step: frozen parameters and the objective's context."""
         return self.frozen | self.context
 
     @property
@@ -83,7 +83,7 @@ class Trainer:
         return fingerprint(frozen, self.model.placement)
 
     def whole(self, path: str) -> np.ndarray:
-        """Returns a frozen parameter without the padding that a mesh adds."""
+        """Returns a frozen parameter without the padding of a mesh."""
         weight = self.model.weight_storage.with_streamed(self.frozen)[path]
         if isinstance(weight, LayeredWeight):
             return np.stack([weight.read(n) for n in range(weight.shape[0])])
@@ -93,7 +93,7 @@ class Trainer:
         return array[tuple(slice(length) for length in shape)]
 
     def report(self) -> str:
-        """Lists what is restored, fresh, trained and frozen, with counts and bytes."""
+        """Lists restored, fresh, trained and frozen parameters, with sizes."""
         rows = [self.model.plan.report()]
         if self.transfer is not None:
             rows.append(self.transfer.report())
@@ -139,7 +139,7 @@ class Trainer:
 
     @property
     def epochs(self) -> float:
-        """How often the whole run reads each example."""
+        """Number of passes of the whole run over its examples."""
         return self.run.steps / self.batch_plan.batches_per_epoch
 
     def duration(self) -> str:
@@ -167,7 +167,7 @@ class Trainer:
         ]
 
     def _joining_note(self) -> list[str]:
-        """Returns a note if a prompt runs into its completion, which may be wanted."""
+        """Returns a note if a prompt runs into its completion without a space."""
         config = self.model.config
         if config.architecture == "encoder_decoder" or config.labels:
             return []

@@ -1,4 +1,4 @@
-"""What a call of `train` returns."""
+"""The result of `train`."""
 
 import dataclasses
 
@@ -7,18 +7,17 @@ from prompt_tuning.core.parameters import Parameters
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Outcome of a call of `train`, and the `result` of what `tune` returns.
+    """The result of a call of `train`; also `TunedModel.result`.
 
     Attributes:
       step: number of completed steps.
-      finished: whether the run is complete; False if a signal stopped it, and the same
-        command resumes it.
+      finished: whether the run is complete; False if a signal stopped it, so the same
+        call resumes it.
       trained: trained parameters after the last step.
       metrics: metrics of the last evaluation in this call; empty without one.
-      reason: why the run stopped before its last step, by `Run.early_stopping`; None if
-        it did not.
+      reason: why the run stopped early (`Run.early_stopping`); None if it did not.
       interrupted: whether Ctrl-C stopped the run.
-      epochs: how often the completed steps have read each example.
+      epochs: number of passes over the examples in the completed steps.
 
     Examples:
       >>> tuned.result.finished, tuned.result.epochs

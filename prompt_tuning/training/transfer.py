@@ -1,6 +1,6 @@
-"""Starts a run from another run's trained parameters, or from an adapter in a file.
+"""Start a run from another run's trained parameters, or from an adapter in a file.
 
-Every run counts its own steps, so schedules begin anew. The optimizer's moments are
+Every run counts its own steps, so schedules start anew. The optimizer's moments are
 carried over with the step counts that belong to them (see `optimizer_transfer`).
 """
 
@@ -63,12 +63,11 @@ class TransferSource:
         format are read when they are put on a device.
       scalings: scaling of each LoRA by projection, if known.
       checkpoint: directory of the checkpoint; None for other sources.
-      frozen_model: fingerprint of the frozen model that they were trained with, if
-        known.
-      tokens: tokens of a PEFT adapter's rows of tokens.
-      task: task type of a PEFT adapter, which says what a head of classes is for.
-      trained_as_one: a clause about parameters of a PEFT adapter that PEFT trains as
-        one, and that are several here; None if there are none.
+      frozen_model: fingerprint of their frozen model, if known.
+      tokens: trained tokens of a PEFT adapter.
+      task: task type of a PEFT adapter, which tells the problem of a class head.
+      trained_as_one: a clause, for messages, about parameters that are one in PEFT but
+        several here; None if there are none.
     """
 
     origin: str
@@ -81,17 +80,17 @@ class TransferSource:
     task: str | None = None
 
     def read_optimizer(self) -> dict[str, Leaf]:
-        """The optimizer's leaves by key path; empty without a checkpoint."""
+        """Reads the optimizer's leaves by key path; empty without a checkpoint."""
         if self.checkpoint is None:
             return {}
         return checkpoint_files.read_optimizer_leaves(self.checkpoint)
 
     @property
     def adapter(self) -> Adapter:
-        """The source as a single adapter.
+        """Returns the source as a single adapter.
 
         Raises:
-          InputError: if it contains several.
+          InputError: if it contains more than one.
         """
         leaves: Arrays = {path: np.asarray(leaf) for path, leaf in self.leaves.items()}
         rows = (ROWS_PATH, HEAD_PATH) if self.tokens.rows else ()
@@ -108,8 +107,8 @@ class TransferSource:
     def with_model_path(self, paths: Iterable[str]) -> "TransferSource":
         """Moves a single prompt to the path of the model's only prompt.
 
-        A file does not contain the path of its vectors in the model. With dropout, for
-        example, the vectors are wrapped in another module.
+        A file does not store the path of its vectors in the model; with dropout, for
+        example, they are wrapped in another module.
         """
         paths = set(paths)
         prompts = [path for path in paths if "/prompt/" in path]
@@ -124,7 +123,7 @@ class TransferSource:
         """Checks that the model scales its LoRAs by the same numbers.
 
         Raises:
-          InputError: with the setting that gives the same scaling.
+          InputError: with the setting for the same scaling.
         """
         for projection, scaling in self.scalings.items():
             lora = loras.get(projection)
@@ -147,11 +146,11 @@ def read_source(
     Args:
       path: path of any of these.
       config: config of the frozen model.
-      model: the frozen model, to compare with a PEFT folder's copies of its embeddings
-        and head; None for a run's own checkpoint, which has none.
+      model: the frozen model, to compare with copies of its embeddings and head in a
+        PEFT folder; None for a run's own checkpoint, which has no copies.
 
     Raises:
-      InputError: if the path contains nothing that can be read for this model.
+      InputError: if there is nothing at the path that this model can use.
     """
     checkpoint, config = find_checkpoint(path), config.without_new_tokens
     if checkpoint is None:
@@ -183,7 +182,7 @@ class Transfer:
       source: source of the values.
       trained: all parameters that the run trains.
       frozen: all other parameters of its model.
-      state: optimizer state that is carried over.
+      state: optimizer state to carry over.
     """
 
     source: TransferSource
@@ -204,7 +203,7 @@ class Transfer:
         """Warns if the source was trained with another frozen model.
 
         Args:
-          restored: parameters of this run's model that come from its checkpoint.
+          restored: parameters of this run's model that its checkpoint provides.
           placement: the parameters' shardings on a mesh; None on one device.
         """
         theirs = self.source.frozen_model
@@ -226,7 +225,7 @@ class Transfer:
         """Creates the state before the first step.
 
         Args:
-          fresh: trained parameters as they would be initialized without the source.
+          fresh: trained parameters as initialized without the source.
           optimizer: optimizer of the trained parameters.
           key: key of the run.
         """
@@ -238,7 +237,7 @@ class Transfer:
         return dataclasses.replace(state, optimizer_state=carried)
 
     def report(self) -> str:
-        """A table of the trained parameters, then the source's ignored ones."""
+        """Returns a table of the trained parameters, then the source's ignored ones."""
         started, kept = self.initial_values, self.state.paths
         rows = [("trained", "starts", "optimizer state")]
         for path, leaf in self.trained.items():
@@ -321,11 +320,7 @@ def plan_transfer(
 def _check_magnitudes(
     source: TransferSource, trained: Shapes, started: Collection[str]
 ) -> None:
-    """Checks that DoRA starts from DoRA, and LoRA from LoRA.
-
-    Raises:
-      InputError: with the setting that fits the source.
-    """
+    """Checks that DoRA starts from DoRA, and LoRA from LoRA."""
     for path in started:
         magnitude = path.removesuffix(LORA_A) + MAGNITUDE
         found = magnitude in source.leaves
@@ -339,11 +334,7 @@ def _check_magnitudes(
 
 
 def _check_biases(source: TransferSource, trained: Shapes) -> None:
-    """Checks that a run that starts from trained biases trains them too.
-
-    Raises:
-      InputError: with the setting that does.
-    """
+    """Checks that a run that starts from trained biases trains them, too."""
     others = [x for x in source.leaves if x.endswith(BIAS) and x not in trained]
     if others:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Makes a run again, and compares its trained parameters with the recorded ones."""
+"""Repeat a run, and compare its trained parameters with the recorded ones."""
 
 import dataclasses
 import json
@@ -27,11 +27,11 @@ from prompt_tuning.training.trainer import Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Whether a run that was made again has the same trained parameters.
+    """Whether a repeated run has the same trained parameters.
 
     Attributes:
-      step: the last step that was compared, or the first one that differs.
-      compared: number of fingerprints that were compared.
+      step: the last compared step, or the first one that differs.
+      compared: number of compared fingerprints.
       difference: what differs, as a sentence; None if all bits are the same.
     """
 
@@ -41,7 +41,7 @@ class Verification:
 
 
 def steps_to_verify(directory: Path, limit: int | None) -> dict[int, str]:
-    """Returns the recorded fingerprints of a run by step, up to a step.
+    """Returns the recorded fingerprints of a run by step, up to `limit`.
 
     Raises:
       InputError: if there are none.
@@ -66,19 +66,19 @@ def verify_run(
     recorded: Mapping[int, str],
     make_reporter: Callable[[int], Reporter],
 ) -> Verification:
-    """Makes a run again, and compares the fingerprints of its trained parameters.
+    """Repeats a run, and compares the fingerprints of its trained parameters.
 
-    It stops at the first step that differs. Evaluations are left out: nothing that is
+    It stops at the first step that differs. Evaluations are skipped: nothing that is
     learned depends on them.
 
     Args:
-      run: the recorded run, in its directory, which is only read.
+      run: the recorded run; its directory is only read.
       scratch: directory for the new run.
       recorded: fingerprints to compare with; see `steps_to_verify`.
       make_reporter: makes the progress display, given the number of completed steps.
 
     Raises:
-      InputError: if the run cannot be made again.
+      InputError: if the run cannot be repeated.
     """
     directory = Path(run.directory)
     config = read_limited(directory / CONFIG_FILE, MAXIMUM_BYTES).decode()
@@ -111,7 +111,7 @@ def _check_kept(
     """Compares the newest checkpoint that has a recorded fingerprint with it.
 
     Returns:
-      None if it is as recorded, or there is none.
+      None if they agree, or there is no such checkpoint.
     """
     store = CheckpointStore(directory, read_only=True)
     steps = [step for step in store.steps() if step in recorded]
@@ -139,7 +139,7 @@ class _Comparison:
         self._different: int | None = None
 
     def differs(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Returns whether a fingerprint differs; a callback of the new run."""
+        """Whether a fingerprint differs; a callback of the new run."""
         with self._file.open("rb") as lines:
             lines.seek(self._read)
             for line in lines:
