@@ -203,11 +203,11 @@ def BlockRange(
     offload: bool = False,
     every: int = 1,
 ) -> Configured[_BlockRange]:
-    """Consecutive blocks with another rematerialization than the rest of their stack.
+    """Consecutive blocks that rematerialize differently from the rest of their stack.
 
     Attributes:
-      start: number of the first block, counted from 0.
-      stop: number of the block after the last.
+      start: index of the first block.
+      stop: index after the last block.
       policy: as in `Rematerialization`, like the other fields.
       names: names for the policy "names".
       offload: whether inputs of blocks are moved to the host's memory.
@@ -1335,22 +1335,21 @@ def ParameterGroup(
     optimizer: GradientTransformation | Configured[GradientTransformation],
     lora_plus_ratio: float = 1.0,
 ) -> Configured[_ParameterGroup]:
-    """Parameters that one optimizer trains; whatever no group names stays frozen.
+    """Parameters that one optimizer trains; everything that no group names is frozen.
 
-    `tune` makes the groups of prompts and adapters itself. Give `groups` to use
+    `tune` makes the groups of prompts and adapters itself. Pass `groups` to use
     different optimizers for different parts, or to train some of the model's own
-    weights too.
+    weights, too.
 
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
-      lora_plus_ratio: factor of the updates of `b` of LoRA, of DoRA's magnitudes and
-        of trained biases: the ratio of their learning rate to that of `a` (LoRA+, Hayou
-        et al. 2024).
+      lora_plus_ratio: learning rate of LoRA's `b`, DoRA's magnitudes and trained
+        biases, divided by that of `a` (LoRA+, Hayou et al. 2024).
 
     Raises:
-      InputError: if `regexes` is not a list, the optimizer is none, an expression
-        matches no parameter, or the ratio is given without LoRA.
+      InputError: if `regexes` is not a list, `optimizer` is not an optimizer, an
+        expression matches no parameter, or the ratio is given without LoRA.
 
     Examples:
       >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))
@@ -1662,16 +1661,15 @@ def Rematerialization(
 ) -> Configured[_Rematerialization]:
     """Which activations of the blocks are saved for the backward pass, and where.
 
-    Turn it on when a step runs out of memory; it changes no number. The cheapest first:
-    "dots", then "attention", then "nothing", which runs each block twice; `offload`
-    where even the blocks' inputs do not fit.
+    Turn it on when a step runs out of memory; it changes no number. Try "dots" first,
+    then "attention", then "nothing", which runs each block twice; add `offload` if even
+    the blocks' inputs do not fit.
 
     Attributes:
-      policy: which inner activations are saved, while the others are recomputed: "none"
-        recomputes nothing; "dots" saves the output of each projection; "attention"
-        saves the output of attention before its output projection; "names" saves the
-        activations listed in `names`; "nothing" saves none, so that each block runs
-        twice.
+      policy: which inner activations are saved: "none" saves all, i.e. recomputes
+        nothing; "dots" saves the output of each projection; "attention" saves the
+        output of attention before its output projection; "names" saves the activations
+        listed in `names`; "nothing" saves none, so each block runs twice.
       names: names for the policy "names": the blocks name "query", "keys", "values",
         "attention", "gate" and "up", and your code may name others with `named`.
       skip_first: number of blocks at the start that recompute only element-wise
@@ -1680,8 +1678,8 @@ def Rematerialization(
       offload: whether each block's input is moved to the host's pinned memory, and back
         when the backward pass reaches the block.
       every: number of consecutive blocks that are wrapped together: only the input of
-        the first is saved (or offloaded), and all of them are recomputed at once. The
-        last blocks of a stack that this number does not divide are wrapped together.
+        the first is saved (or offloaded), and all of them are recomputed together. A
+        remainder at the end of a stack is wrapped together.
       ranges: blocks that follow another policy than the fields above.
 
     Raises:
@@ -1999,8 +1997,7 @@ def adafactor(
     factored: bool = True,
     min_dim_size_to_factor: int = 128,
 ) -> Configured[GradientTransformation]:
-    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester et al.
-    2021.
+    """Adafactor (Shazeer and Stern 2018), with the recipe of Lester et al. 2021.
 
     The default of `tune` for prompts. Its steps do not depend on the gradient's scale,
     which suits vectors whose gradient passes through the whole model.
@@ -2012,13 +2009,13 @@ def adafactor(
       multiply_by_parameter_scale: whether an update is multiplied by the RMS of its
         parameter.
       clipping_threshold: maximum RMS of an update; None for none.
-      momentum: decay of the average of updates; None for no such average.
-      dtype_momentum: type in which this average is stored.
+      momentum: decay of the average of updates; None for no average.
+      dtype_momentum: dtype of this average.
       weight_decay_rate: fraction of the parameter subtracted per step, independent of
         the learning rate; None for none.
       eps: added to squared gradients.
       factored: whether second moments of matrices are stored by row and column.
-      min_dim_size_to_factor: smallest matrices for which they are.
+      min_dim_size_to_factor: smallest matrices to factor.
 
     Raises:
       InputError: if a number is out of range.
@@ -2046,7 +2043,7 @@ def adamw(
     mu_dtype: Literal["float32", "bfloat16"] | None = None,
     nesterov: bool = False,
 ) -> Configured[GradientTransformation]:
-    """AdamW (Loshchilov and Hutter 2019), with clipping of the gradient.
+    """AdamW (Loshchilov and Hutter 2019), with gradient clipping.
 
     The default of `tune` for LoRA, IA3 and prefixes.
 
@@ -2057,10 +2054,9 @@ def adamw(
       clip_norm: maximum global norm of the group's gradient; None for no clipping.
       b1: decay of the average of gradients.
       b2: decay of the average of squared gradients.
-      eps: added to the root of that average.
-      eps_root: added to that average under the root.
-      mu_dtype: type in which the average of gradients is stored; None for that of the
-        parameter.
+      eps: added to the square root of the latter.
+      eps_root: added to it under the square root.
+      mu_dtype: dtype of the average of gradients; None for the parameter's.
       nesterov: whether the momentum is Nesterov's.
 
     Raises:
@@ -2327,7 +2323,7 @@ def optax_transformation(
     optimizer=optax.lion(1e-4))`, but then the command line cannot resume the run.
 
     Args:
-      name: name of a public function of optax, such as `lion`, `sgd` or
+      name: name of a public function of optax, e.g. `lion`, `sgd` or
         `clip_by_global_norm`.
       arguments: its arguments by name: numbers, texts, true, false or None.
       learning_rate: the argument of this name, a number or a schedule.
@@ -2417,7 +2413,7 @@ def warmup_constant(peak: float, *, warmup_steps: int = 10) -> Configured[Schedu
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the rise; 0 for none.
+      warmup_steps: number of warm-up steps; 0 for none.
 
     Raises:
       InputError: if a number is out of range.
@@ -2486,13 +2482,13 @@ def warmup_linear_decay(
 def warmup_rsqrt_decay(peak: float, *, warmup_steps: int = 10) -> Configured[Schedule]:
     """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
-    The schedule of T5's training (Raffel et al. 2020, section 3.1.2), apart from the
-    warm-up, during which T5's rate was constant. It does not need to know how long the
-    run is.
+    Use it if you do not know how long the run will be. It is the schedule of T5's
+    training (Raffel et al. 2020, section 3.1.2), except that T5's rate was constant
+    during warm-up.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the rise, at least 1.
+      warmup_steps: number of warm-up steps, at least 1.
 
     Raises:
       InputError: if a number is out of range.

@@ -1,5 +1,5 @@
-"""The names `base` (the model alone) and `trained` (with the adapters of its run), and
-the usual ratio of learning rates in a LoRA.
+"""Adapter names `base` (the model alone) and `trained` (with the adapters of its run),
+and the usual ratio of learning rates in a LoRA.
 """
 
 BASE = "base"
@@ -13,11 +13,7 @@ LORA_PLUS_RATIO = 1.0
 
 
 def shown_name(adapter: str | None) -> str:
-    """Returns the name that texts use for an adapter of an engine.
-
-    Args:
-      adapter: the engine's name; None for the frozen model.
-    """
+    """Returns the name that texts show for an engine's adapter; None is the base."""
     if adapter is None:
         return BASE
     return TRAINED if adapter == OWN else adapter

@@ -1,9 +1,9 @@
-"""Trees of arrays that can be compared by `==`, for tests with mocks.
+"""Trees of arrays that `==` can compare, for tests with mocks.
 
     model.assert_called_once_with(EqualArrays(batch), training=True)
 
-A plain array in an expected call has no single truth value, and the same object would
-equal itself even after it was changed.
+A plain array in an expected call has no single truth value, and an object always equals
+itself even if it was changed after the call.
 """
 
 import dataclasses
@@ -15,11 +15,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EqualArrays:
-    """Equals trees of the same structure, shapes and values.
-
-    Attributes:
-      expected: tree of arrays and numbers.
-    """
+    """Equals trees with the same structure, shapes and values as `expected`."""
 
     expected: Any
 
@@ -40,11 +36,11 @@ class EqualArrays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CloseArrays(EqualArrays):
-    """Equals trees of the same structure and shapes, and nearly the same values.
+    """Equals trees with the same structure and shapes, and nearly the same values.
 
     Attributes:
       rtol: largest difference relative to the actual value.
-      atol: largest absolute difference in addition.
+      atol: largest absolute difference, in addition.
     """
 
     rtol: float = 1e-5

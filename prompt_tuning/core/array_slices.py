@@ -1,4 +1,4 @@
-"""Blocks of an array, such as the shard of a parameter on one device."""
+"""Blocks of an array, e.g. one device's shard of a parameter."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def extent(block: Block) -> Shape:
 
 
 def blocks_of(part: slice, size: int) -> slice:
-    """Returns the blocks of some size that a part of an axis is in."""
+    """Returns the blocks of length `size` that overlap a part of an axis."""
     return slice(part.start // size, -(-part.stop // size))
 
 
@@ -32,7 +32,7 @@ def clipped(block: Sequence[slice], shape: Sequence[int]) -> Block:
 
 
 def relative(block: Block, outer: Block) -> Block:
-    """Returns the position of a block within a block that contains it."""
+    """Translates a block to coordinates within a block that contains it."""
     return tuple(
         slice(inner.start - around.start, inner.stop - around.start)
         for inner, around in zip(block, outer, strict=True)

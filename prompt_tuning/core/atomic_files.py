@@ -1,10 +1,10 @@
 """Files and folders that are either complete or absent, even after a crash.
 
-New content gets a temporary name in the same folder, is synced to the disk, and is then
+New content gets a temporary name in the same folder, is synced to disk, and is then
 renamed. `replace_file` and `replace_folder` do only that; `write_file` and
 `write_folder` also refuse to overwrite the user's data.
 
-If a killed process left temporary files, the next write of the same file or folder
+If a killed process leaves temporary files, the next write of the same file or folder
 deletes them.
 """
 
@@ -45,11 +45,9 @@ def sync_path(path: Path) -> None:
 
 
 def replace_file(file: Path, content: str | bytes) -> None:
-    """Creates a file, or replaces an existing one, in a single step.
+    """Creates or replaces a file in one step; text is encoded as UTF-8.
 
-    Args:
-      file: path of the file, in an existing folder.
-      content: new content; text is encoded as UTF-8.
+    Its folder must exist.
     """
     data = content.encode() if isinstance(content, str) else content
     _clear_temporaries(file)
@@ -78,23 +76,18 @@ def _clear_temporaries(file: Path) -> None:
 
 
 def _mark_as_used(file: IO) -> None:
-    """Locks a temporary file, so that no other process takes it for a remnant."""
+    """Locks a temporary file, so that no other process takes it for a leftover."""
     with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def replace_folder(new: Path, final: Path, *, aside: Path) -> None:
-    """Renames a complete folder to its final name.
+    """Renames a complete folder, already synced, to its final name.
 
-    An existing `final` ends as `aside`, which the caller deletes afterwards. Where the
-    system can exchange two names, there is a complete folder named `final` at every
-    moment. Elsewhere `final` is renamed to `aside` first, and if the process dies
-    between the two renames, `restore_folder` undoes the first one.
-
-    Args:
-      new: complete folder, already synced.
-      final: name that the folder gets.
-      aside: name that an existing `final` gets.
+    An existing `final` becomes `aside`, for the caller to delete. Where the system can
+    exchange two names, a complete folder named `final` exists at every moment.
+    Elsewhere `final` is renamed to `aside` first; if the process dies before the second
+    renaming, `restore_folder` undoes the first.
     """
     if not final.exists() or not any(final.iterdir()):
         # Fails if another process puts something there at this moment.
@@ -115,8 +108,8 @@ def exchange(one: Path, other: Path) -> bool:
     """Exchanges the names of two existing paths in a single step.
 
     Returns:
-      False, with nothing changed, where the system cannot do it: on other systems than
-      Linux, and on some file systems.
+      False, with nothing changed, if the system cannot do it: not on Linux, or on some
+        file systems.
 
     Raises:
       OSError: for any other problem.
@@ -144,12 +137,10 @@ def restore_folder(aside: Path, final: Path) -> None:
 
 
 def write_file(file: Path, content: str | bytes, *, force: bool = False) -> None:
-    """Writes a file in a single step, without overwriting by accident.
+    """Writes a file in one step, without overwriting by accident.
 
-    Args:
-      file: path of the file; its folder is created if needed.
-      content: content of the file; text is encoded as UTF-8.
-      force: whether an existing file is replaced.
+    Creates the file's folder if needed. Text is encoded as UTF-8, and `force` allows to
+    replace an existing file.
 
     Raises:
       InputError: if the path exists and may not be replaced, or cannot be written.
@@ -174,7 +165,7 @@ def check_replaceable(file: Path, *, force: bool) -> None:
 
 
 def check_named(folder: Path) -> None:
-    """Checks that a folder can be written under another name first.
+    """Checks that a folder's path has a name to derive temporary names from.
 
     Raises:
       InputError: if the path is empty or ends in `.`, `..` or the root.
@@ -190,14 +181,13 @@ def write_folder(
     known: Collection[str] = (),
     force: bool = False,
 ) -> None:
-    """Writes a folder in a single step, without overwriting by accident.
+    """Writes a folder in one step, without overwriting by accident.
 
     Args:
       folder: path of the folder; its parent is created if needed.
       write: function that writes the files into an empty folder.
-      known: names of the files that may be replaced, because folders of this kind
-        contain them.
-      force: whether an existing folder is replaced if all its files are `known`.
+      known: names of files that may be replaced, because such folders contain them.
+      force: whether to replace an existing folder, if all its files are `known`.
 
     Raises:
       InputError: if the path has no name, exists and may not be replaced, cannot be
@@ -234,7 +224,7 @@ def _clear_workspace(workspace: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def reporting_disk_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the operating system in writing a path into messages.
+    """Turns the system's errors while a path is written into messages.
 
     Raises:
       StorageError: if the disk is full.
@@ -260,7 +250,7 @@ def check_writable(
     """Checks that writing a folder would not destroy anything.
 
     Raises:
-      InputError: with the files that would be lost.
+      InputError: lists the files that would be lost.
     """
     if not folder.exists() and not folder.is_symlink():
         return

@@ -1,4 +1,4 @@
-"""The batch: the arrays that a training or evaluation step runs on."""
+"""Batches: the arrays that one training or evaluation step runs on."""
 
 import dataclasses
 from typing import Any
@@ -11,21 +11,22 @@ import jax
 class Batch:
     """Examples padded to one shape; with accumulation each array has a leading `A`.
 
-    Target `i` of a decoder-only row is token `i`, and is predicted by the position
-    before that token: for `i = 0` the last prompt vector, or nothing without a prompt
-    (its loss weight is zero then, as it is if token 0 is BOS). Target `i` of an
-    encoder-decoder is predicted by the decoder's input `i`, which is target `i - 1`.
+    In a decoder-only row, target `i` is token `i`, predicted at the position before it.
+    For `i = 0` that is the last prompt vector; without a prompt nothing predicts it,
+    and its loss weight is zero (as it is if token 0 is BOS). In an encoder-decoder, the
+    decoder's input `i`, which is target `i - 1`, predicts target `i`.
 
-    A packed row holds several examples, its *segments*, one after the other: at most
-    `n`, which is the same for all batches of a plan. Each segment is run as if it were
-    alone: it has its own prompt, its positions count from its start, and it attends to
-    no other segment. In a packed encoder-decoder row the first target of a segment is
-    predicted by the start token instead of the last target of the segment before: the
-    decoder's input is the start token wherever `target_segment_ids` changes.
+    A packed row holds up to `n` examples one after the other, its *segments*; `n` is
+    the same for all batches of a plan. Each segment runs as if it were alone: it has
+    its own prompt, its positions count from its start, and it attends to no other
+    segment. In a packed encoder-decoder row, the decoder's input is the start token
+    wherever `target_segment_ids` changes, instead of the last target of the segment
+    before.
 
-    A batch whose examples have `C` answers may have each prompt once: `tokens`,
-    `lengths`, `prefix_lengths` and `prompt_ids` then have `B / C` rows, and the answers
-    to each are `C` consecutive rows of `targets` (also if the model is decoder-only).
+    If examples have `C` answers each, a batch may hold each prompt only once: `tokens`,
+    `lengths`, `prefix_lengths` and `prompt_ids` then have `B / C` rows, and the `C`
+    answers to each are consecutive rows of `targets`, even if the model is
+    decoder-only.
 
     The fields have type Any because JAX transformations put their own leaves in them.
 
@@ -33,26 +34,26 @@ class Batch:
       tokens: inputs, int32 `[B, T]`.
       lengths: number of real tokens in each row of `tokens`, all segments included,
         int32 `[B]`; 1 in a row that only fills the batch, so that no softmax is empty.
-      targets: int32 `[B, U]`; in a decoder-only batch the same as `tokens`.
+      targets: int32 `[B, U]`; the same as `tokens` in a decoder-only batch.
       loss_positions: indices of the learned targets, int32 `[B, m]`, padded with 0 in
         rows that have fewer.
       loss_weights: loss weights of these targets, float32 `[B, m]`, padded with 0.
-      prefix_lengths: number of given tokens in each row (BOS included) before its first
-        completion token, int32 `[B]`; in packed rows that of each segment, `[B, n]`,
-        padded with 0; 0 in an encoder-decoder batch.
-      segment_ids: number of each token's segment in packed rows, from 1, and 0 for
-        padding, int32 `[B, T]`; None if each row is one example.
+      prefix_lengths: number of input tokens (BOS included) before a row's first
+        completion token, int32 `[B]`, or before each segment's in packed rows, `[B,
+        n]`, padded with 0; 0 in an encoder-decoder batch.
+      segment_ids: segment of each token in packed rows, from 1, and 0 for padding,
+        int32 `[B, T]`; None if each row is one example.
       prompt_ids: which of the `N` prompts each row has, int32 `[B]`, or each segment of
         a packed row, `[B, n]`; 0 without an example. None if there is one prompt, or if
         the rows are grouped by prompt, `B / N` rows for each.
-      target_segment_ids: number of each target's segment in packed encoder-decoder
-        rows, as in `segment_ids`, int32 `[B, U]`; else None.
+      target_segment_ids: segment of each target in packed encoder-decoder rows,
+        numbered like `segment_ids`, int32 `[B, U]`; else None.
       gold: correct class of each example that has `C` classes, int32 `[B]`, and -1
-        without an example; all other arrays then have `B * C` rows, with the classes of
-        an example in consecutive rows. None if each row is an example.
+        without an example; all other arrays then have `B * C` rows, with an example's
+        classes in consecutive rows. None if each row is an example.
       columns: data columns that an objective reads, by name (`DataSource.columns`),
-        such as "advantages": values of the learned targets, float32 `[B, m]`, padded
-        with 0. What a teacher says of them may be `[B, m, ...]`, of other types.
+        e.g. "advantages": values at the learned targets, float32 `[B, m]`, padded with
+        0. A teacher's columns may be `[B, m, ...]` and have other types.
       example_weights: weight of each example that has classes, float32 `[B]`, 0 without
         an example; None if each weight is 1, or if each row is an example.
       real_rows: 1 for rows with an example, 0 for rows that only fill the batch, int32
@@ -80,11 +81,11 @@ class Batch:
 
     @property
     def answers(self) -> int:
-        """Number of rows of targets after each row of `tokens`, `C`; 1 if it is one."""
+        """Number `C` of target rows for each row of `tokens`."""
         return self.targets.shape[-2] // self.tokens.shape[-2]
 
     def describe(self) -> str:
-        """Describes the shape, such as "32 x 48" or, with targets, "32 x 48 + 16"."""
+        """Describes the shape, e.g. "32 x 48" or, with targets, "32 x 48 + 16"."""
         sizes = " x ".join(map(str, self.tokens.shape))
         if self.targets.shape == self.tokens.shape:
             return sizes
@@ -95,7 +96,7 @@ class Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LabelBatch:
-    """Texts, and the labels that each of them may be followed or answered by.
+    """Texts, each with the labels that may follow or answer it.
 
     The fields have type Any because JAX transformations put their own leaves in them.
 
@@ -115,12 +116,12 @@ class LabelBatch:
     prompt_ids: Any = None
 
     def describe(self) -> str:
-        """Describes the shape, such as "32 x 48, 6 labels x 4"."""
+        """Describes the shape, e.g. "32 x 48, 6 labels x 4"."""
         rows, length = self.tokens.shape
         _, count, width = self.labels.shape
         return f"{rows} x {length}, {count} labels x {width}"
 
 
 def value_columns(count: int) -> tuple[str, ...]:
-    """Returns the names of the columns with the values of `C` classes of a head."""
+    """Names the columns that hold the values of a head's `C` classes."""
     return tuple(f"class_value_{number}" for number in range(count))

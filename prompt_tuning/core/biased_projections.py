@@ -1,4 +1,4 @@
-"""Projections of a block that have a bias, by the name of the choice."""
+"""Projections of a block that have a bias, for each choice of `ModelConfig.biases`."""
 
 QKV, MLP = ("query", "key", "value"), ("gate", "up", "down")
 BIASED: dict[str, tuple[str, ...]] = {

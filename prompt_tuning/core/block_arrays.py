@@ -1,8 +1,8 @@
 """One array per block instead of a stack of all blocks, to avoid copies.
 
-A loop over stacked blocks copies the slice of a block before a product reads it. If a
-product has few rows, e.g. in a step of generation, the copies take as long as the
-products. With an array per block, a program runs the blocks one by one and copies
+A loop over stacked blocks copies each block's slice before a product reads it. If the
+product has few rows, as in a step of generation, the copies take as long as the
+products. With one array per block, a program runs the blocks one by one and copies
 nothing.
 """
 
@@ -22,11 +22,11 @@ ALIGNMENT = 64
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockArrays:
-    """One array for each block, all of one shape.
+    """One array for each block, all with the same shape.
 
     Attributes:
       blocks: the arrays.
-      empty: their shape and dtype, if there are none.
+      empty: their shape and dtype, if there are no blocks.
     """
 
     blocks: tuple[Array, ...]
@@ -76,7 +76,7 @@ class BlockArrays:
         return stack
 
     def map(self, function: Callable[..., Array], *others: Any) -> "BlockArrays":
-        """Applies a function to each array, and to the entries of stacks."""
+        """Applies a function to each array, along with the entries of other stacks."""
         if self.empty is not None:
             entries = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in others]
             return BlockArrays((), jax.eval_shape(function, self.empty, *entries))
@@ -93,15 +93,15 @@ Blocks = Array | BlockArrays
 
 
 def is_block_arrays(value: object) -> bool:
-    """Returns whether a value has an array for each block."""
+    """Tests whether a value is a `BlockArrays`."""
     return isinstance(value, BlockArrays)
 
 
 def view_blocks(stack: Shaped[Array, "L ..."]) -> Blocks:
-    """Returns an array for each block in the memory of a stack, which must remain.
+    """Returns one array per block that shares the memory of a stack.
 
-    Returns the stack itself on accelerators, whose arrays cannot share memory, and
-    where a block does not begin at an aligned address.
+    Keep the stack alive. Accelerators' arrays cannot share memory, nor can blocks that
+    start at unaligned addresses; there, the stack itself is returned.
     """
     [device] = stack.devices()
     if device.platform != "cpu" or stack.nbytes // len(stack) % ALIGNMENT:

@@ -1,4 +1,4 @@
-"""Scans over blocks, in segments that are rematerialized together."""
+"""Scan over blocks, in segments that are rematerialized together."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ def scan_blocks(
 ) -> tuple[Tree, Any]:
     """`jax.lax.scan` over blocks, in parts where their policies differ.
 
-    Blocks with arrays of their own run one by one instead, without a backward pass.
+    Blocks given as `BlockArrays` run one by one instead, without a backward pass.
 
     Args:
       body: `f(hidden, (one block's parameters, one block's others))`, which returns
@@ -39,7 +39,7 @@ def scan_blocks(
       parameters: parameters of all blocks, by path, stacked on `L` or `BlockArrays`.
       others: tree of each block's other inputs, in the same two forms.
       policy: what is saved for the backward pass.
-      gathers: whether blocks gather their weights from several devices.
+      gathers: whether blocks gather their weights from other devices.
 
     Returns:
       the output of the last block, and the trees, stacked on `L`.
@@ -64,7 +64,6 @@ def scan_blocks(
 
 
 def _run_each(body: Body, hidden: Tree, layers: Any, count: int) -> tuple[Tree, Any]:
-    """Runs blocks one after another."""
     outputs = []
     for index in range(count):
         layer = jax.tree.map(lambda x, i=index: x[i], layers, is_leaf=is_block_arrays)
@@ -76,8 +75,8 @@ def _run_each(body: Body, hidden: Tree, layers: Any, count: int) -> tuple[Tree, 
 def _scan_in_parts(body, hidden, parameters, others, policy):
     """Scans over ranges of blocks, one after another.
 
-    Each scan slices its blocks' parameters from the stack of all blocks by index,
-    inside the rematerialized function: slicing the stack beforehand would copy it.
+    Each scan slices its blocks' parameters by index from the stack of all blocks,
+    inside the rematerialized function; slicing before it would make a copy.
     """
 
     def indexed_body(hidden, layer):
@@ -138,7 +137,9 @@ def _check_names(policy: Rematerialization) -> Iterator[None]:
     with recorded_names() as seen:
         yield
     policies = [policy, *(part.rematerialization for part in policy.ranges)]
-    missing = sorted({name for own in policies for name in own.names} - seen)
+    missing = sorted(
+        {name for policy_of_part in policies for name in policy_of_part.names} - seen
+    )
     if missing:
         raise InputError(
             f"Rematerialization.names has {shown(missing[0])}, but the blocks name "

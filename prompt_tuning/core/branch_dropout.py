@@ -1,7 +1,7 @@
 """Dropout in the branches that adapters add to projections.
 
-A projection knows neither the step's random key nor which rows it reads. The block that
-it belongs to sets both while it is traced, and each adapter draws its own mask.
+A projection knows neither the step's random key nor which rows it reads. So its block
+sets both while it is traced, and each adapter draws its own mask.
 """
 
 import contextlib
@@ -31,10 +31,8 @@ def branch_draws(
 ) -> Iterator[None]:
     """Sets what the masks of one block's adapters are drawn from.
 
-    Args:
-      key: random key of the block; None disables dropout.
-      numbers: number of each position in the whole batch; the inputs of projections
-        have these leading axes.
+    `numbers` are the indices of positions in the whole batch, the leading axes of the
+    projections' inputs. A `key` of None disables dropout.
     """
     token = _draws.set(_Draws(key, numbers))
     try:
@@ -52,7 +50,7 @@ def branch_dropout(
       x: input of the branch.
       rate: share of the elements that are zeroed.
       name: name of the branch, unique within a block.
-      first: number of the first column of `x` among the columns of all devices.
+      first: index of the first column of `x` among the columns of all devices.
     """
     draws = _draws.get()
     if draws is None or draws.key is None or rate == 0.0:

@@ -1,4 +1,4 @@
-"""How programs are compiled: shapes, options, and the memory that a compiler leaves."""
+"""Compilation of programs: shapes, options, and the compiler's leftover memory."""
 
 import ctypes
 import functools
@@ -13,16 +13,16 @@ IN_LOOPS = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 
 
 class WeightedJit:
-    """A jitted function of frozen weights, compiled as their type needs.
+    """A jitted function of frozen weights, with compiler options that suit their dtype.
 
-    Before a product, XLA converts weights of 16 bits to float32 on CPUs. In JAX 0.10 it
-    also moves the conversion of each block's slice out of the loop over blocks, so the
-    whole stack would be in memory a second time, twice as large. In the loop it takes
-    less time, too.
+    On CPUs, XLA converts 16-bit weights to float32 before a product. In JAX 0.10 it
+    also moves the conversion of each block's slice out of the loop over blocks, so that
+    a second copy of the whole stack, twice as large, would be in memory. Keeping the
+    conversion in the loop takes less time, too.
 
     Args:
-      function: the function to compile; if it is called by this object, its first
-        argument is the weights.
+      function: the function to compile; when you call this object, its first argument
+        is the weights.
       **choices: keywords of `jax.jit`.
     """
 
@@ -36,7 +36,7 @@ class WeightedJit:
         return self.given(weights)(weights, *arguments, **named)
 
     def given(self, weights: Any) -> Any:
-        """Returns the jitted function for weights, or for their shapes and types."""
+        """Returns the jitted function for weights, or for their shapes and dtypes."""
         if jax.default_backend() != "cpu":
             return self._plain
         narrow = any(_is_narrow(leaf) for leaf in jax.tree.leaves(weights))
@@ -48,7 +48,7 @@ def _is_narrow(leaf: Any) -> bool:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns a tree of arrays as shapes that the same program is compiled for."""
+    """Replaces arrays by shapes for which the same program is compiled."""
     return jax.tree.map(_abstract, tree)
 
 
@@ -65,8 +65,8 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 def return_freed_memory() -> None:
     """Returns freed memory to the system, if the C library has a call for that.
 
-    Compiling takes a hundred megabytes or more. The C library keeps them, and a step
-    would allocate its own memory on top.
+    Compiling takes a hundred megabytes or more. The C library would keep them, while a
+    step allocates its own memory on top.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

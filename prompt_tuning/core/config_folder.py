@@ -1,6 +1,6 @@
 """Finds the shipped gin files, and the factories with the same names.
 
-So a new prompt or loss needs only a module and a gin file of one name.
+Thus a new prompt or loss needs only a module and a gin file with the same name.
 """
 
 import re
@@ -30,15 +30,15 @@ def config_folder() -> Path:
 def with_configured(
     listed: Mapping[str, str], room: str, folders: Collection[str]
 ) -> dict[str, str]:
-    """Adds the factories of modules that have a config of the same name.
+    """Adds the factories of modules that have a config with the same name.
 
-    Such a factory is a class or function that the module defines and the config names:
-    `ScaledPrompt` of `prompts/scaled.py` and `configs/prompts/scaled.gin`.
+    The factory is the class or function that the module defines and the config names,
+    e.g. `ScaledPrompt` for `prompts/scaled.py` and `configs/prompts/scaled.gin`.
 
     Args:
-      listed: the module of each factory that needs no such search.
-      room: folder of the modules, such as "prompts".
-      folders: folders of the configs, such as "prompts" and "adapters".
+      listed: the module of each factory that is already known.
+      room: folder of the modules, e.g. "prompts".
+      folders: folders of the configs, e.g. "prompts" and "adapters".
 
     Returns:
       the module of each factory, by name.

@@ -1,8 +1,8 @@
-"""Sizes and factors that follow from the choices of a model's config."""
+"""Sizes and factors that follow from a model's config."""
 
 
 class DerivedSizes:
-    """Base class of `ModelConfig` with what its fields determine."""
+    """Base class of `ModelConfig`; computes what its fields determine."""
 
     attention_multiplier: float | None
     convolution_width: int
@@ -28,7 +28,7 @@ class DerivedSizes:
 
     @property
     def window_inputs(self) -> int:
-        """Number of earlier inputs that the convolutions in recurrent layers read."""
+        """How many earlier inputs the convolutions in recurrent layers read."""
         return max(self.convolution_width - 1, 0)
 
     @property

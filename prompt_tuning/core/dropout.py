@@ -1,9 +1,8 @@
 """Dropout with the same mask on every mesh.
 
-The random bits of an element are a function of the key and of the element's index in
-the whole batch: the number of its position among all positions and its column among all
-columns. A device with a shard of the rows or columns draws the same bits for them as a
-single device would.
+The random bits of an element depend only on the key and on the element's index in the
+whole batch: its position among all positions and its column among all columns. So a
+device with a shard of the rows or columns draws the same bits as a single device would.
 """
 
 from typing import NamedTuple
@@ -18,8 +17,8 @@ class DropoutIndex(NamedTuple):
     """Two numbers that identify an element of the whole batch; they broadcast together.
 
     Attributes:
-      high: for example the number of the element's position.
-      low: for example its column.
+      high: e.g. the index of the element's position.
+      low: e.g. its column.
     """
 
     high: Int[Array, "..."]
@@ -36,7 +35,7 @@ class DropoutIndex(NamedTuple):
     def for_rows(
         cls, shape: tuple[int, ...], first: Int[Array, ""] | int = 0
     ) -> "DropoutIndex":
-        """Indexes rows `[R, Q, D]`, the first of which has the index `first`."""
+        """Indexes rows `[R, Q, D]` from row `first` of the batch on."""
         rows, length, width = shape
         # [R, Q]: number of each position.
         numbers = (first + jnp.arange(rows))[:, None] * length + jnp.arange(length)
@@ -51,14 +50,14 @@ def dropout(
 ) -> Float[Array, "..."]:
     """Zeroes each element with probability `rate` and scales the rest up.
 
-    The mask depends on key and index only, so a rematerialized forward pass draws it
+    The mask depends only on key and index, so a rematerialized forward pass draws it
     again bit for bit. Without a key, `x` is returned unchanged.
 
     Args:
       x: input.
       rate: a Python number, at least 0 and below 1.
       key: random key, or None.
-      index: index of each element, which broadcasts to the shape of `x`.
+      index: index of each element; broadcasts to the shape of `x`.
     """
     if key is None or rate == 0.0:
         return x

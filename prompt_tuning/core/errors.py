@@ -14,8 +14,8 @@ MAXIMUM_SHOWN = 200
 class InputError(ValueError):
     """Invalid input: a file, a config or an argument.
 
-    The message states what was found, what was expected, where it came from and what to
-    do. The command prints only the message and exits with code 2. The error is raised
+    The message says what was found, what was expected, where it came from and what to
+    do. The command line prints only this message and exits with code 2. It is raised
     before any step is compiled and before anything is overwritten.
 
     Examples:
@@ -27,9 +27,9 @@ class InputError(ValueError):
 
 
 class NotFiniteError(RuntimeError):
-    """The loss or a trained number is no longer finite; nothing of it was saved.
+    """The loss or a trained number is no longer finite; none of it was saved.
 
-    The command prints the message alone and exits with code 1.
+    The command line prints only the message and exits with code 1.
     """
 
 
@@ -39,20 +39,20 @@ maximum size of a file, and a defect of the disk."""
 
 
 class StorageError(RuntimeError):
-    """Something could not be written, for example because the disk is full.
+    """Something could not be written, e.g. because the disk is full.
 
-    The message states the system's error, what is kept, and what to do. The
-    command prints only the message and exits with code 1.
+    The message gives the system's error, what is kept, and what to do. The command line
+    prints only the message and exits with code 1.
     """
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Returns whether an error of the operating system is one of `DISK_FULL`."""
+    """Tests whether an error of the operating system is one of `DISK_FULL`."""
     return error.errno in DISK_FULL
 
 
 def shown(value: object) -> str:
-    """Returns a foreign value as a message may show it: on one line, and short."""
+    """Formats a foreign value for a message: on one line, and short."""
     try:
         text = repr(value[:MAXIMUM_SHOWN] if isinstance(value, str | bytes) else value)
     except (ValueError, RecursionError):  # an integer of thousands of digits
@@ -65,35 +65,38 @@ def shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Returns the name of a value's type with its article, such as "an int"."""
+    """Returns the name of a value's type with its article, e.g. "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOaeiou' else 'a'} {name}"
 
 
 def shortened(text: str, maximum: int = MAXIMUM_SHOWN) -> str:
-    """Returns a text without quotes, cut where it is longer than a message shows."""
+    """Cuts a text to the length that messages show, without quotes."""
     if len(text) <= maximum:
         return text
     return f"{text[:maximum]}... ({len(text):,} characters)"
 
 
 def differences(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    """Returns the first lines that were removed (`-`) or added (`+`) between texts."""
+    """Returns the first lines removed (`-`) or added (`+`) between two texts."""
     diff = difflib.unified_diff(before, after, n=0, lineterm="")
     lines = [line for line in diff if not line.startswith(("---", "+++", "@@"))]
     return [shortened(line) for line in lines[:MAXIMUM_LINES]]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ends a message about an unknown name with a question, or with all known names.
+    """Ends a message about an unknown name: with a question, or with all known names.
 
-    A name is near if it has most letters in common with one, or begins with the same
-    four.
+    A known name is close if most letters agree, or the first four.
     """
     names = sorted(known)
     short = name[:MAXIMUM_SHOWN]
     near = difflib.get_close_matches(short, names, n=3)
-    near = near or [each for each in names if each[:BEGINNING] == short[:BEGINNING]]
+    near = near or [
+        known_name
+        for known_name in names
+        if known_name[:BEGINNING] == short[:BEGINNING]
+    ]
     if near:
         return f"; did you mean {' or '.join(near[:3])}?"
     return f"; expected {' or '.join(names)}" if names else ""

@@ -1,4 +1,4 @@
-"""Checks of the choices for layers with experts, and for those without."""
+"""Checks of the choices for layers with experts, and for models without."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ GROUP_SCORES = 2
 
 
 def check_experts(config: Any) -> None:
-    """Checks the choices of a `ModelConfig` for layers with experts, and without.
+    """Checks the choices of a `ModelConfig` that concern experts.
 
     Raises:
-      InputError: with the choices that exclude each other.
+      InputError: names the choices that exclude each other.
     """
     if config.experts and not 1 <= config.experts_per_token <= config.experts:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A queue with turns: no client waits for all rows of another."""
+"""A queue with turns: no client waits for all items of another."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
@@ -8,9 +8,9 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Items of many clients; each waits only for its own client's items.
+    """Items from many clients, served in turns.
 
-    The first items of all clients come first, one after another, then the second ones.
+    The first items of all clients come first, then the second ones, and so on.
     """
 
     def __init__(self):
@@ -32,7 +32,7 @@ class FairQueue(Generic[Item]):
     def pop(self) -> Item:
         """Removes and returns the next item; there must be one.
 
-        The client of the item has its next turn after all others.
+        The item's client then goes to the end of the line.
         """
         return self._take(*next(iter(self._items.items())), 0)
 
@@ -45,7 +45,7 @@ class FairQueue(Generic[Item]):
         return None
 
     def _take(self, client: Hashable, items: deque[Item], number: int) -> Item:
-        """Removes and returns an item; its client's next turn is after all others."""
+        """Removes and returns an item; its client then goes to the end of the line."""
         item = items[number]
         del items[number], self._items[client]
         if items:
@@ -65,16 +65,11 @@ class FairQueue(Generic[Item]):
         return False
 
     def has_room(self, client: Hashable, count: int, limit: int, free: int = 0) -> bool:
-        """Returns whether a client may add some items.
+        """Tests whether a client may add `count` items.
 
-        All may add up to a limit. A client that has less than its share of it may add
-        items even if the others have filled it, up to twice the limit in all.
-
-        Args:
-          client: the client.
-          count: number of its new items.
-          limit: number of items that may wait.
-          free: number of new items that need not wait.
+        Together, clients may add up to `limit`. A client with less than its share may
+        add items even when the rest have filled the queue, up to twice the limit in
+        all. `free` of the new items do not have to wait.
         """
         total = self._length + count - free
         if total <= limit:

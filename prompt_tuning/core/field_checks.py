@@ -1,6 +1,6 @@
-"""Checks of types and ranges of settings that come from users.
+"""Type and range checks of settings from users.
 
-A type such as `PositiveInteger` of `core.number_ranges` states the range of a number.
+A type such as `core.number_ranges.PositiveInteger` states a number's range.
 """
 
 import collections.abc
@@ -35,13 +35,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def check_fields(settings: Any, prefix: str | None = None) -> None:
     """Checks the fields of a dataclass against their types; see `check_value`.
 
-    Args:
-      settings: the dataclass.
-      prefix: what a message writes before the name of a field; the name of the class
-        and a dot if None.
+    Messages write `prefix` before a field's name: by default the class and a dot.
 
     Raises:
-      InputError: for the first value of a wrong type, or out of range.
+      InputError: for the first value with a wrong type or out of range.
     """
     prefix = f"{type(settings).__name__}." if prefix is None else prefix
     for field, hint in get_type_hints(type(settings), include_extras=True).items():
@@ -64,16 +61,15 @@ def checks_arguments(function: Function) -> Function:
 
 
 def check_value(label: str, value: Any, hint: Any) -> None:
-    """Checks a value against the type that its parameter is annotated with.
+    """Checks a value against the annotation of its parameter.
 
-    Integers are accepted as floats, and lists as tuples. Integers must be in the range
-    of 32 bits, and floats finite, and both in the range that the type states. Values
-    are not checked where the type is neither plain, nor a dataclass or function, nor a
-    container.
+    Integers are accepted as floats, and lists as tuples. Integers must fit in 32 bits,
+    floats must be finite, and both must be in the range that the type states. Only
+    plain types, dataclasses, functions and containers are checked.
 
     Raises:
-      InputError: if the value is of another type, out of range, or none of the texts
-        that the parameter allows.
+      InputError: if the value has another type, is out of range, or is none of the
+        texts that the parameter allows.
     """
     _check_numbers(label, value)
     choices = _choices(hint)
@@ -93,7 +89,6 @@ def check_value(label: str, value: Any, hint: Any) -> None:
 
 
 def _check_ranges(label: str, value: Any, hint: Any) -> None:
-    """Checks the numbers in a value of the right type against their ranges."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for part in inner:
@@ -127,7 +122,7 @@ def check_range(label: str, number: float | int, bounds: NumberRange) -> None:
 
 
 def _accepts(hint: Any, value: Any) -> bool:
-    """Returns whether a value is of a type, or the type is not checked."""
+    """Tests whether a value has a type; True for types that are not checked."""
     kinds = _members(hint)
     if _takes_schedule(kinds) and not _is_plain(value):
         return True  # a function, or a number of NumPy or JAX
@@ -135,7 +130,7 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 
 def _takes_schedule(kinds: tuple[Any, ...]) -> bool:
-    """Returns whether a parameter is a number or a function of the step."""
+    """Tests whether a parameter is a number or a function of the step."""
     return float in kinds and any(get_origin(kind) is _FUNCTION for kind in kinds)
 
 
@@ -160,7 +155,7 @@ def _is_of_kind(kind: Any, value: Any) -> bool:
 
 
 def _is_list_of(inner: tuple[Any, ...], value: Any) -> bool:
-    """Returns whether a value is a list or tuple of the types within a container."""
+    """Tests whether a value is a list or tuple of a container's item types."""
     if not isinstance(value, collections.abc.Sequence) or isinstance(value, str):
         return False
     if len(inner) == 1 or inner[1:] == (...,):
@@ -169,7 +164,7 @@ def _is_list_of(inner: tuple[Any, ...], value: Any) -> bool:
 
 
 def _is_item(hint: Any, value: Any) -> bool:
-    """Returns whether an item is of a type; from Python, paths are texts too."""
+    """Tests whether an item has a type; from Python, paths count as texts."""
     return _accepts(hint, value) or (
         str in _members(hint) and isinstance(value, os.PathLike)
     )
@@ -204,7 +199,6 @@ def _is_settings(kind: Any) -> bool:
 
 
 def _name(hint: Any) -> str:
-    """Names a type in a message."""
     kinds = _members(hint)
     if _takes_schedule(kinds):
         return "a number or a schedule such as @warmup_linear_decay()"
@@ -234,7 +228,7 @@ def _name_of_kind(kind: Any) -> str:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """Returns the texts that a hint allows; an empty tuple if it allows any text."""
+    """Returns the texts that a hint allows; empty if it allows any."""
     if get_origin(hint) in (Union, types.UnionType):
         parts = get_args(hint)
         return () if str in parts else sum(map(_choices, parts), ())
@@ -244,7 +238,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _members(hint: Any) -> tuple[Any, ...]:
-    """Returns the types that a hint allows; for a literal the types of its values."""
+    """Returns the types that a hint allows; for a literal, the types of its values."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return tuple(kind for part in get_args(hint) for kind in _members(part))

@@ -1,7 +1,7 @@
 """Locks that keep two commands from writing to the same place together.
 
-A lock is `flock` on a file, so the system releases it when its holder ends, even by a
-kill. The file also tells who holds the lock and since when, only for messages.
+A lock is `flock` on a file, so the system releases it when its holder ends, even if
+killed. The file also says who holds the lock and since when, for messages only.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ MAXIMUM_HOLDER = 4096
 
 @contextlib.contextmanager
 def hold_lock(file: Path, work: str) -> Iterator[None]:
-    """Holds a lock; missing folders are created, and removed again if they stay empty.
+    """Holds a lock; creates missing folders, and removes them again if left empty.
 
-    On a file system without locks there is a warning, and nothing else is protected.
+    On a file system without locks it only warns.
 
     Args:
       file: path of the lock file, which exists only while the lock is held or after its
         holder was killed.
-      work: description of what the lock protects, for the message: "run runs/first".
+      work: what the lock protects, for the message, e.g. "run runs/first".
 
     Raises:
       InputError: if another process, or another part of this one, holds the lock.
@@ -107,7 +107,7 @@ def _locks(descriptor: int, file: Path, work: str) -> bool:
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
-    """Returns whether a path still names an open file."""
+    """Tests whether a path still names an open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:
@@ -126,7 +126,7 @@ def _write_holder(descriptor: int) -> None:
 def _read_holder(descriptor: int) -> str:
     """Returns the holder's host, process and time, for a message.
 
-    If the file was locked just now, it may still be empty or name an earlier holder.
+    Just after locking, the file may still be empty or name an earlier holder.
     """
     until = time.monotonic() + HOLDER_SECONDS
     holder = "another process"

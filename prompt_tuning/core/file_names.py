@@ -1,8 +1,8 @@
-"""Names of files that other files contain, and links among the files of a folder.
+"""File names found in other files, and links among the files of a folder.
 
-A checkpoint, an adapter or a run may come from anybody, so the files that belong to it
-must be in its folder. The folder itself may be a link. Links from a snapshot in the
-cache of huggingface_hub to the cached files of the same repository are followed:
+A checkpoint, an adapter or a run may come from anybody, so all of its files must be in
+its folder. The folder itself may be a link. Links from a snapshot in huggingface_hub's
+cache to cached files of the same repository are followed:
 
     models--NAME/snapshots/REVISION/FILE -> ../../blobs/HASH
 """
@@ -19,13 +19,10 @@ MAXIMUM_PATH = 4095
 
 
 def check_name(name: Any, source: str) -> str:
-    """Checks the relative path of a file that another file names.
-
-    Returns:
-      The name.
+    """Checks the relative path of a file that another file names, and returns it.
 
     Raises:
-      InputError: for anything but a relative path without `..` that a file can have.
+      InputError: unless it is a possible relative path without `..`.
     """
     reason = _fault(name)
     if reason is not None:
@@ -40,7 +37,7 @@ def path_within(folder: Path, name: Any, source: str) -> Path:
     """Returns the path of a file that another file names; see `check_name`.
 
     Raises:
-      InputError: also for a path that a symbolic link leads out of the folder.
+      InputError: also if a symbolic link leads the path out of the folder.
     """
     path = folder / check_name(name, source)
     if not _leads_within(path, folder):
@@ -56,10 +53,10 @@ def check_links(folder: Path, *names: str) -> None:
 
     Args:
       folder: folder of a checkpoint, an adapter or a run.
-      names: names of the entries that are read; they may have wildcards.
+      names: the entries to check; they may have wildcards.
 
     Raises:
-      InputError: with the first link that leads out of the folder.
+      InputError: names the first link that leads out of the folder.
     """
     for name in names:
         for path in sorted(folder.glob(name)):
@@ -71,7 +68,7 @@ def check_links(folder: Path, *names: str) -> None:
 
 
 def _leads_within(path: Path, folder: Path) -> bool:
-    """Returns whether a path, with links followed, is in a folder or its repository.
+    """Tests whether a path, with links followed, is in a folder or its repository.
 
     Raises:
       InputError: if links lead in a circle.
@@ -84,13 +81,13 @@ def _leads_within(path: Path, folder: Path) -> bool:
 
 
 def _cached_files(root: Path) -> list[Path]:
-    """Returns where the files of a snapshot are in the cache of huggingface_hub."""
+    """Returns where huggingface_hub's cache has the files of a snapshot."""
     snapshots = (x for x in (root, *root.parents) if x.parent.name == "snapshots")
     return [snapshot.parent.parent / "blobs" for snapshot in snapshots]
 
 
 def _fault(name: Any) -> str | None:
-    """Returns why a value cannot be the name of a file in a folder; None if it can."""
+    """Returns why a value cannot name a file in a folder, or None."""
     if not isinstance(name, str):
         return "which is not a text"
     parts = PurePosixPath(name).parts

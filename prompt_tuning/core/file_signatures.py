@@ -1,4 +1,4 @@
-"""Formats of files that begin with known bytes, for messages about wrong files."""
+"""File formats that begin with known bytes, for messages about wrong files."""
 
 SIGNATURES = {
     b"\x93NUMPY": "a NumPy file",
@@ -16,9 +16,9 @@ SIGNATURES = {
 
 
 def format_of(start: bytes) -> str:
-    """Returns the format that the first bytes of a file tell, with its article.
+    """Returns the format that a file's first bytes reveal, with its article.
 
-    The bytes themselves are not for messages: the file may be private.
+    The bytes themselves must not go into messages: the file may be private.
     """
     for signature, name in SIGNATURES.items():
         if start and start[: len(signature)] == signature[: len(start)]:

@@ -1,10 +1,10 @@
-"""The container of GGUF files: metadata, and a table of tensors.
+"""The GGUF container: metadata, and a table of tensors.
 
 A file is `GGUF`, the version, the numbers of tensors and of metadata fields, the
 fields, the table of tensors, and from the next multiple of the alignment on the data
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). All numbers are little
-endian. Counts and lengths are believed only as far as the file has bytes for them, so
-that a damaged file costs neither memory nor time.
+endian. Counts and lengths are trusted only as far as the file has bytes for them, so a
+damaged file costs neither memory nor time.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class BlockType:
-    """A type of tensors, which are stored in blocks of consecutive elements.
+    """Type of a tensor, which is stored in blocks of consecutive elements.
 
     Attributes:
       name: name in llama.cpp.
@@ -105,7 +105,7 @@ class GgufTensor:
 
     @property
     def end(self) -> int:
-        """Offset of the byte after it."""
+        """Offset just after its last byte."""
         return self.begin + math.prod(self.shape) // self.type.size * self.type.bytes
 
 
@@ -125,7 +125,7 @@ class GgufFile:
 
 
 def is_gguf(path: Path) -> bool:
-    """Returns whether a path is one of a GGUF file, by its name or its first bytes."""
+    """Tests by name or first bytes whether a path is a GGUF file."""
     if not path.is_file():
         return False
     if path.suffix == SUFFIX:
@@ -135,11 +135,11 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Reads the header of a file; the one that was read last is remembered.
+    """Reads the header of a file; remembers the last one.
 
     Raises:
-      InputError: if it is not a whole GGUF file, or has tensors of a type that is not
-        read.
+      InputError: if it is not a complete GGUF file, or has tensors of an unsupported
+        type.
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file")
@@ -175,7 +175,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 class _Reader:
-    """Reads values one after the other, and none beyond the end of the file.
+    """Reads values one after the other, and never beyond the end of the file.
 
     Attributes:
       path: path of the file, for messages.
@@ -218,16 +218,13 @@ class _Reader:
         return tensors, fields
 
     def name(self, what: str) -> str:
-        """Reads the name of a field or a tensor."""
         return self.text(what, MAXIMUM_NAME)
 
     def number(self, layout: str, what: str) -> Any:
-        """Reads a number."""
         (value,) = struct.unpack(layout, self._take(struct.calcsize(layout), what))
         return value
 
     def text(self, what: str, maximum: int = MAXIMUM_HEADER) -> str:
-        """Reads a text."""
         length = self.number("<Q", what)
         if length > maximum:
             raise InputError(
@@ -243,7 +240,6 @@ class _Reader:
             ) from error
 
     def value(self, name: str) -> Any:
-        """Reads the value of a field."""
         what = f"the field {shown(name)}"
         kind = self.number("<I", what)
         if kind == TEXT:
@@ -322,8 +318,7 @@ class _TableEntry:
         """Reads an entry.
 
         Raises:
-          InputError: for a type that is not read, and for sizes that its blocks do not
-            fill.
+          InputError: for an unsupported type, or sizes that its blocks do not fill.
         """
         name = reader.name("the name of a tensor")
         what = f"the tensor {shown(name)}"
@@ -342,7 +337,7 @@ class _TableEntry:
         block = BLOCK_TYPES.get(kind)
         if block is None:
             found = OTHER_TYPES.get(kind, f"number {kind}")
-            names = ", ".join(each.name for each in BLOCK_TYPES.values())
+            names = ", ".join(known.name for known in BLOCK_TYPES.values())
             raise InputError(
                 f"{reader.path}: {what} has the type {found}, expected one of {names}: "
                 "take a file of the model in one of these, such as Q4_K_M or Q8_0, or "
@@ -362,7 +357,7 @@ def _placed(
     """Returns the tensors at their places in the file.
 
     Raises:
-      InputError: for tensors that have one name, overlap, or are not in the file.
+      InputError: if tensors share a name, overlap, or lie outside the file.
     """
     alignment = metadata.integer(ALIGNMENT, DEFAULT_ALIGNMENT, minimum=1)
     start = -(-reader.position // alignment) * alignment

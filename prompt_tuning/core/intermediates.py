@@ -1,8 +1,8 @@
 """Intermediate arrays of a model by path, e.g. `decoder/layers/3/hidden`.
 
-The blocks record the outputs of their parts, and `capture` says which to keep. The
-requested arrays are carried through the loop over the blocks. So they have gradients,
-also with rematerialization, on meshes and with streamed weights.
+Blocks record the outputs of their parts, and `capture` says which to keep. The
+requested arrays are carried through the loop over the blocks, so they have gradients,
+even with rematerialization, on meshes and with streamed weights.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class IntermediatePath(NamedTuple):
 
     Attributes:
       stack: "encoder" or "decoder".
-      block: number of the block, from 0.
+      block: index of the block.
       part: one of `PARTS`, or `ATTENTION_WEIGHTS`.
     """
 
@@ -41,7 +41,7 @@ class IntermediatePath(NamedTuple):
 
 
 def parse_path(path: str) -> IntermediatePath | None:
-    """Parses a path such as `decoder/layers/3/hidden`; None if it is not one."""
+    """Parses a path like `decoder/layers/3/hidden`; None if it is not one."""
     match path.split("/"):
         case [stack, "layers", block, part] if (
             stack in STACKS
@@ -80,7 +80,7 @@ def capture(paths: Sequence[str]) -> Iterator[dict[str, Array]]:
     """Captures intermediate arrays of the model that runs in the context.
 
     Yields:
-      a dict, which contains the arrays by path after the context.
+      a dict that contains the arrays by path after the context.
 
     Raises:
       InputError: if the model has no such array.
@@ -113,7 +113,7 @@ def start_capture(
     Args:
       stack: "encoder" or "decoder".
       count: number of its blocks.
-      hidden: input of the first block, whose values the arrays have until their block
+      hidden: input of the first block; the arrays hold its values until their block
         runs.
       keys: number of keys that each position of the text attends to.
     """
@@ -129,14 +129,10 @@ def start_capture(
 
 @contextlib.contextmanager
 def collect_block(captured: Captured, number: Array | None) -> Iterator[Captured]:
-    """Captures what the block with a number records.
-
-    Args:
-      captured: the arrays before the block.
-      number: number of the block; None if nothing is captured.
+    """Captures what block `number` records; None captures nothing.
 
     Yields:
-      the arrays after the block, once the context ends.
+      the captured arrays, updated once the context ends.
 
     Raises:
       InputError: if the block has no such part.
@@ -165,7 +161,7 @@ def record(array: Array, part: str) -> None:
 
 
 def is_requested(part: str) -> bool:
-    """Returns whether the block that runs is to record a part that is costly."""
+    """Tests whether the running block should record a costly part."""
     request, recorded = _request.get(), _block.get()
     if request is None or recorded is None:
         return False

@@ -1,8 +1,8 @@
 """Answers Ctrl-C immediately, and survives a closed output, e.g. of `| head`.
 
-Python runs the handler of a signal between two instructions of the main thread. That
-may have to wait for the compiler for many seconds. So a thread reads the signal from
-the file descriptor that Python's C handler writes to.
+Python runs signal handlers between two instructions of the main thread, which may wait
+many seconds for the compiler. So a thread reads the signal from the file descriptor
+that Python's C handler writes to.
 """
 
 import contextlib
@@ -28,13 +28,12 @@ _SHOW_CURSOR = "\x1b[?25h"
 def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
     """Acknowledges the first Ctrl-C within by a message, and ends at the second one.
 
-    What the first one does is up to its handler. The second one ends the process
-    without any cleanup, unless it comes within `SAME` seconds.
+    The first one's effect is up to its handler. The second one ends the process without
+    cleanup, unless it comes within `SAME` seconds.
 
     Args:
       message: what happens after the first Ctrl-C.
-      after: seconds for which the message waits; none is printed if the block has ended
-        by then.
+      after: seconds until the message is printed; never, if the block ends before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,13 +55,13 @@ def acknowledging(message: str, *, after: float = 0.0) -> Iterator[None]:
 
 
 class FirstOfSeveral:
-    """Counts signals of the same Ctrl-C once."""
+    """Counts repeated signals of the same Ctrl-C once."""
 
     def __init__(self):
         self._first: float | None = None
 
     def is_new(self) -> bool:
-        """Records a signal; returns whether it is not a repetition of one before."""
+        """Records a signal; returns False if it repeats an earlier one."""
         now = time.monotonic()
         if self._first is not None and now - self._first < SAME:
             return False
@@ -71,7 +70,7 @@ class FirstOfSeveral:
 
 
 def interrupt_once() -> Callable[..., None]:
-    """Returns a handler of SIGINT that raises `KeyboardInterrupt` for each Ctrl-C."""
+    """Returns a SIGINT handler that raises `KeyboardInterrupt` once per Ctrl-C."""
     signals = FirstOfSeveral()
 
     def handle(*_: Any) -> None:
@@ -82,14 +81,14 @@ def interrupt_once() -> Callable[..., None]:
 
 
 def is_output_closed() -> bool:
-    """Returns whether standard output is a pipe that nothing reads any more."""
+    """Tests whether standard output is a pipe that nobody reads any more."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _watch(receiver: int, message: str, after: float) -> None:
-    """Reads the numbers of signals until the other end is closed."""
+    """Reads signal numbers until the other end is closed."""
     count, signals = 0, FirstOfSeveral()
     while numbers := os.read(receiver, 64):
         count += signal.SIGINT in numbers and signals.is_new()

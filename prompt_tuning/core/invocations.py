@@ -1,8 +1,8 @@
-"""Where adapters act that some tokens of a text invoke (aLoRA, Greenewald et al. 2025).
+"""Where adapters act that tokens of a text invoke (aLoRA, Greenewald et al. 2025).
 
-Such an adapter acts from the last occurrence of its invocation on, and in no row
+Such an adapter acts from the last occurrence of its invocation on, and nowhere in a row
 without one. A projection knows neither tokens nor rows: the stack sets the positions
-while its blocks are traced, like the keys of `branch_dropout`.
+while its blocks are traced, like the keys in `branch_dropout`.
 """
 
 import contextlib
@@ -23,10 +23,9 @@ _active: contextvars.ContextVar[Bool[Array, "n"] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def active_positions(marks: Bool[Array, "n"] | None) -> Iterator[None]:
-    """Sets the positions at which adapters act; None if no adapter asks.
+    """Sets the positions at which adapters act; None if no adapter needs them.
 
-    Args:
-      marks: a mark for each input of the projections.
+    `marks` has one entry per input of the projections.
     """
     token = _active.set(marks)
     try:
@@ -36,12 +35,12 @@ def active_positions(marks: Bool[Array, "n"] | None) -> Iterator[None]:
 
 
 def any_inactive() -> bool:
-    """Returns whether an adapter may be inactive at some positions."""
+    """Tests whether an adapter may be inactive at some positions."""
     return _active.get() is not None
 
 
 def where_active(change: Float[Array, "n out"]) -> Float[Array, "n out"]:
-    """Returns what an adapter adds, and zeros where it is not active."""
+    """Zeroes an adapter's addition where it is not active."""
     marks = _active.get()
     assert marks is not None  # every model with such an adapter sets it
     return jnp.where(marks[:, None], change, 0)
@@ -50,12 +49,8 @@ def where_active(change: Float[Array, "n out"]) -> Float[Array, "n out"]:
 def first_active(ids: Sequence[int], invocation: Sequence[int]) -> int:
     """Returns the index from which an adapter is active in a text.
 
-    Args:
-      ids: tokens of the text.
-      invocation: tokens that invoke the adapter; without any it is always active.
-
-    Returns:
-      the start of their last occurrence, or `NEVER`.
+    It is the start of the invocation's last occurrence, 0 without an invocation, and
+    `NEVER` if it does not occur.
     """
     count, wanted = len(invocation), list(invocation)
     starts = range(len(ids) - count, -1, -1)
@@ -68,10 +63,7 @@ def invoked_positions(
 ) -> Bool[Array, "B T"]:
     """Marks the positions from the last invocation of each example on.
 
-    Args:
-      tokens: rows of tokens.
-      segments: number of each token's example, 0 for padding.
-      invocation: tokens that invoke the adapter.
+    `segments` has each token's example, 0 for padding.
     """
     length = tokens.shape[1]
     columns = jnp.arange(length)

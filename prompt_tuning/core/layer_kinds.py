@@ -1,9 +1,10 @@
-"""Which layers have which parts, and the repetitions in their order.
+"""Which layers have which parts, and how their order repeats.
 
 A layer's *mixers* are the parts that move information between positions: attention, or
-a recurrent one, which remembers a state of fixed size. In some models with experts, a
-few layers have a dense feed-forward layer instead. In others each layer has a mixer or
-a feed-forward layer. Parameters of a part are stacked on the layers that have it.
+a recurrent mixer, which remembers a state of fixed size. In some models with experts, a
+few layers have a dense feed-forward layer instead. In others each layer has either a
+mixer or a feed-forward layer. Parameters of a part are stacked on the layers that have
+it.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ USUAL = (ATTENTION, FEED_FORWARD)
 
 
 def mixers(config: "ModelConfig") -> list[tuple[str, ...]]:
-    """Returns the mixers of each layer of the decoder, of which outputs are added."""
+    """Returns the mixers of each decoder layer, whose outputs are added."""
     recurrent, found = set(config.recurrent_layers), []
     full = set(range(config.layers)) - set(config.windowed_layers)
     for i in range(config.layers):
@@ -61,23 +62,23 @@ def mixers(config: "ModelConfig") -> list[tuple[str, ...]]:
 
 
 def layer_kinds(config: "ModelConfig") -> tuple[tuple[str, ...], ...]:
-    """Returns the parts of each layer of the decoder, its mixers first.
+    """Returns the parts of each decoder layer, mixers first.
 
     Norms are named only if layers differ in them.
     """
     dense, alone, kinds = set(config.dense_layers), config.feed_forward_layers, []
-    for i, own in enumerate(mixers(config)):
+    for i, layer_mixers in enumerate(mixers(config)):
         feed_forward = DENSE if i in dense else FEED_FORWARD
-        single = own and (alone or not config.feed_forward_width)
-        kind = own if single else (*own, feed_forward)
+        single = layer_mixers and (alone or not config.feed_forward_width)
+        kind = layer_mixers if single else (*layer_mixers, feed_forward)
         if config.recurrent_norms_before:
-            kind += NORMS_BEFORE if config.recurrence in own else NORMS_AFTER
+            kind += NORMS_BEFORE if config.recurrence in layer_mixers else NORMS_AFTER
         kinds.append(kind)
     return tuple(kinds)
 
 
 def attention_sizes(config: "ModelConfig", kind: str) -> tuple[int, int]:
-    """Returns the width of heads of a kind of attention, and its number `G`."""
+    """Returns the head width and number `G` of heads of a kind of attention."""
     if config.windowed_head_width and kind in (ATTENTION, SHARING[ATTENTION]):
         return config.windowed_head_width, config.key_value_heads
     full = kind == FULL_ATTENTION and config.full_key_value_heads
@@ -85,13 +86,13 @@ def attention_sizes(config: "ModelConfig", kind: str) -> tuple[int, int]:
 
 
 def kept_by(kind: Sequence[str]) -> list[str]:
-    """Returns the names of what a layer leaves behind, keys and values or a state."""
+    """Returns the names of what a layer keeps for later positions: keys or a state."""
     kept = {**dict.fromkeys(ATTENTIONS, KEYS), **{name: name for name in MIXERS}}
     return [kept[part] for part in kind if part in kept]
 
 
 def key_layers(config: "ModelConfig") -> int:
-    """Returns the number of the decoder's layers with keys and values."""
+    """Returns how many decoder layers have keys and values."""
     return sum(KEYS in kept_by(kind) for kind in mixers(config))
 
 
@@ -106,11 +107,9 @@ def shared_layers(config: "ModelConfig") -> dict[str, int]:
 
 
 def layers_with(config: "ModelConfig", path: str) -> list[int]:
-    """Returns the numbers of the decoder's layers that have a parameter.
+    """Returns the indices of the decoder layers that have a parameter.
 
-    Args:
-      config: config of the model.
-      path: path of the parameter within a layer, e.g. `self_attention/query/kernel`.
+    `path` is relative to a layer, e.g. `self_attention/query/kernel`.
     """
     part, kinds = path.split("/")[0], layer_kinds(config)
     everywhere = part not in {name for kind in kinds for name in kind}
@@ -120,13 +119,10 @@ def layers_with(config: "ModelConfig", path: str) -> list[int]:
 def check_all_attention(config: "ModelConfig", found: str, remedy: str) -> None:
     """Checks that every layer of a model has attention, and no other mixer.
 
-    Args:
-      config: config of the model.
-      found: what needs it, as the beginning of the message.
-      remedy: what to do, as its end.
+    The message begins with `found`, what needs this, and ends with `remedy`.
 
     Raises:
-      InputError: if some layer is recurrent.
+      InputError: if any layer is recurrent.
     """
     if config.recurrent_layers:
         beside = config.recurrence_beside_attention
@@ -168,8 +164,8 @@ class LayerRun(NamedTuple):
     """Consecutive layers in which a pattern of kinds repeats.
 
     Attributes:
-      start: number of the first layer.
-      pattern: kinds of the layers of one repetition.
+      start: index of the first layer.
+      pattern: kinds of the layers in one repetition.
       count: number of repetitions.
     """
 

@@ -1,7 +1,7 @@
-"""Learning rates that depend on the step: a linear rise, then a decay.
+"""Learning rate schedules: a linear warm-up, then a decay.
 
-Each function returns an optax schedule, a function from the number of the step, from 0,
-to its learning rate.
+Each function returns an optax schedule, i.e. a function from the step number (from 0)
+to the learning rate.
 """
 
 import warnings
@@ -26,7 +26,7 @@ def warmup_constant(
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the rise; 0 for none.
+      warmup_steps: number of warm-up steps; 0 for none.
 
     Raises:
       InputError: if a number is out of range.
@@ -112,13 +112,13 @@ def warmup_rsqrt_decay(
 ) -> optax.Schedule:
     """Learning rate that rises linearly to `peak`, then falls as `1 / sqrt(step)`.
 
-    The schedule of T5's training (Raffel et al. 2020, section 3.1.2), apart from the
-    warm-up, during which T5's rate was constant. It does not need to know how long the
-    run is.
+    Use it if you do not know how long the run will be. It is the schedule of T5's
+    training (Raffel et al. 2020, section 3.1.2), except that T5's rate was constant
+    during warm-up.
 
     Args:
       peak: maximum learning rate.
-      warmup_steps: number of steps of the rise, at least 1.
+      warmup_steps: number of warm-up steps, at least 1.
 
     Raises:
       InputError: if a number is out of range.
@@ -138,13 +138,12 @@ def warmup_rsqrt_decay(
 def _after_warmup(
     schedule: optax.Schedule, peak: PositiveNumber, warmup_steps: int
 ) -> optax.Schedule:
-    """Puts a linear warm-up before a schedule."""
     rise = optax.linear_schedule(peak / max(warmup_steps, 1), peak, warmup_steps)
     return optax.join_schedules([rise, schedule], [warmup_steps])
 
 
 def _shortened_warmup(warmup_steps: int, steps: int) -> int:
-    """Returns the steps of the warm-up, at most half of a run that is shorter."""
+    """Shortens the warm-up to at most half of the run."""
     if warmup_steps < steps:
         return warmup_steps
     warnings.warn(

@@ -1,7 +1,7 @@
-"""Functions that run in another Python process, with limits of time and memory.
+"""Runs functions in another Python process, with limits on time and memory.
 
-A library in C that reads a damaged file may crash, or never return. In a process
-with limits, both become a message.
+A C library that reads a damaged file may crash or never return. In a limited process
+both become an error message.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _CODES = {InputError: 2, StorageError: 1}
 
 
 def python_command(statements: str, *arguments: str) -> list[str]:
-    """Returns the command that runs statements in a Python with the same modules.
+    """Returns a command that runs statements in a Python with the same modules.
 
     Neither environment variables nor the working directory add modules to it.
     """
@@ -48,15 +48,15 @@ def run_limited(
     """Calls a function of a module with two paths in another process.
 
     Args:
-      function: function at the top level of its module; prints nothing.
+      function: function at the top level of its module; must not print.
       source: its first argument.
       target: its second argument.
-      seconds: computing time that it may take.
+      seconds: CPU time that it may take.
       problem: what cannot be done if it fails, for the message.
 
     Raises:
-      InputError: if the function does, crashes, or exceeds a limit.
-      StorageError: if the function does.
+      InputError: if the function raises it, crashes, or exceeds a limit.
+      StorageError: if the function raises it.
     """
     command = python_command(
         f"from {__name__} import serve\nserve()",
@@ -80,7 +80,7 @@ def run_limited(
 
 
 def serve() -> None:
-    """Calls the function that the arguments of this process name."""
+    """Calls the function named by this process's arguments."""
     module, name, source, target, seconds = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     function = getattr(importlib.import_module(module), name)

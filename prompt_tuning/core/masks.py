@@ -23,9 +23,8 @@ def real_tokens(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B T"]:
 def encoder_mask(lengths: Int[Array, "B"], length: int) -> Bool[Array, "B 1 1 K"]:
     """Lets all real tokens of a row attend to each other.
 
-    Args:
-      lengths: number of real tokens of each row, including prompt vectors.
-      length: number of keys in a row, padding included.
+    `lengths` counts each row's real tokens, prompt vectors included; `length` is the
+    number of keys with padding.
     """
     return real_tokens(lengths, length)[:, None, None, :]
 
@@ -36,23 +35,26 @@ def decoder_causal_mask(length: int) -> Bool[Array, "1 1 Q K"]:
 
 
 class CausalMask(NamedTuple):
-    """Causal mask, as a description that fused kernels read instead of an array.
+    """Causal mask, described for fused kernels instead of stored as an array.
 
     Attributes:
-      segments: number of each position's segment; None if each row is one segment.
+      segments: segment of each position; None if each row is one segment.
     """
 
     segments: Int[Array, "B T"] | None = None
 
     def array(self, length: int) -> Bool[Array, "#B 1 T T"]:
-        """Returns the mask for rows of a length."""
+        """Returns the mask as an array for rows of length `length`."""
         if self.segments is None:
             return decoder_causal_mask(length)
         return decoder_packed_mask(self.segments)
 
 
 def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """Causal mask within each segment of a packed row; padding attends to padding."""
+    """Builds a causal mask for each segment of packed rows.
+
+    Padding attends to padding.
+    """
     # [B, 1, T, 1] == [B, 1, 1, T]
     same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     return decoder_causal_mask(segment_ids.shape[1]) & same
@@ -61,12 +63,7 @@ def decoder_packed_mask(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"
 def segment_mask(
     queries: Int[Array, "B Q"], keys: Int[Array, "B K"]
 ) -> Bool[Array, "B 1 Q K"]:
-    """Lets each segment of a packed row attend to itself only.
-
-    Args:
-      queries: number of each query's segment, 0 for padding.
-      keys: number of each key's segment, 0 for padding.
-    """
+    """Lets each segment of a packed row attend only to itself; 0 marks padding."""
     # [B, 1, Q, 1] == [B, 1, 1, S]
     same = queries[:, None, :, None] == keys[:, None, None, :]
     return same & (keys > 0)[:, None, None, :]
@@ -75,11 +72,10 @@ def segment_mask(
 def region_mask(
     is_prompt: Bool[Array, "#B S"], sees: Visibility
 ) -> Bool[Array, "#B 1 S S"]:
-    """Mask where prompt and text attend to each other in both directions.
+    """Builds a mask where prompt and text attend to each other in both directions.
 
     Args:
-      is_prompt: which positions are prompt vectors; the vectors of one prompt are in
-        order.
+      is_prompt: marks prompt vectors; a prompt's vectors are in order.
       sees: what the vectors attend to.
     """
     length = is_prompt.shape[1]
@@ -98,13 +94,13 @@ def region_mask(
 def decoder_region_mask(
     region: Bool[Array, "B S"], is_prompt: Bool[Array, "B S"], sees: Visibility
 ) -> Bool[Array, "B 1 S S"]:
-    """Causal mask, but prompt and given tokens attend in both directions.
+    """Builds a causal mask in which prompt and input tokens attend in both directions.
 
     If everything is visible, this is the third mask of Raffel et al. 2020, figure 3.
 
     Args:
-      region: positions of prompt vectors and given tokens.
-      is_prompt: positions of prompt vectors.
+      region: marks prompt vectors and input tokens.
+      is_prompt: marks prompt vectors.
       sees: what the vectors attend to.
     """
     query, key = region[:, None, :, None], region[:, None, None, :]

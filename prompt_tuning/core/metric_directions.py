@@ -1,4 +1,4 @@
-"""The metrics that can choose a run's best checkpoint, and whether higher is better."""
+"""Metrics that can choose a run's best checkpoint, and whether higher is better."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +44,7 @@ entities, and by `loss` otherwise."""
 
 
 def mark_entities(tags: Sequence[str]) -> bool:
-    """Returns whether tags mark entities in the form IOB2."""
+    """Tests whether tags mark entities in IOB2 form."""
     starts = [tag[:2] for tag in tags if tag != OUTSIDE]
     return BEGINS in starts and {*starts} <= {BEGINS, CONTINUES}
 
@@ -59,14 +59,14 @@ def metric_and_direction(
     """Returns the metric that selects the best checkpoint, and "min" or "max".
 
     Args:
-      keep_best: a metric of `DIRECTIONS`, "auto", a metric with "min" or "max", or None
+      keep_best: a metric in `DIRECTIONS`, "auto", a metric with "min" or "max", or None
         for no selection.
-      labels: labels of the evaluation, if it has any.
+      labels: labels of the evaluation, if any.
       setting: name of the setting, for messages.
-      tags: tags of words, if the evaluation measures some.
+      tags: tags of words, if the evaluation measures any.
 
     Raises:
-      InputError: for any other value, with the metrics.
+      InputError: for any other value; lists the metrics.
     """
     if keep_best is None:
         return None

@@ -1,4 +1,4 @@
-"""A scan over layers of several kinds, one repetition of their pattern at a time."""
+"""A scan over layers of different kinds, one repetition of their pattern at a time."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -31,24 +31,26 @@ def scan_mixed(
 ) -> tuple[Tree, dict[str, Any]]:
     """Runs layers of different kinds one after another.
 
-    A loop runs over the repetitions of each part of the layers, and its body has the
-    layers of one repetition. Weights are sliced from their stacks by index, inside the
-    rematerialized function: slicing beforehand would copy them.
+    The layers are divided into parts in which a pattern repeats; a loop runs over each
+    part's repetitions, with one repetition's layers as its body. Weights are sliced
+    from their stacks by index, inside the rematerialized function; slicing before it
+    would copy them.
 
     Args:
       bodies: for each kind, `f(hidden, (one layer's parameters, one layer's others, one
-        layer's own))`, which returns hidden states and trees, named as `own`, or none.
+        layer's own))`, which returns hidden states and a dict of trees, named like
+        `own`, or an empty one.
       hidden: input of the first layer, a tree of arrays.
       kinds: kind of each layer: the names of its parts.
-      parameters: parameters by path, stacked on the layers that have them; the path of
-        one of a part begins with the part's name.
+      parameters: parameters by path, stacked on the layers that have them; a part's
+        paths begin with its name.
       others: tree of each layer's other inputs, stacked on all layers.
-      own: trees of inputs that are stacked on the layers of some mixers, by the names
-        of what these leave behind (see `kept_by`).
+      own: trees of inputs that only layers with some mixers have, stacked on those, by
+        the names in `kept_by`.
       policy: what is saved for the backward pass, the same for all layers.
 
     Returns:
-      the output of the last layer, and the trees, stacked and named as `own`.
+      the output of the last layer, and the trees, stacked and named like `own`.
 
     Raises:
       InputError: if the policy treats layers differently.
@@ -103,10 +105,10 @@ def _run_part(run, hidden, kinds, part, policy):
     """Runs the repetitions of a pattern.
 
     Returns:
-      the hidden states, and what the layers leave behind, stacked on the part's layers.
+      the hidden states, and what the layers keep, stacked on the part's layers.
     """
     pattern, in_loop = part.pattern, part.count > 1
-    before, each = _counts(kinds[: part.start]), _counts(pattern)
+    preceding, repeated = _counts(kinds[: part.start]), _counts(pattern)
 
     def repetition(hidden, index):
         outputs = defaultdict(list)
@@ -114,13 +116,13 @@ def _run_part(run, hidden, kinds, part, policy):
             number = part.start + index * len(pattern) + place
             within = _counts(pattern[:place])
             names = {*kind, *kept_by(kind)}
-            ranks = {x: before[x] + index * each[x] + within[x] for x in names}
+            ranks = {x: preceding[x] + index * repeated[x] + within[x] for x in names}
             body = checkpointed(run[kind], policy, in_scan=in_loop)
             hidden, output = body(hidden, number, ranks)
             for name, tree in output.items():
                 outputs[name].append(tree)
         return hidden, {
-            name: jax.tree.map(lambda *each: jnp.stack(each), *trees)
+            name: jax.tree.map(lambda *repeated: jnp.stack(repeated), *trees)
             for name, trees in outputs.items()
         }
 
@@ -134,17 +136,16 @@ def _run_part(run, hidden, kinds, part, policy):
 
 
 def _counts(kinds: Sequence[Kind]) -> Counter[str]:
-    """Returns the number of layers with each part, and of those that leave a kind."""
+    """Counts the layers with each part, and those that keep each kind."""
     return Counter(part for kind in kinds for part in {*kind, *kept_by(kind)})
 
 
 def _entry(stack: Blocks, index: Index) -> Array:
-    """Returns one layer's entry of a stack."""
     if isinstance(index, int):
         return stack[index]
     return jax.lax.dynamic_index_in_dim(stack, index, keepdims=False)
 
 
 def entries(tree: Any, index: Index) -> Any:
-    """Returns one layer's entries of a tree of stacks."""
+    """Returns one layer's entries in a tree of stacks."""
     return jax.tree.map(lambda x: _entry(x, index), tree, is_leaf=is_block_arrays)

@@ -1,4 +1,4 @@
-"""Names of the choices in `ModelConfig`."""
+"""Names of the choices in `ModelConfig`, and checks of their combinations."""
 
 from typing import Any, Literal, get_args
 
@@ -61,10 +61,10 @@ CHOICES: dict[str, Any] = {
 
 
 def check_choices(config: object) -> None:
-    """Checks the fields of a `ModelConfig` that have one of a few names.
+    """Checks the fields of a `ModelConfig` that take one of a few names.
 
     Raises:
-      InputError: for another name, with those that are possible.
+      InputError: for another name; lists the possible ones.
     """
     for name, accepted in CHOICES.items():
         value = getattr(config, name)
@@ -76,10 +76,10 @@ def check_choices(config: object) -> None:
 
 
 def check_combinations(config: Any) -> None:
-    """Checks the choices of a `ModelConfig` that exclude each other.
+    """Checks that no choices of a `ModelConfig` exclude each other.
 
     Raises:
-      InputError: with both choices.
+      InputError: names both choices.
     """
     if config.heads % config.key_value_heads:
         raise InputError(
@@ -141,7 +141,7 @@ def check_combinations(config: Any) -> None:
 
 
 def _check_full_attention(config: Any) -> None:
-    """Checks the choices for layers whose heads have other sizes."""
+    """Checks the choices for layers with heads of other sizes."""
     width, groups = config.windowed_head_width, config.full_key_value_heads
     fits = (
         config.windowed_layers
@@ -177,7 +177,7 @@ def _check_full_attention(config: Any) -> None:
 
 
 def _fits_latent_attention(config: Any) -> bool:
-    """Returns whether the other choices of a `ModelConfig` allow latent attention."""
+    """Tests whether the other choices of a `ModelConfig` allow latent attention."""
     return (
         config.positions == "rotary"
         and config.rotated_width < config.head_width
@@ -189,7 +189,7 @@ def _fits_latent_attention(config: Any) -> bool:
 
 
 def _check_mixers(config: Any) -> None:
-    """Checks the choices for layers with another mixer than attention, or without."""
+    """Checks the choices for layers with mixers other than attention, or none."""
     some = bool(config.recurrent_layers)
     wide = config.convolution_width > 1
     convolves = some and config.recurrence != "lightning"
@@ -268,7 +268,7 @@ def check_layers(config: Any) -> None:
     """Checks the choices of a `ModelConfig` that differ between layers.
 
     Raises:
-      InputError: for a number that no layer has, and for windows of unknown size.
+      InputError: for a layer that does not exist, or windows of unknown size.
     """
     for name, layers in (
         ("windowed_layers", config.layers),
@@ -292,8 +292,8 @@ def check_dtype(name: str, value: str) -> None:
     """Checks that training is stable in a dtype.
 
     Raises:
-      InputError: for float16 (with the reason), for the store of quantized weights as
-        the dtype of activations, and for any unknown name.
+      InputError: for float16 (with the reason), a quantized store as the dtype of
+        activations, or an unknown name.
     """
     if value in ("float16", "half", "fp16"):
         raise InputError(f"{name} is {shown(value)}: {FLOAT16_REASON}")

@@ -1,6 +1,6 @@
 """Configuration of a frozen model, as named choices.
 
-One description covers all decoder-only and encoder-decoder families of `families`. They
+One description covers all decoder-only and encoder-decoder families in `families`; they
 differ only in the choices below.
 """
 
@@ -53,137 +53,139 @@ class ModelConfig(DerivedSizes):
 
     Attributes:
       architecture: decoder-only or encoder-decoder.
-      bidirectional: whether the tokens of a decoder-only stack attend in both
-        directions, as in an encoder alone (BERT); then it generates no text.
-      vocabulary_size: number of tokens `V`, the table's padding included.
+      bidirectional: whether tokens of a decoder-only stack attend in both directions,
+        as in an encoder-only model (BERT), which generates no text.
+      vocabulary_size: number of tokens `V`, including the table's padding.
       width: model width `D`.
-      feed_forward_width: `F`, of each expert if there are any; 0 if no layer has a
+      feed_forward_width: `F`, per expert if there are experts; 0 if no layer has a
         feed-forward layer (Mamba-2).
-      experts: number of experts `E` of each feed-forward layer (see `models.experts`).
-      expert_limit: bound of their clamped SwiGLU (gpt-oss), or None.
+      experts: number of experts `E` in each feed-forward layer (see `models.experts`).
+      expert_limit: bound in their clamped SwiGLU (gpt-oss), or None.
       experts_per_token: number of experts that process each token.
       normalize_experts: whether the weights of these experts sum to 1.
       routing: how experts are chosen (see `models.expert_routing`): by the softmax of
-        their scores, the sigmoid of each (DeepSeek V3), which may weigh their inputs
-        instead of their outputs (Llama 4), or SparseMixer (Phi 3.5 MoE).
-      expert_margin: relative distance from the best score from which SparseMixer gives
-        other experts no share.
+        their scores, by sigmoids (DeepSeek V3), which may weigh the experts' inputs
+        instead of their outputs (Llama 4), or by SparseMixer (Phi 3.5 MoE).
+      expert_margin: relative distance to the best score that SparseMixer accepts.
       expert_groups: number of groups of experts.
-      expert_groups_per_token: number of the best groups, which alone a token uses.
-      expert_multiplier: factor of the weights of experts.
-      expert_sum_epsilon: added to the sum of sigmoids that makes their sum 1.
+      expert_groups_per_token: number of the best groups that a token may use.
+      expert_multiplier: factor of the experts' weights.
+      expert_sum_epsilon: added to the sum that normalizes sigmoids.
       shared_expert_width: width of an expert that processes every token; 0 for none
         (Qwen 2 MoE).
-      shared_expert_gated: whether a score of its own weighs that expert.
-      dense_layers: numbers of the layers without experts in a model with experts, or
-        with another width among the `sharing_layers`.
+      shared_expert_gated: whether a learned score weighs the shared expert.
+      dense_layers: layers without experts in a model with experts, or with another
+        width among the `sharing_layers`.
       dense_width: width of their feed-forward layers; 0 without such layers.
       layers: number of blocks `L` of the decoder.
-      family: name of the family (see `families`) after which the tensors of
-        checkpoints and adapters are named; None for a model that has neither.
+      family: name of the family (see `families`) that names tensors in checkpoints and
+        adapters; None for a model without either.
       encoder_layers: number of blocks of the encoder; 0 in a decoder-only model.
       heads: number of query heads `H`.
       key_value_heads: number of key/value heads `G`; `H` is a multiple of it.
       head_width: `K`.
-      windowed_head_width: width of heads in `windowed_layers`, if they are narrower
-        (Gemma 4), else 0; keys and values are kept with the sizes of others.
-      full_key_value_heads: number of key/value heads in the others, if lower, else 0.
-      keys_as_values: whether the values of the others are their projected keys.
-      value_norm: whether values have a norm of each head without a scale.
-      sharing_layers: number of the last layers that read the keys and values of the
-        last layer before them of their kind, with a window or without.
-      layer_input_width: width of a further input of each layer, made of the token and
-        its vector (Gemma 4; see `models.layer_inputs`); 0 for none.
-      layer_factors: whether each layer's output has a factor of its own.
+      windowed_head_width: width of heads in `windowed_layers`, if narrower (Gemma 4),
+        else 0; their keys and values are stored with the sizes of the other layers.
+      full_key_value_heads: number of key/value heads in layers without a window, if
+        lower, else 0.
+      keys_as_values: whether layers without a window use their projected keys as
+        values.
+      value_norm: whether each head's values are normalized, without a scale.
+      sharing_layers: how many of the last layers reuse the keys and values of the last
+        earlier layer of their kind (with a window or without).
+      layer_input_width: width of each layer's extra input, made from the token and its
+        vector (Gemma 4; see `models.layer_inputs`); 0 for none.
+      layer_factors: whether each layer's output is multiplied by a learned factor.
       norm: root-mean-square (scale only), the same with the scale `1 + w` (Gemma), or
-        layer norm, with a bias, without (Cohere) or without parameters (OLMo 1).
+        layer norm: with a bias, without (Cohere) or without parameters (OLMo 1).
       norm_epsilon: added to the mean square.
       norm_placement: norm before each sublayer, after it (OLMo 2), or both (Gemma 2),
         always before the sum with the residual stream; or after that sum ("after_sum":
         BART), and then there is no norm after all blocks.
-      query_key_norm: norm of queries and keys before the rotary embedding: none, of
-        each head (Qwen3, Gemma 3), of each head with a scale for each (Cohere), or of
-        all heads together (OLMo 2); or after it, of each head (Hunyuan), or so without
-        a scale in layers with rotary embedding (Llama 4).
+      query_key_norm: norm of queries and keys. Before the rotary embedding: none, per
+        head (Qwen3, Gemma 3), per head with separate scales (Cohere), or over all heads
+        (OLMo 2). After it: per head (Hunyuan), or per head without a scale, in layers
+        with rotary embedding (Llama 4).
       parallel: whether attention and the feed-forward layer read the same states and
         are added together (GPT-NeoX).
       shared_norm: whether both also read the output of one norm (GPT-J).
       positions: rotary on queries and keys, a table added to the input, learned or of
         sines (see `models.input_layers`), T5's relative position bias on the scores,
-        vectors of relative positions (DeBERTa; see `models.disentangled`), a bias of
-        the scores linear in the distance (ALiBi; see `models.linear_bias`), or none.
+        vectors of relative positions (DeBERTa; see `models.disentangled`), a bias that
+        is linear in the distance (ALiBi; see `models.linear_bias`), or none.
       maximum_positions: maximum sequence length, prompt vectors included; None if
         positions are unlimited (T5).
       rotary_base: base of the rotary frequencies.
       rotary_scaling: scaling of the rotary frequencies, or None.
       rotary_width: leading elements of a head that are rotated (Phi-3); None for all.
-      rotary_interleaved: whether rotated pairs are neighbors, not of the two halves.
-      query_scaling: factor of queries by their position, or None (Ministral 3).
-      unrotated_layers: numbers of the layers without rotary embedding (SmolLM3).
+      rotary_interleaved: whether rotated pairs are neighbors instead of one from each
+        half.
+      query_scaling: factor of queries by position, or None (Ministral 3).
+      unrotated_layers: layers without rotary embedding (SmolLM3).
       window: number of positions that a token in `windowed_layers` attends to, itself
         included; None without such layers.
-      windowed_layers: numbers of the layers in which attention is limited to a window.
-      chunked: whether `window` is the size of chunks of positions instead, and a token
-        attends to those of its chunk alone (Llama 4).
-      encoder_windowed_layers: numbers of the encoder's layers in which a token attends
-        to `window` positions on each side, and to itself (T5Gemma).
+      windowed_layers: layers in which attention is limited to a window.
+      chunked: whether `window` is instead the size of chunks of positions, and tokens
+        attend only within their chunk (Llama 4).
+      encoder_windowed_layers: encoder layers in which a token attends to `window`
+        positions on each side, and to itself (T5Gemma).
       window_rotary_base: base of the unscaled rotary frequencies in `windowed_layers`;
-        None if they are as in other layers (Gemma 3: Gemma Team 2025, section 2).
-      recurrence: mixer of some layers, named as its module: short convolution (LFM2),
-        gated delta rule (Qwen 3.5), Mamba-2 (Granite 4), Mamba or lightning attention.
-      recurrent_layers: numbers of these layers.
-      recurrence_beside_attention: whether they add to attention (Falcon-H1).
-      feed_forward_layers: numbers of the layers without a mixer; all others then have a
-        mixer alone (Nemotron-H). Empty if all have both.
-      convolution_width: number of positions that their convolutions read, the current
-        one included; 0 without them.
-      recurrent_heads: number of value heads of these two, 0 without them.
-      recurrent_key_heads: number of its query and key heads, which divides the former.
+        None for the same as elsewhere (Gemma 3: Gemma Team 2025, section 2).
+      recurrence: mixer in `recurrent_layers`, named like its module: short convolution
+        (LFM2), gated delta rule (Qwen 3.5), Mamba-2 (Granite 4), Mamba or lightning
+        attention.
+      recurrent_layers: layers with this mixer.
+      recurrence_beside_attention: whether these layers have attention, too (Falcon-H1).
+      feed_forward_layers: layers without a mixer; the rest then have only a mixer
+        (Nemotron-H). Empty if all layers have both.
+      convolution_width: number of positions that the mixer's convolution reads,
+        including the current one; 0 without it.
+      recurrent_heads: number of the mixer's value heads; 0 without heads.
+      recurrent_key_heads: number of its query and key heads; divides the former.
       recurrent_width: width of its value heads.
       recurrent_key_width: width of its query and key heads.
-      recurrent_norm: whether the output of Mamba-2 has a norm (not in Falcon-H1), or
-        the keys, queries and steps of Mamba have one (not in Mamba itself).
-      recurrent_norm_scaled: whether the latter have scales (not in Falcon Mamba).
-      step_rank: width of the vector from which Mamba computes steps; 0 for others.
-      recurrent_norms_before: whether layers with them have norms before their parts,
-        but layers with attention after (OLMo Hybrid).
-      recurrent_norm_epsilon: that of the norm of their outputs, if not `norm_epsilon`.
+      recurrent_norm: whether Mamba-2's output has a norm (not in Falcon-H1), or Mamba's
+        keys, queries and steps have one (not in plain Mamba).
+      recurrent_norm_scaled: whether Mamba's norms have scales (not in Falcon Mamba).
+      step_rank: width of the vector from which Mamba computes steps; 0 in other mixers.
+      recurrent_norms_before: whether recurrent layers have norms before their parts
+        while layers with attention have them after (OLMo Hybrid).
+      recurrent_norm_epsilon: that of its output's norm, if not `norm_epsilon`.
       maximum_strength: largest strength of the delta rule.
-      minimum_step: least step of Mamba-2.
-      key_value_rank: width of the vector of keys and values in latent attention
-        (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
-      query_rank: width of the vector from which it computes queries; 0 for none.
-      value_width: width of values, if they are narrower than keys.
+      minimum_step: smallest step of Mamba-2.
+      key_value_rank: width of the compressed vector of keys and values in latent
+        attention (DeepSeek V3; see `models.latent_attention`); 0 for other attention.
+      query_rank: width of its compressed queries; 0 for none.
+      value_width: width of its values, if narrower than keys.
       gated_attention: whether a projection gates attention's output (Qwen3-Next).
-      relative_buckets: number of buckets of the relative position bias; of vectors of
+      relative_buckets: number of buckets of the relative position bias; with vectors of
         relative positions, the number in each direction.
       relative_maximum_distance: distance from which all keys share the last bucket.
-      relative_bias_in_each_block: whether blocks have their own bias (UMT5).
+      relative_bias_in_each_block: whether each block has a separate bias (UMT5).
       activation: activation function of the feed-forward layer.
       gated: whether a second projection multiplies the activation (SwiGLU, GEGLU).
       biases: which projections have a bias; see `BIASED`.
       tied_head: whether the head is the embedding table.
-      separate_tables: whether the decoder has its own embedding table, which is then
-        also the tied head (T5Gemma).
+      separate_tables: whether the decoder has its own embedding table and tied head
+        (T5Gemma).
       head_bias: whether logits have a bias (GPT-J, Phi, BART).
       scale_tied_hidden: whether hidden states are multiplied by `D ** -0.5` before a
         tied head (T5 1.0).
       scale_scores: whether attention scores are divided by `sqrt(K)`; T5 folds that
         factor into the initialization of the query projection.
       attention_multiplier: factor of scores instead of `K ** -0.5`, if set.
-      attention_sinks: whether heads attend to a score without a value, too (gpt-oss).
+      attention_sinks: whether heads also attend to a score without a value (gpt-oss).
       attention_soft_cap: bound on the absolute value of attention scores, or None
         (Gemma 2; see `attention.attend`).
-      logit_soft_cap: bound on the absolute value of logits, or None (Gemma 2; see
-        `losses.output_head`).
-      embedding_norm: whether input vectors with positions are normalized (BLOOM, BART).
-      embedding_multiplier: factor of token vectors, but no prompt's (Gemma).
+      logit_soft_cap: the same for logits, or None (Gemma 2; see `losses.output_head`).
+      embedding_norm: whether inputs with positions are normalized (BLOOM, BART).
+      embedding_multiplier: factor of token vectors, but not of prompts (Gemma).
       input_multiplier: factor of all input vectors (Granite).
       residual_multiplier: factor of each sublayer's output (Granite).
-      skip_multiplier: factor of what that is added to (MiniMax).
+      skip_multiplier: factor of the states that it is added to (MiniMax).
       logit_multiplier: factor of logits (Granite).
-      projection_multipliers: factors of the outputs of projections (Falcon-H1), by
-        their paths in a block, such as `self_attention/key`.
+      projection_multipliers: factors of projections' outputs (Falcon-H1), by path in a
+        block, e.g. `self_attention/key`.
       bos_id: token that begins every row, if the model has one.
       eos_id: token that ends a completion, if the model has one.
       stop_ids: more tokens that end a generated text.
@@ -191,37 +193,35 @@ class ModelConfig(DerivedSizes):
       decoder_start_id: first input of an encoder-decoder's decoder.
       encoder_input: special tokens of an encoder's input: EOS after the text (T5), also
         BOS before it (BART), or only BOS (T5Gemma).
-      token_types: number of types of tokens, whose vectors are added to those of tokens
-        and prompts (BERT).
-      separator_id: token after which the tokens of a text have the second type instead
-        of the first; None if all have the first. Opening a model sets it to the end
-        token of the tokenizer.
+      token_types: number of token types, whose vectors are added to the input (BERT).
+      separator_id: token after which a text's tokens have the second type; None if all
+        have the first. Opening a model sets it to the tokenizer's end token.
       unnormed_first: whether the first block has no norm before attention (ModernBERT).
-      transform_activation: activation of a dense layer before the head (the pooler of
-        BERT, or the transform of its masked language model); None without that layer.
+      transform_activation: activation of a dense layer before the head (BERT's pooler,
+        or the transform of its masked language model); None without that layer.
       transform_norm: whether a norm follows that activation.
       transform_bias: whether that dense layer has a bias.
-      pooling: state of a row that a head of classes reads: of the last or the first
-        position, or the mean of the given tokens.
+      pooling: state of a row that a class head reads: at the last or the first
+        position, or the mean over input tokens.
       dropout_rate: dropout rate of embeddings, attention weights, feed-forward
         activations and block outputs, in training only.
       compute_dtype: dtype of activations, "float32" or "bfloat16".
-      attention: whether a fused kernel computes attention ("flash"), or none
-        ("reference"), or one where there is one ("auto").
+      attention: whether a fused kernel computes attention ("flash"), none does
+        ("reference"), or one does where available ("auto").
       rematerialization: which activations the backward pass recomputes.
       encoder_rematerialization: the same for the encoder; as in the decoder if None.
       parameter_dtype: dtype of the frozen weights, "float32" or "bfloat16"; or "int8",
-        "int4" or "nf4" for the projections of the blocks, and bfloat16 for the rest.
+        "int4" or "nf4" for the blocks' projections, and bfloat16 for the rest.
       quantization_group: inputs that share a scale in "int4" and "nf4"; None for 64.
       quantized_tables: whether embeddings and the head are quantized like projections.
-      stores: parameters that are stored in another way, by path.
-      new_tokens: number of the last tokens of the vocabulary, whose rows a run trains
-        and the checkpoint lacks (`prompts.token_rows`).
+      stores: parameters that are stored differently, by path.
+      new_tokens: number of tokens at the end of the vocabulary that the checkpoint
+        lacks; a run trains their rows (`prompts.token_rows`).
       labels: names of the classes that the head scores, in the order of its rows; empty
         for a head that scores tokens (see `prompts.class_rows`).
-      problem: what that head decides: one class, which of the classes, a number in
-        the place of each class, or a class of each token.
-      unscored_end: token whose states a head of classes skips at the end of a row.
+      problem: what a class head decides: one class, which of the classes, a number in
+        place of each class, or a class for each token.
+      unscored_end: token at the end of a row that a class head skips.
     """
 
     architecture: Architecture
@@ -371,7 +371,7 @@ class ModelConfig(DerivedSizes):
 
     @property
     def without_new_tokens(self) -> "ModelConfig":
-        """The config of the checkpoint alone."""
+        """The checkpoint's config, without a run's new tokens."""
         if not self.new_tokens:
             return self
         return dataclasses.replace(self, vocabulary_size=self.table_rows, new_tokens=0)

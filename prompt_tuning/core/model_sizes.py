@@ -1,4 +1,4 @@
-"""Limits of the sizes and numbers of a model, and of products of sizes."""
+"""Limits on a model's sizes and numbers, and on products of sizes."""
 
 import math
 from typing import Any
@@ -18,10 +18,10 @@ describe arrays that nobody has."""
 
 
 def check_sizes(config: Any) -> None:
-    """Checks the ranges of sizes, numbers and token ids of a `ModelConfig`.
+    """Checks the ranges of sizes, numbers and token ids in a `ModelConfig`.
 
     Raises:
-      InputError: for the first that is out of range.
+      InputError: for the first one out of range.
     """
     sizes = {
         "vocabulary_size": (1, MAXIMUM_SIZE),
@@ -82,10 +82,10 @@ def check_sizes(config: Any) -> None:
 
 
 def check_products(config: Any) -> None:
-    """Checks the sizes of a `ModelConfig` that are products of sizes.
+    """Checks the sizes in a `ModelConfig` that are products of sizes.
 
     Raises:
-      InputError: for the first that is too large.
+      InputError: for the first one that is too large.
     """
     attention = config.heads * config.head_width
     kernels = 2 * (attention + config.key_value_heads * config.head_width)

@@ -1,6 +1,4 @@
-"""Optimizers that leave the first slots of a prefix as they are, and hold no state for
-them.
-"""
+"""Optimizers that freeze the first slots of a prefix, and hold no state for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,10 +17,10 @@ def update_moving_slots(
     """Returns a transformation that hides the frozen slots from an optimizer.
 
     Args:
-      optimizer: optimizer of all parameters, which knows a prefix of path `p` as
-        `p + MOVING`.
-      frozen: number of first slots that are frozen, by the path of a prefix
-        `[L, 2, P, G, K]`.
+      optimizer: optimizer of all parameters; it knows a prefix at path `p` as `p +
+        MOVING`.
+      frozen: how many of the first slots are frozen, by the path of a prefix `[L, 2, P,
+        G, K]`.
     """
 
     def moving(tree: Any) -> Any:

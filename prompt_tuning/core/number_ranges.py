@@ -1,4 +1,4 @@
-"""Ranges of numbers, stated in the types of the settings and options that have them."""
+"""Ranges of numbers, stated in the types of settings and options."""
 
 import dataclasses
 import math
@@ -13,9 +13,9 @@ class NumberRange:
     Attributes:
       minimum: smallest number.
       maximum: largest number.
-      above: whether `minimum` itself is left out.
-      below: whether `maximum` itself is left out.
-      also: numbers outside of the bounds that have a meaning of their own.
+      above: whether `minimum` itself is excluded.
+      below: whether `maximum` itself is excluded.
+      also: numbers outside the bounds that have a special meaning.
     """
 
     minimum: float | int = -math.inf
@@ -25,7 +25,7 @@ class NumberRange:
     also: tuple[float | int, ...] = ()
 
     def __contains__(self, number: float | int) -> bool:
-        """Returns whether a number is in the range; NaN and infinity never are."""
+        """Tests whether a number is in the range; NaN and infinity never are."""
         return number in self.also or (
             abs(number) < math.inf  # also of integers that no float holds
             and (number > self.minimum if self.above else number >= self.minimum)
@@ -58,13 +58,13 @@ def _text(number: float | int) -> str:
 
 
 def range_of(hint: Any) -> NumberRange:
-    """Returns the range that a type such as `PositiveInteger` states."""
+    """Returns the range that a type like `PositiveInteger` states."""
     (bounds,) = hint.__metadata__
     return bounds
 
 
 def as_number(value: Any) -> float | int | None:
-    """Returns a number of Python, NumPy or JAX as Python's; None for all else."""
+    """Converts a number from Python, NumPy or JAX to Python; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, numbers.Integral):

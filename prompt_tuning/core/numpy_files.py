@@ -1,4 +1,4 @@
-"""Files in NumPy's formats, `.npy` and `.npz`, that anybody may have written.
+"""Untrusted files in NumPy's formats, `.npy` and `.npz`.
 
 A header of 200 bytes can declare any number of rows, so sizes are compared with the
 file before memory is allocated. Nothing is unpickled.
@@ -28,8 +28,8 @@ def read_npy(file: Path) -> np.ndarray:
     """Reads an array in NumPy's format.
 
     Raises:
-      InputError: if the file cannot be opened or has another format, an array of
-        objects, or fewer bytes than its header declares.
+      InputError: if the file cannot be opened, has another format, holds objects, or
+        has fewer bytes than its header declares.
     """
     _check_is_file(file)
     try:
@@ -44,11 +44,11 @@ def read_npy(file: Path) -> np.ndarray:
 
 
 def read_npz(file: Path) -> dict[str, np.ndarray]:
-    """Reads all arrays of an archive in NumPy's format, by name without `.npy`.
+    """Reads all arrays of a NumPy archive, by name without `.npy`.
 
     Raises:
       InputError: if the archive is damaged, compressed or declares more bytes than it
-        has, and for a damaged array; see `read_npy`.
+        has, or an array is damaged; see `read_npy`.
     """
     _check_is_file(file)
     try:
@@ -72,14 +72,14 @@ def read_npz(file: Path) -> dict[str, np.ndarray]:
 
 
 def _check_is_file(file: Path) -> None:
-    """Checks that a path is a file: a pipe would be waited for."""
+    """Checks that a path is a file; opening a pipe would wait."""
     if not file.is_file():
         reason = "is not a file" if file.exists() else "is missing"
         raise InputError(f"{shown(str(file))} {reason}")
 
 
 def check_members(archive: zipfile.ZipFile, size: int, file: Path) -> None:
-    """Checks that the members of an archive are no larger than it, and uncompressed.
+    """Checks that an archive's members are uncompressed and no larger than it.
 
     Raises:
       InputError: if they are not.
@@ -96,7 +96,6 @@ def check_members(archive: zipfile.ZipFile, size: int, file: Path) -> None:
 
 
 def _read_array(stream: Any, size: int, source: str) -> np.ndarray:
-    """Reads an array from a binary stream of a given size in bytes."""
     start = stream.read(len(MAGIC))
     if start != MAGIC:
         raise InputError(
@@ -156,7 +155,7 @@ def check_shape(shape: Any, source: str) -> tuple[int, ...]:
     """Checks a value that declares the shape of an array.
 
     Raises:
-      InputError: for anything but a few sizes of at least 0.
+      InputError: unless it is a few sizes of at least 0.
     """
     if (
         not isinstance(shape, list | tuple)

@@ -1,4 +1,4 @@
-"""Transformations of optax by their names, for configs, which cannot import them."""
+"""Optax transformations by name, for configs, which cannot import them."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def optax_transformation(
     optimizer=optax.lion(1e-4))`, but then the command line cannot resume the run.
 
     Args:
-      name: name of a public function of optax, such as `lion`, `sgd` or
+      name: name of a public function of optax, e.g. `lion`, `sgd` or
         `clip_by_global_norm`.
       arguments: its arguments by name: numbers, texts, true, false or None.
       learning_rate: the argument of this name, a number or a schedule.
@@ -42,26 +42,26 @@ def optax_transformation(
       True
     """
     function = _function(name)
-    given: dict[str, Any] = dict(arguments or {})
+    keywords: dict[str, Any] = dict(arguments or {})
     if learning_rate is not None:
-        if "learning_rate" in given:
+        if "learning_rate" in keywords:
             raise InputError(f"the learning rate of optax.{name} is given twice")
-        given["learning_rate"] = learning_rate
-    if "learning_rate" in given:
-        rate = given["learning_rate"]
+        keywords["learning_rate"] = learning_rate
+    if "learning_rate" in keywords:
+        rate = keywords["learning_rate"]
         check_value(f"the learning rate of optax.{name}", rate, LearningRate)
-    _check_names(name, function, given)
+    _check_names(name, function, keywords)
     try:
-        made = function(**given)
-        _check_update(made)
+        transformation = function(**keywords)
+        _check_update(transformation)
     except InputError:
         raise
     except Exception as error:
         raise InputError(
-            f"optax.{name} cannot be used with the arguments {shown(given)}: "
+            f"optax.{name} cannot be used with the arguments {shown(keywords)}: "
             f"{shown(str(error))}"
         ) from error
-    return made
+    return transformation
 
 
 def optax_chain(parts: Sequence[Any]) -> optax.GradientTransformation:
@@ -91,11 +91,11 @@ def optax_chain(parts: Sequence[Any]) -> optax.GradientTransformation:
 
 def _function(name: str):
     functions = {
-        each: function
-        for each, function in vars(optax).items()
+        function_name: function
+        for function_name, function in vars(optax).items()
         if inspect.isfunction(function)
         and "GradientTransformation" in str(function.__annotations__.get("return"))
-        and not each.startswith("_")
+        and not function_name.startswith("_")
     }
     if name not in functions:
         raise InputError(
@@ -104,20 +104,20 @@ def _function(name: str):
     return functions[name]
 
 
-def _check_names(name: str, function, given: Mapping[str, object]) -> None:
+def _check_names(name: str, function, keywords: Mapping[str, object]) -> None:
     parameters = inspect.signature(function).parameters
-    for argument in given:
+    for argument in keywords:
         if argument not in parameters:
             raise InputError(
                 f"optax.{name} has no argument {shown(argument)}"
                 f"{did_you_mean(argument, parameters)}"
             )
     missing = [
-        each.name
-        for each in parameters.values()
-        if each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-        and each.name not in given
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in keywords
     ]
     if missing:
         raise InputError(
@@ -126,17 +126,17 @@ def _check_names(name: str, function, given: Mapping[str, object]) -> None:
         )
 
 
-def _check_update(made: optax.GradientTransformation) -> None:
+def _check_update(transformation: optax.GradientTransformation) -> None:
     """Checks that a step can use a transformation, without computing anything.
 
     Raises:
-      InputError: if its state has other leaves than arrays of numbers.
+      InputError: if its state has leaves that are not arrays of numbers.
     """
     parameters = {"prompt": jnp.zeros((2, 2))}
 
     def update(gradient):
-        state = made.init(parameters)
-        return made.update(gradient, state, parameters)
+        state = transformation.init(parameters)
+        return transformation.update(gradient, state, parameters)
 
     _, state = jax.eval_shape(update, parameters)
     if any(

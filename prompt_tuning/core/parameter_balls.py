@@ -1,4 +1,4 @@
-"""Optimizers that keep the rows of parameters near where they started."""
+"""Optimizers that keep rows of parameters close to where they started."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -10,18 +10,18 @@ from jaxtyping import Array, Float
 
 
 class Ball(NamedTuple):
-    """Where the rows of a parameter may be.
+    """Region that the rows of a parameter must stay in.
 
     Attributes:
-      center: middle of each row's ball, `[P, D]`.
-      radius: largest distance of each row to it, `[P]`.
+      center: center of each row's ball, `[P, D]`.
+      radius: largest distance of each row from it, `[P]`.
     """
 
     center: Float[np.ndarray, "P D"]
     radius: Float[np.ndarray, "P"]
 
     def nearest(self, rows: Float[Array, "P D"]) -> Float[Array, "P D"]:
-        """Returns the nearest rows that are inside."""
+        """Projects rows to the nearest points inside."""
         change = rows - self.center
         distance = jnp.linalg.norm(change, axis=-1)
         share = self.radius / jnp.maximum(distance, jnp.maximum(self.radius, 1e-30))
@@ -33,9 +33,7 @@ def stay_in_balls(
 ) -> optax.GradientTransformation:
     """Returns a transformation that moves updated parameters back into their balls.
 
-    Args:
-      optimizer: optimizer of all parameters.
-      balls: the balls of some of them, by path.
+    `balls` has the ball of some parameters, by path.
     """
     if not balls:
         return optimizer

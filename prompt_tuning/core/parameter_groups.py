@@ -1,7 +1,7 @@
 """Parameter groups and their optimizers.
 
 A parameter group is a list of regular expressions and an optax transformation. Each
-expression must match a whole path; a parameter that no group matches is frozen: it is
+expression must match a whole path. A parameter that no group matches is frozen: it is
 not differentiated, has no optimizer state and is never copied.
 """
 
@@ -42,7 +42,7 @@ def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
     """Returns a predicate: does any of the expressions match the whole path?
 
     Raises:
-      InputError: if one of them is not a regular expression of RE2.
+      InputError: if RE2 cannot compile one of them.
     """
     compiled = [compile_pattern(regex, "regexes") for regex in regexes]
     return lambda path: any(pattern.matches(path) for pattern in compiled)
@@ -50,22 +50,21 @@ def match_any(regexes: Sequence[str]) -> Callable[[str], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that one optimizer trains; whatever no group names stays frozen.
+    """Parameters that one optimizer trains; everything that no group names is frozen.
 
-    `tune` makes the groups of prompts and adapters itself. Give `groups` to use
+    `tune` makes the groups of prompts and adapters itself. Pass `groups` to use
     different optimizers for different parts, or to train some of the model's own
-    weights too.
+    weights, too.
 
     Attributes:
       regexes: expressions that each match the whole slash-joined path of a parameter.
       optimizer: transformation that updates the parameters, e.g. `adamw()`.
-      lora_plus_ratio: factor of the updates of `b` of LoRA, of DoRA's magnitudes and
-        of trained biases: the ratio of their learning rate to that of `a` (LoRA+, Hayou
-        et al. 2024).
+      lora_plus_ratio: learning rate of LoRA's `b`, DoRA's magnitudes and trained
+        biases, divided by that of `a` (LoRA+, Hayou et al. 2024).
 
     Raises:
-      InputError: if `regexes` is not a list, the optimizer is none, an expression
-        matches no parameter, or the ratio is given without LoRA.
+      InputError: if `regexes` is not a list, `optimizer` is not an optimizer, an
+        expression matches no parameter, or the ratio is given without LoRA.
 
     Examples:
       >>> prompt = pt.ParameterGroup([".*/prompt/.*"], pt.adafactor(0.3))
@@ -103,11 +102,9 @@ class ParameterGroup:
 def label(
     parameters: Iterable[str] | Mapping[str, Any], groups: Sequence[ParameterGroup]
 ) -> dict[str, int]:
-    """Returns the index of the group that trains each path; frozen paths are left out.
+    """Returns the index of the group that trains each path, without frozen paths.
 
-    Args:
-      parameters: paths; or arrays (or their shapes) by path, whose dtypes are checked.
-      groups: the parameter groups.
+    If `parameters` has arrays (or their shapes) by path, their dtypes are checked.
 
     Raises:
       InputError: if an expression matches nothing, two groups match one path, or a
@@ -194,12 +191,12 @@ def group_optimizer(
     labels: Mapping[str, int],
     frozen_slots: Mapping[str, int] | None = None,
 ) -> optax.GradientTransformation:
-    """Builds one transformation that updates each parameter as its group sets.
+    """Builds one transformation that updates each parameter as its group says.
 
     Args:
       groups: the parameter groups.
       labels: group of each trained parameter, by path.
-      frozen_slots: number of first slots of a prefix that no group updates, by path.
+      frozen_slots: how many of a prefix's first slots are frozen, by path.
     """
     frozen = {p: count for p, count in (frozen_slots or {}).items() if p in labels}
     if frozen:
@@ -218,7 +215,7 @@ def group_optimizer(
 
 
 def _faster_b(ratio: float | int) -> optax.GradientTransformation:
-    """Multiplies the updates of the second factors of LoRA, and of magnitudes."""
+    """Multiplies the updates of LoRA's second factors, and of magnitudes."""
 
     def scale(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
         return jax.tree.map_with_path(
@@ -243,8 +240,7 @@ def adafactor(
     factored: bool = True,
     min_dim_size_to_factor: PositiveInteger = 128,
 ) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern 2018); the defaults are the recipe of Lester et al.
-    2021.
+    """Adafactor (Shazeer and Stern 2018), with the recipe of Lester et al. 2021.
 
     The default of `tune` for prompts. Its steps do not depend on the gradient's scale,
     which suits vectors whose gradient passes through the whole model.
@@ -256,13 +252,13 @@ def adafactor(
       multiply_by_parameter_scale: whether an update is multiplied by the RMS of its
         parameter.
       clipping_threshold: maximum RMS of an update; None for none.
-      momentum: decay of the average of updates; None for no such average.
-      dtype_momentum: type in which this average is stored.
+      momentum: decay of the average of updates; None for no average.
+      dtype_momentum: dtype of this average.
       weight_decay_rate: fraction of the parameter subtracted per step, independent of
         the learning rate; None for none.
       eps: added to squared gradients.
       factored: whether second moments of matrices are stored by row and column.
-      min_dim_size_to_factor: smallest matrices for which they are.
+      min_dim_size_to_factor: smallest matrices to factor.
 
     Raises:
       InputError: if a number is out of range.
@@ -305,7 +301,7 @@ def adamw(
     mu_dtype: StateType | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2019), with clipping of the gradient.
+    """AdamW (Loshchilov and Hutter 2019), with gradient clipping.
 
     The default of `tune` for LoRA, IA3 and prefixes.
 
@@ -316,10 +312,9 @@ def adamw(
       clip_norm: maximum global norm of the group's gradient; None for no clipping.
       b1: decay of the average of gradients.
       b2: decay of the average of squared gradients.
-      eps: added to the root of that average.
-      eps_root: added to that average under the root.
-      mu_dtype: type in which the average of gradients is stored; None for that of the
-        parameter.
+      eps: added to the square root of the latter.
+      eps_root: added to it under the square root.
+      mu_dtype: dtype of the average of gradients; None for the parameter's.
       nesterov: whether the momentum is Nesterov's.
 
     Raises:

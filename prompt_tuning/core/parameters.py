@@ -2,7 +2,7 @@
 
 A model is a tree of NNX modules; outside `models` it is a structure and a dict such as
 `{"decoder/layers/mlp/up/kernel": array}`. Regular expressions, restoring, optimizers
-and files all refer to these paths.
+and files all use these paths.
 """
 
 import functools
@@ -52,7 +52,7 @@ Build = Callable[[Key[Array, ""]], tuple[nnx.GraphDef, Parameters]]
 
 
 def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
-    """Derives the key of a named part, whatever other parts exist."""
+    """Derives the random key of a named part, independently of other parts."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
@@ -77,8 +77,8 @@ def declare(
 ) -> nnx.Param:
     """Declares one parameter with its shape, logical axes, initializer and dtype.
 
-    With the name of a store of quantized kernels the parameter is one that stays in
-    bfloat16. For `partial_over` see `ParameterAxes`.
+    If `dtype` names a store of quantized kernels, the parameter stays in bfloat16. For
+    `partial_over` see `ParameterAxes`.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
@@ -108,13 +108,13 @@ class KernelParameters(NamedTuple):
             setattr(module, attribute, None if array is None else nnx.data(array))
 
     def transposed(self) -> "KernelParameters":
-        """Returns the arrays of a table, which is the transpose of a kernel."""
+        """Returns the arrays of a table, the transpose of a kernel."""
         others = (None if x is None else _transposed(x) for x in self[1:])
         return KernelParameters(_transposed(self.kernel), *others)
 
     @classmethod
     def table_in(cls, module: nnx.Module, name: str) -> Table:
-        """Returns the table that `set_in` has put into a module."""
+        """Returns the table that `set_in` stored in a module."""
         table = cls.arrays_in(module, name)
         if table.scale is None:
             return table.kernel
@@ -122,7 +122,7 @@ class KernelParameters(NamedTuple):
 
     @classmethod
     def arrays_in(cls, module: nnx.Module, name: str) -> StoredKernel:
-        """Returns the arrays that `set_in` has put into a module."""
+        """Returns the arrays that `set_in` stored in a module."""
         parts = [getattr(module, f"{name}_{part}") for part in cls._fields[1:]]
         return cls(getattr(module, name), *parts).stored
 
@@ -162,12 +162,7 @@ def declare_kernel(
 ) -> KernelParameters:
     """Declares kernels `[L, ..., in, out]` that may be quantized.
 
-    Args:
-      key: random key.
-      shape: shape of its weights.
-      axes: logical axes.
-      initializer: initializer of the weights.
-      dtype: dtype, or the name of a store.
+    `shape`, `axes` and `initializer` describe the weights; `dtype` may name a store.
 
     Raises:
       ValueError: if there is not one axis name per dimension.
@@ -233,11 +228,11 @@ def _check_axes(shape: tuple[int, ...], axes: tuple[str, ...]) -> None:
 # Some annotations of the base class cannot be checked at run time.
 @no_type_check
 class Structure(nnx.GraphDef):
-    """The structure of a model; its hash is computed once.
+    """Structure of a model that computes its hash once.
 
-    `jax.jit` asks for the hash of a static argument at each call, and compares it with
-    that of the compiled program. Of a whole model each takes about a millisecond, which
-    is as long as a step of a small one.
+    At each call, `jax.jit` asks for the hash of a static argument and compares the
+    argument with the compiled program's. For a whole model each takes about a
+    millisecond, as long as a step of a small one.
     """
 
     @functools.cached_property
@@ -257,7 +252,7 @@ class Structure(nnx.GraphDef):
 
 @functools.lru_cache(maxsize=256)
 def _first_of_equals(structure: Structure) -> Structure:
-    """Returns the first of equal structures, which is compared by its identity."""
+    """Returns the first of equal structures, to be compared by identity."""
     return structure
 
 
@@ -290,12 +285,9 @@ def describe(
 
 
 def merge(graph: nnx.GraphDef, parameters: Mapping[str, Any]) -> nnx.Module:
-    """Puts a model together again; the inverse of `split`.
+    """Reassembles a model; the inverse of `split`.
 
-    Args:
-      graph: the model's structure.
-      parameters: its arrays by path, or their shapes; those below `CONTEXT` are left
-        out.
+    `parameters` are arrays by path, or their shapes; those below `CONTEXT` are dropped.
     """
     state = nnx.from_flat_state(
         {
@@ -312,8 +304,8 @@ class ParameterAxes(NamedTuple):
 
     Attributes:
       names: logical axis of each dimension.
-      partial_over: for a replicated parameter, the logical axis that each device uses
-        only its shard of; None for other parameters. See `sharding`.
+      partial_over: logical axis of which each device uses only its shard, although the
+        parameter is replicated; None for other parameters. See `sharding`.
     """
 
     names: tuple[str, ...]

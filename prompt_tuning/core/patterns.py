@@ -1,14 +1,14 @@
 r"""Regular expressions from configs and adapters, matched by RE2 in linear time.
 
-Python's `re` takes exponential time for some expressions, such as `(a+)+b`. RE2
-(https://github.com/google/re2/wiki/Syntax) takes time in proportion to the length of
-the name instead. It lacks backreferences, lookbehinds, atomic groups, possessive
-repetitions and `\Z`, and its `\w`, `\d` and `\b` know ASCII alone.
+Python's `re` takes exponential time for some expressions, e.g. `(a+)+b`. RE2
+(https://github.com/google/re2/wiki/Syntax) takes time proportional to the length of the
+name. It lacks backreferences, lookbehinds, atomic groups, possessive repetitions and
+`\Z`, and its `\w`, `\d` and `\b` know only ASCII.
 
-RE2 also lacks lookaheads, which ms-swift and LLaMA-Factory write to the
-`target_modules` of adapters, e.g. `^(model)(?!.*(lm_head|embed)).*`. They are matched
-here if they stand outside groups in one place: RE2 matches the expressions before, in
-and after them at each position of a name.
+RE2 also lacks lookaheads, which ms-swift and LLaMA-Factory write in the
+`target_modules` of adapters, e.g. `^(model)(?!.*(lm_head|embed)).*`. We support them if
+they stand outside groups in one place: RE2 matches the expressions before, in and after
+them at each position of a name.
 """
 
 import functools
@@ -60,7 +60,8 @@ class Pattern:
 
         Raises:
           IndexError: if there is no such group.
-          ValueError: for other escapes, and for groups beside lookaheads.
+          ValueError: for other escapes, and for groups in an expression with
+            lookaheads.
         """
         if self._looks and "\\" in template:
             raise ValueError("groups beside lookaheads cannot be used")
@@ -85,12 +86,12 @@ def compile_pattern(pattern: str, name: str, within: str = "{}") -> Pattern:
     """Compiles a regular expression for names of modules or paths of parameters.
 
     Args:
-      pattern: expression from settings that anybody may have written.
+      pattern: untrusted expression.
       name: name of the setting, for messages.
       within: expression to insert it into.
 
     Raises:
-      InputError: if it is not an expression that RE2 matches, or too long.
+      InputError: if RE2 cannot match the expression, or it is too long.
     """
     if len(pattern) > MAXIMUM_PATTERN:
         raise InputError(
@@ -115,10 +116,10 @@ def _compile(pattern: str) -> Any:
 
 
 def _find_lookaheads(pattern: str) -> list[tuple[int, int]]:
-    """Finds lookaheads outside groups; RE2 refuses an expression with any others.
+    """Finds lookaheads outside groups; RE2 refuses all others.
 
     Returns:
-      Start and end of each, if they follow one another and the expression has no
+      start and end of each, if they follow one another and the expression has no
       alternatives outside groups; otherwise nothing.
     """
     looks: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Writes pictures of matplotlib to files in a single step."""
+"""Writes matplotlib pictures to files in a single step."""
 
 import io
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def write_picture(figure: "Figure", file: Path, *, dpi: int = 150) -> None:
-    """Writes a figure as PNG and replaces an older one; equal figures give equal bytes.
+    """Writes a figure as PNG, replacing an older one; equal figures give equal bytes.
 
     Raises:
       InputError: if the file cannot be written.

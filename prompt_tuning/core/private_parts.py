@@ -1,4 +1,4 @@
-"""The private parts of other packages that we use, because no public way exists.
+"""Private parts of other packages that we use, because no public way exists.
 
 A release may change them without notice. A test checks that they exist, and that the
 package uses no others.
@@ -40,6 +40,6 @@ def private_part(name: str) -> Any:
 
 
 def options_of(parser: Any) -> list[Any]:
-    """Returns the options of an `argparse.ArgumentParser`, in their order."""
+    """Returns the options of an `argparse.ArgumentParser`, in order."""
     # `argparse.ArgumentParser._actions`, which each parser has for itself.
     return parser._actions

@@ -1,4 +1,4 @@
-"""The line of a terminal that shows what a command is doing, and how far it is.
+"""A terminal line that shows what a command is doing, and how far it is.
 
 The names of stages come from `core.status_line`.
 """
@@ -22,9 +22,9 @@ class ProgressDisplay:
     """A spinner, the name of the stage, a bar if the work is measured, and times.
 
     Args:
-      name: what the command does; the names of stages replace it while they last.
-      total: units of work; None if they are unknown.
-      done: units that are done already.
+      name: what the command does; stages show their names instead while they last.
+      total: units of work; None if unknown.
+      done: units already done.
       console: console to show it on; None for standard error.
       stays: whether the line stays when it ends.
       in_bytes: whether the units are bytes.
@@ -70,23 +70,23 @@ class ProgressDisplay:
         self._progress.stop()
 
     def show(self, stage: str | None) -> None:
-        """Shows the name of a stage, then without a note; None if it has ended."""
+        """Shows a stage's name and clears the note; None when the stage has ended."""
         note = "" if stage else self._note
         self._progress.update(self._task, description=stage or self._name, note=note)
 
     def advance(self, count: int) -> None:
-        """Adds to the units that are done."""
+        """Adds to the units done."""
         self._progress.advance(self._task, count)
 
     def reach(self, done: int, note: str | None = None) -> None:
-        """Sets the units that are done, and the text after the bar if it is given."""
+        """Sets the units done, and the text after the bar if given."""
         self._progress.update(self._task, completed=done)
         if note is not None:
             self._note = note
             self._progress.update(self._task, note=note)
 
     def say(self, text: str) -> None:
-        """Prints a line above."""
+        """Prints a line above the display."""
         self._progress.console.print(text, markup=False, highlight=False)
 
 
@@ -94,10 +94,8 @@ class ProgressDisplay:
 def shown_activity(*, lines: bool = False) -> Iterator[None]:
     """Shows long stages on standard error while they last, if it is a terminal.
 
-    The first one, which any other ends, consists of the imports and the start of JAX.
-
-    Args:
-      lines: whether to print the name of each stage where it is not a terminal.
+    The first stage is the imports and the start of JAX; any other one ends it. With
+    `lines`, prints each stage's name where there is no terminal.
     """
     if not sys.stderr.isatty() and not lines:
         yield
@@ -126,7 +124,6 @@ def _show_spinner() -> Callable[[str | None], None]:
 
 
 def _print_once() -> Callable[[str | None], None]:
-    """Returns a function that prints each name once."""
     printed: set[str | None] = {None}
 
     def show(stage: str | None) -> None:
@@ -144,7 +141,7 @@ def progress_bar(
     """Shows a bar on a terminal's standard error; yields the function that moves it.
 
     Args:
-      name: what the command does; the names of stages replace it while they last.
+      name: what the command does; stages show their names instead while they last.
       total: number of units of work.
       shown: whether to show it at all.
       in_bytes: whether the units are bytes.
@@ -161,7 +158,7 @@ def progress_bar(
 def noted_bar(
     name: str, total: int, *, shown: bool = True
 ) -> Iterator[Callable[[int, str], None]]:
-    """Shows a bar with a note after it; arguments are as in `progress_bar`.
+    """Shows a bar with a note after it; takes the arguments of `progress_bar`.
 
     Where standard error is not a terminal, the last note is printed at the end.
     """

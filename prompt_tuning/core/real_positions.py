@@ -1,6 +1,6 @@
-"""Which inputs of projections belong to tokens and prompts, and not to padding.
+"""Which inputs of projections are real, i.e. tokens or prompts, not padding.
 
-A projection does not know. The stack sets it while its blocks are traced.
+A projection does not know this, so the stack sets it while its blocks are traced.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _marks: contextvars.ContextVar[Marks | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def real_positions(marks: Marks | None) -> Iterator[None]:
-    """Sets a function that marks the real ones of the projections' inputs.
+    """Sets the function that marks the projections' real inputs; None if unknown.
 
-    It is called only if an adapter asks. None if the stack does not know.
+    It is called only if an adapter asks.
     """
     token = _marks.set(marks)
     try:
@@ -30,6 +30,6 @@ def real_positions(marks: Marks | None) -> Iterator[None]:
 
 
 def marked_positions() -> Bool[Array, "n"] | None:
-    """Returns a mark for each input of a projection; None if the stack knows none."""
+    """Returns a mark for each input of a projection; None if unknown."""
     marks = _marks.get()
     return None if marks is None else marks()

@@ -44,17 +44,17 @@ def rematerialized(
 
     Arguments, keyword arguments and outputs are any trees. Their arrays are traced; all
     other leaves (strings, Python numbers, functions) are passed through unchanged.
-    Random keys are arguments like others, so the same dropout masks are drawn again.
+    Random keys are ordinary arguments, so the same dropout masks are drawn again.
 
-    With `Rematerialization.offload`, the floating-point arrays among the arguments are
-    kept in the host's pinned memory until the backward pass. Weights that are to stay
-    on the device are bound to the function (as those of a module are), not arguments.
+    With `Rematerialization.offload`, floating-point arrays among the arguments are kept
+    in the host's pinned memory until the backward pass. To keep weights on the device,
+    bind them to the function (as a module's are) instead of passing them.
 
     Args:
       function: any function, module or method.
       policy: what is saved, ignoring `skip_first` and `skip_last`; or a policy of
         `jax.checkpoint_policies`.
-      in_scan: whether the function is the body of a `jax.lax.scan` of more than one
+      in_scan: whether the function is the body of a `jax.lax.scan` with more than one
         step (a scan of one step compiles to no loop). There the compiler cannot merge
         the two computations and need not be prevented from it.
 
@@ -101,7 +101,7 @@ def checkpointed(
     *,
     in_scan: bool,
 ) -> Callable[..., Tree]:
-    """Returns the function of `rematerialized`, which names the activations itself."""
+    """Implements `rematerialized` for a function that names its activations."""
     save = _save_policy(policy) if isinstance(policy, Rematerialization) else policy
 
     def call(*arguments: Any, **keywords: Any) -> Tree:
@@ -143,7 +143,6 @@ class _StaticLeaves(NamedTuple):
 
 
 def _separate_arrays(tree: Any) -> tuple[list[Any], _StaticLeaves]:
-    """Splits a tree into its arrays and everything else."""
     leaves, structure = jax.tree.flatten(tree)
     kinds = (jax.Array, np.ndarray, np.generic)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]

@@ -1,9 +1,9 @@
-"""Rematerialization: saves some activations for the backward pass, recomputes the rest.
+"""Rematerialization: save some activations for the backward pass, recompute the rest.
 
-A saved activation stays on the device or in host memory; all others are recomputed from
-saved ones (Chen et al. 2016). The *outer* activation of a block is its input, and all
-others are *inner* ones. You can offload outer activations to host memory, recompute
-inner ones, or both.
+A saved activation stays on the device or in host memory; the rest are recomputed from
+saved ones (Chen et al. 2016). A block's input is its *outer* activation, all others are
+*inner* ones. You can offload outer activations to host memory, recompute inner ones, or
+both.
 
 Under every policy, weights that a block gathers from other devices or slices from the
 stack of all blocks are gathered and sliced again: saving them for the backward pass
@@ -23,11 +23,11 @@ SavedActivations = Literal["none", "dots", "attention", "names", "nothing"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockRange:
-    """Consecutive blocks with another rematerialization than the rest of their stack.
+    """Consecutive blocks that rematerialize differently from the rest of their stack.
 
     Attributes:
-      start: number of the first block, counted from 0.
-      stop: number of the block after the last.
+      start: index of the first block.
+      stop: index after the last block.
       policy: as in `Rematerialization`, like the other fields.
       names: names for the policy "names".
       offload: whether inputs of blocks are moved to the host's memory.
@@ -72,16 +72,15 @@ class BlockRange:
 class Rematerialization:
     """Which activations of the blocks are saved for the backward pass, and where.
 
-    Turn it on when a step runs out of memory; it changes no number. The cheapest first:
-    "dots", then "attention", then "nothing", which runs each block twice; `offload`
-    where even the blocks' inputs do not fit.
+    Turn it on when a step runs out of memory; it changes no number. Try "dots" first,
+    then "attention", then "nothing", which runs each block twice; add `offload` if even
+    the blocks' inputs do not fit.
 
     Attributes:
-      policy: which inner activations are saved, while the others are recomputed: "none"
-        recomputes nothing; "dots" saves the output of each projection; "attention"
-        saves the output of attention before its output projection; "names" saves the
-        activations listed in `names`; "nothing" saves none, so that each block runs
-        twice.
+      policy: which inner activations are saved: "none" saves all, i.e. recomputes
+        nothing; "dots" saves the output of each projection; "attention" saves the
+        output of attention before its output projection; "names" saves the activations
+        listed in `names`; "nothing" saves none, so each block runs twice.
       names: names for the policy "names": the blocks name "query", "keys", "values",
         "attention", "gate" and "up", and your code may name others with `named`.
       skip_first: number of blocks at the start that recompute only element-wise
@@ -90,8 +89,8 @@ class Rematerialization:
       offload: whether each block's input is moved to the host's pinned memory, and back
         when the backward pass reaches the block.
       every: number of consecutive blocks that are wrapped together: only the input of
-        the first is saved (or offloaded), and all of them are recomputed at once. The
-        last blocks of a stack that this number does not divide are wrapped together.
+        the first is saved (or offloaded), and all of them are recomputed together. A
+        remainder at the end of a stack is wrapped together.
       ranges: blocks that follow another policy than the fields above.
 
     Raises:
@@ -171,11 +170,11 @@ class Rematerialization:
 
     @property
     def alike(self) -> bool:
-        """Whether every block of a stack is computed in the same way, one by one."""
+        """Whether all blocks of a stack are computed in the same way, one by one."""
         return not self.skipped_blocks and not self.ranges and self.every == 1
 
     def for_each_block(self) -> "Rematerialization":
-        """Returns the same policy for all blocks, each wrapped alone."""
+        """Returns the same policy for all blocks, each wrapped separately."""
         return dataclasses.replace(self, skip_first=0, skip_last=0, ranges=(), every=1)
 
     def parts(self, layers: int) -> list[tuple[int, int, "Rematerialization"]]:
@@ -191,10 +190,11 @@ class Rematerialization:
         return [part for part in parts if part[0] < part[1]]
 
     def check_layers(self, stack: str, layers: int) -> None:
-        """Checks the ranges, and that some block is not skipped.
+        """Checks the ranges, and that not all blocks are skipped.
 
         Raises:
-          InputError: if all blocks are skipped, or a range has other blocks.
+          InputError: if all blocks are skipped, or a range has blocks that do not
+            exist.
         """
         if self.skipped_blocks and self.skipped_blocks >= layers:
             raise InputError(

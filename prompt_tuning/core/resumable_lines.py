@@ -1,8 +1,8 @@
-"""A file of lines that a killed command can continue.
+"""A file of lines that can be continued after its command was killed.
 
 The lines are in FILE.partial until the last one is written. FILE.partial-settings has
-the settings behind them, so only a command with equal settings continues them. The
-partial file exists before its settings and is renamed before they are deleted. So
+the settings that produced them, and only a command with equal settings continues them.
+The partial file is created before its settings and renamed before they are deleted. So
 settings without a partial file belong to a finished FILE.
 """
 
@@ -36,7 +36,7 @@ class LineWriter:
 
     Attributes:
       done: number of complete lines.
-      complete: whether an earlier command has finished the file.
+      complete: whether an earlier command finished the file.
     """
 
     def __init__(self, file: Path, replaces: bool):
@@ -60,7 +60,7 @@ class LineWriter:
             opened.truncate()
 
     def write(self, line: str) -> None:
-        """Appends a line, which a kill of the process does not lose.
+        """Appends a line, which survives if the process is killed.
 
         Raises:
           StorageError: if the disk is full.
@@ -78,7 +78,7 @@ class LineWriter:
         """Gives the file its name.
 
         Raises:
-          InputError: if another command has created a file of this name.
+          InputError: if another command has created a file with this name.
         """
         if self._opened is not None:
             check_replaceable(self._file, force=self._replaces)
@@ -97,12 +97,12 @@ class LineWriter:
 
 
 def partial_file(file: Path) -> Path:
-    """Returns the file for the lines until they are complete."""
+    """Returns the path for the lines until they are complete."""
     return file.with_name(f"{file.name}.partial")
 
 
 def settings_file(file: Path) -> Path:
-    """Returns the file for the settings of a partial file."""
+    """Returns the path for the settings of a partial file."""
     return file.with_name(f"{file.name}.partial-settings")
 
 
@@ -117,7 +117,7 @@ def earlier_settings(file: Path) -> Mapping[str, Any]:
 
 
 def check_startable(file: Path, *, force: bool) -> None:
-    """Checks that a file can be written, or an earlier command be continued.
+    """Checks that a file can be written, or an earlier command continued.
 
     Raises:
       InputError: if it exists and may not be replaced.
@@ -134,20 +134,19 @@ def resumable_lines(
     *,
     force: bool = False,
 ) -> Iterator[LineWriter]:
-    """Yields a writer that begins a file, or continues what was written of it.
+    """Yields a writer that begins a file, or continues an unfinished one.
 
     The file is finished at the end of the block, unless an error leaves it.
 
     Args:
       file: path of the file; its folder is created if needed.
-      settings: everything that determines the lines, by names for messages; the
-        values are of JSON types.
-      accepts: whether a complete line can be one of this file; called for each line of
-        an earlier command, in order.
-      force: whether to start anew and replace an existing file.
+      settings: everything that determines the lines, by name; values of JSON types.
+      accepts: tests whether a complete line can be one of this file; called for each
+        line of an earlier command, in order.
+      force: whether to start over and replace an existing file.
 
     Raises:
-      InputError: if an earlier command with other settings has begun the file, another
+      InputError: if an earlier command with other settings began the file, another
         process is writing it, or it exists and may not be replaced.
       StorageError: if the disk is full.
     """
@@ -198,7 +197,7 @@ def _check_same(
     """Checks that a partial file was begun with the same settings.
 
     Raises:
-      InputError: with the settings that differ.
+      InputError: lists the settings that differ.
     """
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not names:

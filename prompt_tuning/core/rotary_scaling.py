@@ -1,4 +1,4 @@
-"""Scalings of rotary frequencies, for contexts longer than a model was trained with."""
+"""Scaling of rotary frequencies, for contexts longer than in a model's training."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ class RotaryScaling:
       factor: divisor of the low frequencies.
       low_frequency_factor: see above.
       high_frequency_factor: see above.
-      original_positions: context length that the model was first trained with.
+      original_positions: context length of the model's first training.
     """
 
     factor: float
@@ -42,14 +42,15 @@ class RotaryScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RotaryDivisors:
-    """A divisor for each rotary frequency (YaRN: Peng et al. 2023, section 3; LongRoPE:
-    Ding et al. 2024, section 3).
+    """A divisor for each rotary frequency.
+
+    YaRN (Peng et al. 2023, section 3) and LongRoPE (Ding et al. 2024, section 3).
 
     Attributes:
       divisors: divisor of each frequency, the highest frequency first.
       magnitude: factor of the rotated elements of queries and keys.
-      note: end of messages about `ModelConfig.maximum_positions`, if longer rows have
-        other divisors, which are not implemented (LongRoPE).
+      note: ending of messages about `ModelConfig.maximum_positions`, if longer rows
+        need other divisors, which are not implemented (LongRoPE).
     """
 
     divisors: tuple[float, ...]
@@ -69,15 +70,14 @@ class RotaryDivisors:
 class QueryScaling:
     """A factor of queries that grows with their position `p` (Ministral 3, Llama 4).
 
-    The factor is `1 + slope * log(1 + floor((p + first) / positions))`, so it is 1
-    within the first `positions`, and keeps attention sharp among the keys of longer
-    rows.
+    The factor is `1 + slope * log(1 + floor((p + first) / positions))`: it is 1 within
+    the first `positions`, and keeps attention sharp among the keys of longer rows.
 
     Attributes:
       slope: see above.
       positions: see above.
       first: number of the first position: 0, or 1 (Llama 4).
-      unrotated: whether only layers without rotary embedding have it (Llama 4).
+      unrotated: whether only layers without rotary embedding use it (Llama 4).
     """
 
     slope: PositiveNumber

@@ -7,11 +7,11 @@ from prompt_tuning.core.setting_hints import how_to_set
 
 
 class RowDivision(NamedTuple):
-    """The devices that the rows of a batch are divided among.
+    """Devices that share the rows of a batch.
 
     Attributes:
-      parts: number of parts of equal size.
-      axes: names of the mesh axes that the rows are divided along.
+      parts: number of equal parts.
+      axes: mesh axes that divide the rows.
     """
 
     parts: int = 1

@@ -1,4 +1,4 @@
-"""Policies of `jax.checkpoint`: which named activations and products are saved."""
+"""`jax.checkpoint` policies: which named activations and products are saved."""
 
 import contextlib
 import contextvars
@@ -42,7 +42,7 @@ def named(x: Tree, name: str) -> Tree:
 
 @contextlib.contextmanager
 def recorded_names() -> Iterator[set[str]]:
-    """Collects the names that activations are given meanwhile."""
+    """Collects the names that activations are given in the context."""
     seen: set[str] = set()
     token = _seen_names.set(seen)
     try:
@@ -53,16 +53,15 @@ def recorded_names() -> Iterator[set[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class SavePolicy:
-    """A `jax.checkpoint` policy that lists what is saved and refuses everything else.
+    """A `jax.checkpoint` policy that saves what it lists and nothing else.
 
-    Everything else includes `all_gather`, the slice of a stack of weights, and casts of
-    either.
+    So it never saves `all_gather`, the slice of a stack of weights, or casts of either.
 
     Attributes:
-      primitives: names of primitives whose outputs are saved.
-      names: names of activations that are saved.
-      projections: whether outputs of projections are saved.
-      offload: whether the block's input is offloaded.
+      primitives: primitives that have their outputs saved.
+      names: names of activations to save.
+      projections: whether to save outputs of projections.
+      offload: whether to offload the block's input.
     """
 
     primitives: frozenset[str] = frozenset()

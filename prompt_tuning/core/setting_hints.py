@@ -1,8 +1,8 @@
-"""Tells in a message how to set a parameter, as the reader would set it.
+"""Tells in a message how to set a parameter, in the reader's own terms.
 
-Code that finds a wrong setting knows its name, e.g. "DataSource.on_too_long". How a
-user sets it depends on where the message is shown: in Python by an argument, on the
-command line by an option. The command registers its own words with `speak_with`.
+Code that finds a wrong setting knows its name, e.g. "DataSource.on_too_long". How to
+set it depends on where the message is shown: in Python by an argument, on the command
+line by an option. The command line registers its wording with `speak_with`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ NUMBER = Placeholder("NUMBER")
 
 
 def as_binding(setting: str, value: Any) -> str:
-    """Returns the option that binds any parameter, such as "--gin.Run.steps=5"."""
+    """Returns the option that binds any parameter, e.g. "--gin.Run.steps=5"."""
     text = value if isinstance(value, Placeholder) else _as_gin(value)
     return f"--gin.{setting}={shlex.quote(text)}"
 
@@ -34,15 +34,15 @@ _in_python = contextvars.ContextVar("_in_python", default=False)
 
 
 def speak_with(words: Words) -> None:
-    """Lets all messages of this process use these words, outside `python_hints`."""
+    """Makes all messages of this process use these words, except in `python_hints`."""
     _words[:] = [words]
 
 
 @contextlib.contextmanager
 def python_hints() -> Iterator[None]:
-    """Lets messages within the block name arguments of Python.
+    """Makes messages within the block name arguments of Python.
 
-    It is also a decorator of functions that Python calls.
+    It also decorates functions that Python calls.
     """
     token = _in_python.set(True)
     try:
@@ -52,18 +52,18 @@ def python_hints() -> Iterator[None]:
 
 
 def how_to_set(setting: str, value: Any) -> str:
-    """Returns what the reader of a message types to set a parameter.
+    """Returns what the reader of a message should type to set a parameter.
 
     Args:
-      setting: parameter as configs write it, such as "DataSource.on_too_long".
-      value: its value; words in capitals stand for the user's choice.
+      setting: parameter as configs write it, e.g. "DataSource.on_too_long".
+      value: its value; capital letters stand for the user's choice.
     """
     words = _as_argument if _in_python.get() else _words[0]
     return words(setting, value)
 
 
 def _as_argument(setting: str, value: Any) -> str:
-    """Returns the argument of `tune`, or of what it is given, that sets a parameter."""
+    """Returns the argument of `tune`, or of one of its arguments, for a parameter."""
     scope, _, name = setting.rpartition("/")
     owner, _, field = name.rpartition(".")
     argument = f"{field}={value if isinstance(value, Placeholder) else repr(value)}"
@@ -75,6 +75,6 @@ def _as_argument(setting: str, value: Any) -> str:
 
 
 def _as_gin(value: Any) -> str:
-    """Writes a value as gin reads it, with double quotes, which the shell leaves."""
+    """Writes a value as gin reads it, with double quotes, which shells keep."""
     plain = isinstance(value, str | list | tuple | dict)
     return json.dumps(value, ensure_ascii=False) if plain else repr(value)

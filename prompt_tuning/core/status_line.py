@@ -1,7 +1,7 @@
 """Tells the user what a long stage of a command is doing, e.g. "compiling".
 
-A long stage runs inside `status(...)`. A command or a progress bar shows the text with
-`show_status`; without a display, nothing is shown.
+A long stage runs inside `status(...)`. A command or a progress bar displays it with
+`show_status`; otherwise nothing is shown.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def show_status(display: Display | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def status(name: str | None = None) -> Iterator[None]:
-    """Names a stage; without a name, an `update_status` inside may name it."""
+    """Names a stage; without a name, `update_status` inside may name it."""
     before, token = _name.get(), _inside.set(True)
     if name is not None:
         update_status(name)
@@ -51,7 +51,7 @@ def update_status(name: str | None) -> None:
 
 
 def clear_status() -> None:
-    """Shows no stage until the next one begins."""
+    """Hides the stage until the next one begins."""
     _show(None)
 
 

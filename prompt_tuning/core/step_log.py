@@ -28,8 +28,8 @@ class StepLog:
     """Appends lines to a file, after those that a resumed run keeps.
 
     Args:
-      file: path of the file, which is created if it is missing.
-      kept: whole lines to keep of the file; the others are removed.
+      file: path of the file, which is created if missing.
+      kept: whole lines of the file to keep; the rest are removed.
     """
 
     def __init__(self, file: Path, kept: Iterable[bytes]):
@@ -41,7 +41,7 @@ class StepLog:
             self._lines = file.open("a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, *values: Mapping[str, Any]) -> None:
-        """Writes a line for each of the objects; a kill does not lose them."""
+        """Writes a line for each object; they survive a kill."""
         with reporting_disk_errors(self._file):
             for line in values:
                 self._lines.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -68,16 +68,16 @@ def read_lines(
     maximum_bytes: int,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[bytes, Content]]:
-    """Yields each line of a file of steps, and what it contains.
+    """Yields each line of a file of steps, raw and parsed.
 
-    A line that a kill truncated is left out. A file that is missing has no line.
+    Skips a line that a kill truncated. A missing file has no lines.
 
     Args:
       file: path of the file.
-      parse: reads the object of a line.
+      parse: reads the object in a line.
       maximum_bytes: maximum size of the file.
-      on_damage: called with a message for each line that is left out; lines that
-        `parse` refuses are then left out, too.
+      on_damage: called with a message for each skipped line; if given, lines that
+        `parse` refuses are skipped, too.
 
     Raises:
       InputError: if the file is a link out of its directory or cannot be read, and for

@@ -1,4 +1,4 @@
-"""The architecture of a T5 in T5X's format, which does not contain it."""
+"""Architectures of T5 in T5X's format, which does not contain them."""
 
 from typing import Literal
 

@@ -1,8 +1,8 @@
-"""JSON from files that anybody may have written, read within limits and by type.
+"""Untrusted JSON, read within limits and by type.
 
 All JSON that the package reads passes through `parse_json`, which limits its size and
-depth. Fields are then read by type and range, so that a wrong one is reported with its
-file and name instead of failing later.
+depth. Fields are then read by type and range, so a wrong one is reported with its file
+and name instead of failing later.
 """
 
 import collections
@@ -36,7 +36,7 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class JsonObject:
-    """A JSON object, with errors that name its source and the field.
+    """A JSON object with errors that name its source and the field.
 
     A field with null counts as absent.
 
@@ -75,7 +75,7 @@ class JsonObject:
         """Returns an integer between two bounds, or the default.
 
         Raises:
-          InputError: if it is absent without a default, of another type or out of
+          InputError: if it is absent without a default, not an integer, or out of
             bounds.
         """
         value = self.value(name, default)
@@ -140,12 +140,12 @@ class JsonObject:
         return self._typed(name, default, list)
 
     def nested(self, name: str, default: Any = REQUIRED) -> "JsonObject":
-        """Returns an object within this one, whose source names both."""
+        """Returns an object within this one; its source names both."""
         value = self._typed(name, default, dict)
         return JsonObject(f"{name} in {self.source}", value)
 
     def refuse(self, name: str, expected: str) -> None:
-        """Reports the value of a field, or that the field is missing.
+        """Reports a field's value as wrong, or the field as missing.
 
         Raises:
           InputError: always.
@@ -167,7 +167,7 @@ class JsonObject:
 
 
 def json_kind(value: object) -> str:
-    """Returns the name of a parsed value's type with its article, such as "a list"."""
+    """Returns the name of a parsed value's type with its article, e.g. "a list"."""
     return "null" if value is None else kind_of(value)
 
 
@@ -175,8 +175,8 @@ def read_json(file: Path, *, maximum_bytes: int = MAXIMUM_BYTES) -> Any:
     """Reads the JSON of a file.
 
     Raises:
-      InputError: if the file is missing, cannot be read or exceeds the limits, and for
-        anything else than JSON.
+      InputError: if the file is missing, cannot be read, exceeds the limits or is not
+        JSON.
     """
     return parse_json(read_limited(file, maximum_bytes), str(file))
 
@@ -194,7 +194,7 @@ def as_object(value: Any, source: str) -> JsonObject:
     """Returns a parsed value as an object.
 
     Raises:
-      InputError: if it is something else.
+      InputError: if it is not an object.
     """
     if not isinstance(value, dict):
         kind = NAMES.get(type(value), type(value).__name__)
@@ -231,17 +231,16 @@ def read_limited(file: Path, maximum_bytes: int) -> bytes:
 def parse_json(
     content: str | bytes, source: str, *, distinct_names: bool = False
 ) -> Any:
-    """Parses JSON.
+    """Parses JSON; bytes are UTF-8.
 
     Args:
-      content: JSON text; bytes are UTF-8.
+      content: JSON text.
       source: file or line, for messages.
-      distinct_names: whether an object that has a name twice is refused; otherwise the
-        last of its values is used.
+      distinct_names: whether to refuse an object with a repeated name; otherwise the
+        last value wins.
 
     Raises:
-      InputError: for anything else than JSON, and for JSON whose arrays and objects are
-        nested more deeply than `MAXIMUM_DEPTH`.
+      InputError: if it is not JSON, or is nested more deeply than `MAXIMUM_DEPTH`.
     """
     if len(content) > MAXIMUM_BYTES:
         raise InputError(
@@ -269,7 +268,7 @@ def parse_json(
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns an object; raises `ValueError` if two of its values have one name."""
+    """Returns an object; raises `ValueError` if a name is repeated."""
     values = dict(pairs)
     if len(values) < len(pairs):
         names = collections.Counter(name for name, _ in pairs)
@@ -278,7 +277,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_deep(value: Any) -> bool:
-    """Returns whether a value is nested more deeply than `MAXIMUM_DEPTH`."""
+    """Tests whether a value is nested more deeply than `MAXIMUM_DEPTH`."""
     level = [value]
     for _ in range(MAXIMUM_DEPTH):
         level = [inner for outer in level for inner in _members(outer)]

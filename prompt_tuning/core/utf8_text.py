@@ -1,4 +1,4 @@
-"""UTF-8 text from files that anybody may have written."""
+"""UTF-8 text from untrusted files."""
 
 from prompt_tuning.core.errors import InputError
 
@@ -7,7 +7,7 @@ def decode_text(content: bytes, location: str) -> str:
     """Decodes UTF-8.
 
     Raises:
-      InputError: if the bytes are not UTF-8, with the first byte that is not.
+      InputError: names the first byte that is not UTF-8.
     """
     try:
         return content.decode("utf-8")

@@ -14,13 +14,13 @@ VISIBLE = (*ALWAYS, PROMPT_TO_PROMPT, PROMPT_TO_PROMPT_CAUSAL, PROMPT_TO_INPUT)
 
 @dataclasses.dataclass(frozen=True)
 class Visibility:
-    """Keys of prompt vectors, where prompt and text attend in both directions.
+    """What prompt vectors attend to, where prompt and text attend in both directions.
 
     Text attends to text and to every prompt vector.
 
     Attributes:
-      prompt: whether a vector attends to other vectors of its prompt; it always attends
-        to itself.
+      prompt: whether a vector attends to the other vectors of its prompt; it always
+        attends to itself.
       causal: whether it attends only to the vectors before it; ignored unless `prompt`.
       input: whether it attends to text.
     """

@@ -46,7 +46,7 @@ def widen(
     scale: Float32[Array, "groups out"],
     zero: Int16[Array, "groups out"] | None,
 ) -> Float32[Array, "in out"]:
-    """Returns the weights that numbers in groups of inputs stand for."""
+    """Dequantizes a kernel in groups of inputs."""
     grouped = kernel.reshape(len(scale), -1, kernel.shape[1]).astype(jnp.float32)
     if zero is not None:
         grouped = grouped - zero[:, None].astype(jnp.float32)

@@ -1,15 +1,13 @@
-"""Weights in four bits: two in each byte, with one scale for each group of inputs.
+"""Weights in four bits: two per byte, with one scale per group of inputs.
 
 A code `q` of 0 to 15 stands for `(q - 8) s` in the store "int4", and for `t[q] s` in
 the store "nf4", where the table `t` has the 16 values of NormalFloat (Dettmers et al.
 2023, "QLoRA", appendix E): quantiles of a normal distribution, scaled to [-1, 1].
-
-Published codes may stand for `(q - z) s` with a `z` for each group, or have another
-table.
+Published codes may stand for `(q - z) s` with a `z` per group, or use another table.
 
 A group is a number of consecutive inputs of one output. The first half of a group is in
-the lower halves of its bytes and the second in the upper ones, so unpacking moves no
-single weights, and a shard of whole groups can be unpacked alone.
+the lower halves of its bytes and the second half in the upper ones, so unpacking moves
+no single weights, and a shard of whole groups can be unpacked alone.
 """
 
 import functools
@@ -58,12 +56,10 @@ Scales = Float32[np.ndarray, "*lead groups out"] | Float32[Array, "*lead groups 
 def group_size(size_in: int, wanted: int = GROUP) -> int:
     """Returns the size of a group: the largest power of two that divides the inputs.
 
-    Args:
-      size_in: number of inputs.
-      wanted: the largest size, a power of two.
+    It is at most `wanted`, which must be a power of two.
 
     Raises:
-      InputError: if the number of inputs is odd, so two weights do not fill a byte.
+      InputError: if `size_in` is odd, so two weights do not fill a byte.
     """
     size = math.gcd(size_in, wanted)
     if size == 1:
@@ -79,11 +75,11 @@ def pack(
     codebook: Float32[np.ndarray, "16"] | None = None,
     group: int | None = None,
 ) -> tuple[Packed, Scales]:
-    """Rounds finite weights to four bits, two in each byte.
+    """Rounds finite weights to four bits, two per byte.
 
     Args:
       weights: kernels.
-      codebook: the 16 values in order, from -1 to 1; None for whole multiples of the
+      codebook: the 16 values in order, from -1 to 1; None for integer multiples of the
         scale.
       group: number of weights that share a scale; None for `group_size`.
 
@@ -110,11 +106,9 @@ def nearest_codes(
     relative: Float[np.ndarray, "*shape"] | Float[Array, "*shape"],
     codebook: Float32[np.ndarray, "16"],
 ) -> UInt8[np.ndarray, "*shape"] | UInt8[Array, "*shape"]:
-    """Returns the codes of the values that are nearest to some numbers.
+    """Returns the codes of the nearest values in an ordered table.
 
-    Args:
-      relative: numbers, divided by their scales.
-      codebook: the values in order.
+    `relative` are numbers divided by their scales.
     """
     # The number of limits that a number exceeds is the code of the nearest value.
     limits = (codebook[1:] + codebook[:-1]) / 2
@@ -128,7 +122,7 @@ def unpack(
     codebook: Float32[Array, "16"] | None,
     zero: Int16[Array, "groups out"] | None = None,
 ) -> Float32[Array, "in out"]:
-    """Returns the weights that the bytes of one kernel stand for."""
+    """Dequantizes one kernel."""
     half, size_out = packed.shape
     grouped = packed.reshape(len(scale), -1, size_out)
     codes = jnp.concatenate([grouped & LARGEST_CODE, grouped >> 4], axis=1)
@@ -141,7 +135,7 @@ def values_of_codes(
     codebook: Float32[Array, "16"] | None,
     zero: Int16[Array, "*#shape"] | None,
 ) -> Float32[Array, "*shape"]:
-    """Returns what the codes of groups stand for, before they are scaled."""
+    """Returns what the codes of groups stand for, before scaling."""
     if codebook is None:
         middle = MIDDLE if zero is None else zero.astype(jnp.float32)
         return codes.astype(jnp.float32) - middle

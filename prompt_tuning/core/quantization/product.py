@@ -1,4 +1,4 @@
-"""The product with a kernel in any store."""
+"""Matrix product with a kernel in any store."""
 
 import functools
 import operator
@@ -26,9 +26,9 @@ PART = 2**18
 
 
 class StoredKernel(NamedTuple):
-    """The arrays of a kernel, in the order of the arguments of `multiply`.
+    """Arrays of a kernel, in the order of the arguments of `multiply`.
 
-    They may be stacked for several kernels, e.g. those of experts, `[E, in, out]`.
+    They may be stacked for many kernels, e.g. those of experts, `[E, in, out]`.
     """
 
     kernel: Array
@@ -38,7 +38,7 @@ class StoredKernel(NamedTuple):
     order: Array | None = None
 
     def widened_to(self, dtype: jnp.dtype) -> Float[Array, "in out"]:
-        """Returns the weights of one kernel."""
+        """Dequantizes one kernel."""
         if self.scale is None:
             return self.kernel.astype(dtype)
         # As in `multiply`, the barrier keeps the widening out of the product.
@@ -55,16 +55,16 @@ def multiply(
 ) -> Float[Array, "*lead out"]:
     """Computes `x @ kernel`; see `stores` for the arrays of a quantized kernel.
 
-    A kernel is widened to the dtype of `x` where it is used, and again in the backward
-    pass: if it were stored for it, a scan over blocks would store a wide copy of the
-    whole stack.
+    The kernel is widened to the dtype of `x` where it is used, and again in the
+    backward pass; otherwise, a scan over blocks would store a wide copy of the whole
+    stack.
 
     Args:
       x: the input.
       kernel: `[in, out]`, or `[in / 2, out]` if it is packed.
-      scale: scales of a quantized kernel; None for any other.
-      codebook: values of the codes of a packed kernel, if it has a table.
-      zero: zero points of a kernel in groups, if it has some.
+      scale: scales of a quantized kernel, or None.
+      codebook: values of a packed kernel's codes, if it has a table.
+      zero: zero points of a kernel in groups, if it has any.
       order: input of each row of the kernel; None if they are in order.
     """
     if order is not None:
@@ -88,7 +88,7 @@ def multiply(
 
 
 def _parts(x: Array, kernel: Array, scale: Scales | None) -> int:
-    """Returns the number of parts that a narrow kernel is widened in."""
+    """Returns how many parts a narrow kernel is widened in."""
     rows = x.size // x.shape[-1]
     few = rows <= FEW_ROWS and jax.default_backend() == "cpu"
     if not few or kernel.dtype.itemsize > 2:
@@ -114,9 +114,9 @@ def _multiply_in_parts(
 ) -> Array:
     """Computes `x @ kernel` as a sum over parts of the inputs.
 
-    With few rows a CPU needs longer to write a wide kernel to memory than to multiply
-    by it, and XLA widens all kernels of a program at once. In a loop, a part that has
-    just been widened is still in the cache.
+    With few rows a CPU takes longer to write a wide kernel to memory than to multiply
+    by it, and XLA widens all kernels of a program at the start. In a loop, a part that
+    was just widened is still in the cache.
     """
     if isinstance(scale, ScalesInCodes):
         scale = scale.astype(jnp.float32)
@@ -171,7 +171,7 @@ def _scaled(
     *,
     packed: bool,
 ) -> Float32[Array, "part out"]:
-    """Returns the weights of some numbers, or halves of groups of them."""
+    """Dequantizes numbers, or halves of groups of them."""
     if scale is None:
         return numbers.astype(jnp.float32)
     grouped = numbers.reshape(len(scale), -1, numbers.shape[1])
@@ -204,7 +204,7 @@ def widened(
     codebook: Float32[Array, "16"] | None = None,
     zero: Int16[Array, "groups out"] | None = None,
 ) -> Float32[Array, "in out"]:
-    """Returns the weights of a quantized kernel; arguments as of `multiply`."""
+    """Dequantizes a kernel; takes the arguments of `multiply`."""
     scale = scale.astype(jnp.float32)  # powers of two may be stored in a byte each
     if is_packed(kernel):
         return unpack(kernel, scale, codebook, zero)
@@ -218,7 +218,7 @@ def as_float32(
     zero: Int16[Array, "groups out"] | None = None,
     order: Int32[Array, "in"] | None = None,
 ) -> Float32[Array, "in out"]:
-    """Returns the weights of a kernel in any store; arguments as of `multiply`."""
+    """Returns a kernel's weights from any store; takes the arguments of `multiply`."""
     if scale is None:
         return kernel.astype(jnp.float32)
     wide = widened(kernel, scale, codebook, zero)

@@ -1,8 +1,8 @@
-"""Scales of NF4 that are quantized too: codes of eight bits with scales of their own.
+"""NF4 scales quantized once more, to eight-bit codes with second-level scales.
 
-A scale is `t[code] * largest + offset`, with the largest difference from the offset in
-a block of scales (Dettmers et al. 2023, "QLoRA", section 3). It is computed where its
-kernel is widened, so that no layer keeps its scales in float32.
+A scale is `t[code] * largest + offset`, where `largest` is the largest difference from
+the offset in a block of scales (Dettmers et al. 2023, "QLoRA", section 3). It is
+computed where its kernel is widened, so no layer keeps its scales in float32.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from jaxtyping import Array, DTypeLike, Float, Float32
 def dynamic_map() -> Float32[np.ndarray, "256"]:
     """Returns the 256 values that bitsandbytes rounds scales to, in order.
 
-    For each power of ten from 1e-6 to 1 there are twice as many as for the one before,
-    of both signs (Dettmers 2016, "8-bit approximations", section 2.2; here as
-    `create_dynamic_map` of bitsandbytes has them).
+    Each power of ten from 1e-6 to 1 has twice as many as the one before, of both signs
+    (Dettmers 2016, "8-bit approximations", section 2.2; here as in bitsandbytes'
+    `create_dynamic_map`).
     """
     values = [np.array([0, 1], np.float32)]
     for i in range(7):
@@ -36,12 +36,12 @@ DYNAMIC_MAP = dynamic_map()
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScalesInCodes:
-    """The scales of a kernel in groups, which `astype` widens.
+    """Scales of a kernel in groups, which `astype` dequantizes.
 
     Attributes:
       codes: uint8 `[groups, out]`.
-      largest: float32 `[groups / n, out]`, for each `n` groups of an output.
-      table: float32 `[257]`, the values of the codes and the offset.
+      largest: float32 `[groups / n, out]`, one for every `n` groups of an output.
+      table: float32 `[257]`, the values of the codes, then the offset.
     """
 
     # JAX also puts descriptions of arrays in the place of the arrays.
@@ -68,7 +68,7 @@ class ScalesInCodes:
 def quantized_scales(
     scales: Float32[Array, "*lead groups out"], n: int
 ) -> ScalesInCodes:
-    """Rounds the scales of kernels, with a largest difference for each `n`."""
+    """Quantizes the scales of kernels, in blocks of `n`."""
     *lead, groups, size_out = scales.shape
     offset = scales.mean((-2, -1))  # [...]
     relative = scales - offset[..., None, None]

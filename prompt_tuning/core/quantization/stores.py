@@ -1,8 +1,8 @@
 """How a quantized kernel is stored: names of the stores, and the arrays of each.
 
-A kernel `[in, out]` is stored as one to three arrays next to each other, and the dtype
-of the first tells which. Kernels of experts are `[E, in, out]`, and so all their arrays
-have a leading axis:
+A kernel `[in, out]` is stored as one to three arrays next to each other; the dtype of
+the first tells which. Kernels of experts are `[E, in, out]`, and all their arrays have
+this leading axis:
 
 | store | `kernel` | `kernel_scale` | third array |
 |---|---|---|---|
@@ -13,15 +13,15 @@ have a leading axis:
 | nf4, fp4, nested | the same | uint8 `[in / group, out]` | the same, and two more |
 | mxfp4 | uint8 `[in / 2, out]` | float8_e8m0fnu `[in / 32, out]` | `kernel_codebook` |
 
-With `kernel_order`, int32 `[in]`, the kernel has its inputs in another order: row `i`
-is for input `order[i]`, so that those of a group follow each other.
+`kernel_order`, int32 `[in]`, means that the inputs are stored in another order, so that
+a group's inputs are consecutive: row `i` is for input `order[i]`.
 
 Nested scales have `kernel_nested`, float32 `[in / group / n, out]`, and
 `kernel_nested_codebook`, float32 `[257]`: see `ScalesInCodes`.
 
-`kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; published
-weights may have one. `kernel_codebook`, float32 `[16]`, has the values of the codes.
-Float8, fp4 and mxfp4 are only for weights that are published in them.
+`kernel_zero`, int16 `[in / group, out]`, has the code of 0 in each group; some
+published weights have one. `kernel_codebook`, float32 `[16]`, has the values of the
+codes. Float8, fp4 and mxfp4 are only for weights published in these formats.
 
 Embedding tables and heads `[V, D]` (`TABLES`) are stored as the transpose of a kernel
 `[D, V]`: in int4, uint8 `[V, D / 2]` with float32 scales `[V, D / group]`.
@@ -56,13 +56,12 @@ class Store:
     """How one parameter is stored.
 
     Attributes:
-      name: the dtype of its numbers; "int4", "nf4", "fp4" or "mxfp4" for two in each
-        byte.
-      group: number of inputs that share a scale; None if whole columns do, or if
-        there are no scales.
+      name: dtype of its numbers; "int4", "nf4", "fp4" and "mxfp4" pack two per byte.
+      group: number of inputs that share a scale; None for one scale per column, or
+        none.
       zeros: whether each group has a code that stands for 0.
-      ordered: whether groups have inputs that do not follow each other.
-      nested: number of scales that share a scale of their own; None if all scales are
+      ordered: whether the inputs of a group are not consecutive.
+      nested: number of scales that share a second-level scale; None if all scales are
         in float32.
     """
 
@@ -79,7 +78,7 @@ class Store:
 
     @property
     def scale_dtype(self) -> str:
-        """The dtype of the scales; that of MXFP4 has powers of two."""
+        """Dtype of the scales; MXFP4's holds powers of two."""
         if self.nested is not None:
             return "uint8"
         return "float8_e8m0fnu" if self.name == MXFP4 else "float32"
@@ -114,37 +113,37 @@ class Leaf(Protocol):
 
 
 def is_kernel(path: str) -> bool:
-    """Returns whether a parameter is a kernel, which may be quantized."""
+    """Tests whether a parameter is a kernel, which may be quantized."""
     return path.rpartition("/")[2] in ("kernel", *EXPERT_KERNELS)
 
 
 def scale_path(path: str) -> str:
-    """Returns the path of the scales of a quantized kernel, next to the kernel."""
+    """Returns the path of a quantized kernel's scales."""
     return f"{path}_scale"
 
 
 def zero_path(path: str) -> str:
-    """Returns the path of the zero points of a quantized kernel, next to the kernel."""
+    """Returns the path of a quantized kernel's zero points."""
     return f"{path}_zero"
 
 
 def nested_path(path: str) -> str:
-    """Returns the path of the scales of a kernel's scales, next to the kernel."""
+    """Returns the path of the scales of a kernel's scales."""
     return f"{path}_nested"
 
 
 def nested_codebook_path(path: str) -> str:
-    """Returns the path of the table of a kernel's scales, next to the kernel."""
+    """Returns the path of the table of a kernel's scales."""
     return f"{path}_nested_codebook"
 
 
 def order_path(path: str) -> str:
-    """Returns the path of the order of a kernel's inputs, next to the kernel."""
+    """Returns the path of the order of a kernel's inputs."""
     return f"{path}_order"
 
 
 def codebook_path(path: str) -> str:
-    """Returns the path of a kernel's table of values, next to the kernel."""
+    """Returns the path of a kernel's table of values."""
     return f"{path}_codebook"
 
 
@@ -160,25 +159,22 @@ PARTS = (
 
 
 def describes_kernel(path: str) -> bool:
-    """Returns whether an array belongs to a quantized kernel, next to its codes."""
+    """Tests whether an array is one of a quantized kernel's, other than its codes."""
     return path.endswith(("_scale", "_zero", "_order", "_codebook", "_nested"))
 
 
 def is_packed(leaf: Leaf) -> bool:
-    """Returns whether an array holds two weights in each byte."""
+    """Tests whether an array holds two weights per byte."""
     return leaf.dtype == "uint8"
 
 
 def is_quantized(leaf: Leaf) -> bool:
-    """Returns whether an array holds quantized weights."""
+    """Tests whether an array holds quantized weights."""
     return leaf.dtype in (INT8, FLOAT8) or is_packed(leaf)
 
 
 def weight_shape(path: str, leaf: Leaf) -> tuple[int, ...]:
-    """Returns the shape of the weights that an array holds.
-
-    It is `[V, D]` of a table, and `[..., in, out]` of a kernel.
-    """
+    """Returns the shape of the weights in an array: `[V, D]` or `[..., in, out]`."""
     if not is_packed(leaf):
         return tuple(leaf.shape)
     *lead, half, last = leaf.shape

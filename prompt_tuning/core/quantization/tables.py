@@ -1,8 +1,8 @@
 """Embedding tables and output heads `[V, D]` in few bits.
 
-They are stored as the transposes of kernels: the numbers of a token follow each other,
-and groups of them share a scale. Rows are widened where they are looked up, and parts
-of the vocabulary where they are multiplied.
+They are stored as the transposes of kernels: a token's numbers are consecutive, and
+groups of them share a scale. Only the rows that are looked up are widened, and in
+products one part of the vocabulary at a time.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from prompt_tuning.core.quantization.stores import (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QuantizedTable:
-    """A table whose rows are widened on request; see `stores` for its arrays.
+    """A table that widens its rows on request; see `stores` for its arrays.
 
     Attributes:
-      codes: `[V, D]`, or `[V, D / 2]` with two numbers in each byte.
+      codes: `[V, D]`, or `[V, D / 2]` with two numbers per byte.
       scale: `[V]` or `[V, groups]`.
       codebook: values of the codes, `[16]`, or None.
       zero: codes that stand for 0, `[V, groups]`, or None.
@@ -52,7 +52,7 @@ class QuantizedTable:
         return rows, 2 * columns if is_packed(self.codes) else columns
 
     def __getitem__(self, ids: Int[Array, "*lead"]) -> Float32[Array, "*lead D"]:
-        """Looks up rows; an id past the end is that of the last one."""
+        """Looks up rows; an id past the end gives the last row."""
         flat = ids.reshape(-1)
         rows = self._map(lambda x: jnp.take(x, flat, axis=0, mode="clip")).widened()
         return rows.reshape(*ids.shape, -1)
