@@ -109,12 +109,11 @@ def AddMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_AddMultiTaskPrompt]:
-    """Prompts of `N` tasks, each the sum of shared vectors and its own: `shared +
-    task[n]`.
+    """Prompts of `N` tasks, each the sum `shared + task[n]` of shared and own vectors.
 
-    Prefer a multi-task prompt to `N` runs if the tasks resemble each other: each learns
-    from the others' examples through `shared`. The data choose the task of each
-    example, by `DataSource.prompt_id_key`; texts choose it by `prompt_id`.
+    Prefer a multi-task prompt to `N` runs if the tasks are similar: through `shared`,
+    each learns from all examples. The data choose each example's task with
+    `DataSource.prompt_id_key`; texts choose it with `prompt_id`.
 
     Args:
       length: number of vectors `P` of each task's prompt, at least 1.
@@ -142,11 +141,11 @@ def AddMultiTaskPrompt(
 def AddedDeepPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_AddedDeepPrompt]:
-    """A soft prompt, and vectors to add to its hidden states in later blocks.
+    """A soft prompt, plus vectors added to its hidden states in later blocks.
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The added
-    vectors start at zero and the soft prompt is stored under the path that it has
-    alone, so a tuned `SoftPrompt` is a good start: `tune(..., start_from="runs/soft")`.
+    vectors start at zero, and the soft prompt has the same path as on its own, so a
+    tuned `SoftPrompt` is a good start: `tune(..., start_from="runs/soft")`.
 
     Args:
       length: number of vectors `P`, at least 1.
@@ -334,10 +333,10 @@ def ConcatFeaturesMultiTaskPrompt(
     initializer: Initializer | Configured[Initializer] | None = None,
     task_initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_ConcatFeaturesMultiTaskPrompt]:
-    """Prompts of `N` tasks: each vector's first features are shared, the rest the
-    task's.
+    """Prompts of `N` tasks with each vector's first features shared.
 
-    See `AddMultiTaskPrompt` on how an example chooses its task.
+    The remaining features are the task's own. See `AddMultiTaskPrompt` on how an
+    example chooses its task.
 
     Args:
       length: number of vectors `P` of each task's prompt, at least 1.
@@ -378,9 +377,8 @@ def ConcatTimeMultiTaskPrompt(
 ) -> Configured[_ConcatTimeMultiTaskPrompt]:
     """Prompts of `N` tasks: shared vectors, followed by the task's own.
 
-    The shared vectors and those of a task stay apart, in different
-    positions, so that the shared vectors can be reused as a prompt. See
-    `AddMultiTaskPrompt` on how an example chooses its task.
+    Shared and task vectors have different positions, so you can reuse the shared ones
+    as a prompt. See `AddMultiTaskPrompt` on how an example chooses its task.
 
     Args:
       length: number of shared vectors, at least 1.
@@ -471,25 +469,24 @@ def ContextPrompt(
     format_epsilon: float = 0.1,
     decay: float = 1.0,
 ) -> Configured[_ContextPrompt]:
-    """Vectors that start as examples in the context and stay near them: CPT (Blau et
-    al. 2024).
+    """Vectors that start as examples in the context and stay near them (CPT).
 
     Examples in front of each text already steer a model. Here their embeddings are
-    trained, each within a small distance, except those of the answers, which stay. The
-    loss also counts the answers in the context, once for each row. Use it with few
-    examples, where a free prompt overfits.
+    trained, each within a small distance, except for the answers, which stay (Blau et
+    al. 2024). The loss also counts the answers in the context, once per row. Use it
+    with few examples, where a free prompt overfits.
 
     Args:
       examples: the examples, each with a `prompt` and a `completion` that continues it
-        (end each completion with what separates examples), or a file with one as JSON
-        in each line.
+        (end each completion with your separator of examples), or a file with one as
+        JSON per line.
       token_ids: ids of the tokens instead, PEFT's `cpt_token_ids`.
       token_types: type of each of these tokens, `cpt_tokens_type_mask`: in the first
         example 1 for the input's template, 2 for the input, 3 for the answer's template
         and 4 for the answer; 4 more in each next example. By default all are 1.
-      epsilon: largest distance of the vector of an input's token to its embedding, in a
+      epsilon: largest distance of an input token's vector from its embedding, in a
         model of width 2,048; it grows with the root of the width.
-      format_epsilon: the same of tokens of templates.
+      format_epsilon: the same for tokens of templates.
       decay: factor of the loss of the last answer in the context, squared for the one
         before it, and so on; 1 counts all alike.
 
@@ -497,8 +494,8 @@ def ContextPrompt(
       prompt: the vectors, `[P, D]`, float32; `P` is the number of tokens.
 
     Raises:
-      InputError: if there are no examples, or both forms are given, or the lists do not
-        fit each other.
+      InputError: if there are no examples, both forms are given, or the lists do not
+        match.
 
     Examples:
       >>> shots = [{"prompt": "upper: ab=", "completion": "AB "}]
@@ -737,7 +734,7 @@ def DeepPrompt(
     same cost per step. `KeyValuePrefix` is its cheaper relative.
 
     Args:
-      length: number of vectors `P` of each block, at least 1.
+      length: number of vectors `P` in each block, at least 1.
       initializer: where the vectors start, with the same values in every block; uniform
         on `[0, 0.5)` if None.
 
@@ -756,11 +753,10 @@ def DeepPrompt(
 def DroppedPrompt(
     *, inner: Configured[InputPrompt], rate: float = 0.1
 ) -> Configured[_DroppedPrompt]:
-    """Another prompt with dropout: in training, each step sets some of its numbers to
-    0.
+    """Another prompt with dropout: each training step zeroes some of its numbers.
 
-    The other numbers are scaled by `1 / (1 - rate)`. Try it where a prompt overfits few
-    examples. Generation, evaluation and export drop nothing.
+    The remaining numbers are scaled by `1 / (1 - rate)`. Try it where a prompt overfits
+    few examples. Generation, evaluation and export drop nothing.
 
     Args:
       inner: the prompt, e.g. `SoftPrompt(length=5)`.
@@ -936,8 +932,8 @@ def IA3(*, regexes: Sequence[str] = ...) -> Configured[_IA3]:
     """Trained scales of keys, values and feed-forward values (Liu et al. 2022).
 
     The smallest adapter: one number per column that it scales. It can be merged into
-    the weights, like `LoRA`. The input of `mlp/down` is scaled, also of a shared
-    expert, and the output of any other projection. All scales start at 1.
+    the weights, like `LoRA`. For `mlp/down` it scales the input, also in a shared
+    expert, and for any other projection the output. All scales start at 1.
 
     Attributes:
       regexes: expressions that match the whole paths of the projections to adapt.
@@ -957,11 +953,11 @@ def IA3(*, regexes: Sequence[str] = ...) -> Configured[_IA3]:
 def InferenceOnlyPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_InferenceOnlyPrompt]:
-    """A constant prompt without parameters: nothing of it is restored or trained.
+    """A constant prompt without parameters: it is neither restored nor trained.
 
-    Use it to run a model behind vectors that are already there, e.g. one of the prompts
-    that google-research/prompt-tuning released. Generation and evaluation take it;
-    `tune` refuses it, as there would be nothing to train.
+    Use it to run a model behind existing vectors, e.g. a prompt that
+    google-research/prompt-tuning released. Generation and evaluation take it; `tune`
+    refuses it, as there would be nothing to train.
 
     Args:
       length: number of vectors `P`, at least 1.
@@ -986,13 +982,13 @@ def InstancePrompt(
     hidden_width: int = 16,
     initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_InstancePrompt]:
-    """Trained vectors plus what a network makes of the example's own text.
+    """Trained vectors plus a small network's output for the example's own text.
 
-    The network `up(relu(down(mean)))` reads the mean embedding of the given tokens and
+    The network `up(relu(down(mean)))` reads the mean embedding of the input tokens and
     has one narrow hidden layer (Wu et al. 2022, "IDPG", section 3.2). Its output is
     initially zero, so the prompt starts as a soft prompt. Prefer it where inputs need
     to be treated differently. It runs once per example instead of once per batch, which
-    costs time, and no PEFT form holds it.
+    costs time, and no PEFT form can store it.
 
     Args:
       length: number of vectors `P`, at least 1.
@@ -1066,15 +1062,15 @@ def KeyValuePrefix(
     """Trained keys and values of `P` positions before every row, in every block.
 
     Prefix tuning (Li and Liang 2021). No vector runs through the model, so a prefix
-    only costs attention: the cheapest method per step that acts in every block. PEFT
-    reads it as PREFIX_TUNING. Keys are stored as attention reads them, after any
+    costs only attention: the cheapest method per step that acts in every block. PEFT
+    reads it as PREFIX_TUNING. Keys are stored as attention reads them, i.e. after any
     rotation; text starts at position `P`.
 
     Args:
       length: number of positions `P`, at least 1.
       initializer: where keys and values start; `normal()` if None.
-      frozen_slots: number of first positions that training leaves as they start, below
-        `P`. Models look at their first position from everywhere, so a memory of a text
+      frozen_slots: how many of the first positions stay as they start, below `P`.
+        Models attend to their first position from everywhere, so a memory of a text
         freezes it (Eyuboglu et al. 2025, "Cartridges"). PEFT then reads the prefix as
         CARTRIDGE.
 
@@ -1111,52 +1107,50 @@ def LoRA(
     bias: Literal["none", "lora_only", "all"] = "none",
     invocation: Sequence[int] | None = None,
 ) -> Configured[_LoRA]:
-    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
-    2022).
+    """Low-rank products next to projections: `y + alpha / r * x @ a @ b`.
 
-    The usual choice on small models and where a prompt does not reach the loss that you
-    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
-    that the result costs nothing at inference. It starts as the identity, since `a @ b`
-    is 0.
+    The usual choice on small models, and where a prompt does not reach the loss that
+    you need (Hu et al. 2022). It can be merged into the weights (`TunedModel.save(...,
+    form="merged")`), and then costs nothing at inference. It starts as the identity,
+    since `a @ b` is 0.
 
     Attributes:
-      regexes: expressions that match the whole paths of the projections to adapt, such
-        as `.*/(query|key|value|out)` or `.*/mlp/.*`; queries and values by default.
-      at: the modules to adapt by their names in transformers instead, as in PEFT's
+      regexes: expressions that match the whole paths of the projections to adapt, e.g.
+        `.*/(query|key|value|out)` or `.*/mlp/.*`; queries and values by default.
+      at: modules to adapt, by their names in transformers instead, like PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names. A list may name the parameters of experts too, as in
+        that matches whole names. A list may also name the parameters of experts, like
         PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
-      rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
-        (Kalajdzievski 2023), which keeps high ranks trainable.
-      dropout: share of the elements of the product's input that each training step
-        zeroes.
-      layers: numbers of the blocks to adapt, from 0; all if None.
+      rank_stabilized: whether to multiply by `alpha / sqrt(r)` instead (Kalajdzievski
+        2023), which keeps high ranks trainable.
+      dropout: share of the product's input that each training step zeroes.
+      layers: indices of the blocks to adapt; all if None.
       rank_pattern: ranks of some modules, by expressions that match a module's name in
-        transformers or its end after a dot. The first that matches counts.
+        transformers or its end after a dot. The first match counts.
       alpha_pattern: the same for `alpha`. All layers of a projection must have the same
-        scaling, so a rank of one layer takes an `alpha` in proportion.
-      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
-        `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
-        product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
-        2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
-        subtracted, and the run is exported as a plain LoRA of twice the rank. With
-        "eva", `a` starts from the principal components of the projections' inputs in
-        the first batches (Paischer et al. 2024), and `b` is 0.
-      eva_rho: maximum rank of a layer with "eva", in units of its rank: ranks go to the
-        layers and projections whose components explain most of the variance, and their
-        sum stays. With 1 all keep theirs. The arrays have the maximum rank.
+        scaling, so a rank for one layer needs an `alpha` in proportion.
+      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`, `b`
+        0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the product
+        0), or from the frozen weights, "pissa" (singular vectors, Meng et al. 2024) or
+        "olora" (QR, Büyükakyüz 2024). From weights, the first product is subtracted,
+        and the run is exported as a plain LoRA of twice the rank. With "eva", `a`
+        starts from the principal components of the projections' inputs in the first
+        batches (Paischer et al. 2024), and `b` is 0.
+      eva_rho: maximum rank of a layer with "eva", in units of `rank`: ranks go to the
+        layers and projections with components that explain most of the variance, and
+        their sum stays. With 1 all keep theirs. The arrays have the maximum rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       invocation: ids of tokens from whose last occurrence in a row on the product is
-        added, and in no row without them (aLoRA, Greenewald et al. 2025), so that the
-        frozen model's keys and values of the text before remain valid. If None, it is
-        added everywhere. For decoder-only models without prompts.
-      bias: which biases of the model are trained too, by PEFT's names: "none",
-        "lora_only" (those of the adapted modules) or "all" (those of norms and of the
-        head too). The model must have some; the frozen weights must be on the device.
+        added, and nowhere in rows without them (aLoRA, Greenewald et al. 2025), so that
+        the frozen model's keys and values of the text before remain valid. If None, it
+        is added everywhere. For decoder-only models without prompts.
+      bias: which biases of the model are trained, too, by PEFT's names: "none",
+        "lora_only" (in adapted modules) or "all" (in norms and the head, too). The
+        model must have such biases; the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.
@@ -1177,14 +1171,13 @@ def MLPPrompt(
     """Passes another prompt's vectors through two hidden layers (P-tuning).
 
     Liu et al. 2021, "GPT Understands, Too". Computes
-    `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The network only
+    `output(relu(middle(relu(hidden(x)))))`, like PEFT's P_TUNING. The network only
     helps training, e.g. where a plain soft prompt stays at a high loss: the result is
-    exported as plain vectors. They start at the network's output and not at the inner
-    prompt's vectors, so an initializer of the inner prompt has little effect.
+    exported as plain vectors. They start at the network's output instead of the inner
+    prompt's vectors, so the inner prompt's initializer has little effect.
 
     Args:
-      inner: the prompt whose vectors are the network's input, e.g.
-        `SoftPrompt(length=5)`.
+      inner: the prompt that feeds the network, e.g. `SoftPrompt(length=5)`.
       hidden_width: width `W` of the hidden layers; the model's `D` if None.
 
     Attributes:
@@ -1547,8 +1540,8 @@ def ProjectedKeyValuePrefix(
     """A prefix that a small network computes (Li and Liang 2021, section 4.3).
 
     The network is `Linear(tanh(Linear(embedding)))`. Li and Liang find the plain prefix
-    unstable to train; the projection (PEFT's `prefix_projection`) helps and is only
-    there in training: what is exported are plain keys and values.
+    unstable to train; the projection (PEFT's `prefix_projection`) helps. It exists only
+    in training: the export has plain keys and values.
 
     Args:
       length: number of positions `P`, at least 1.
@@ -1575,14 +1568,13 @@ def PromptPool(
     size: int = 4,
     initializer: Initializer | Configured[Initializer] | None = None,
 ) -> Configured[_PromptPool]:
-    """A mixture of `K` prompts, weighted by how well the example's text matches their
-    keys.
+    """A mixture of `K` prompts, weighted by how well the text matches their keys.
 
-    Each prompt has a trained key, as in L2P (Wang et al. 2022, "Learning to Prompt for
-    Continual Learning", section 4.1), which picks the prompts with the nearest keys.
-    Here the weights are a softmax over all keys, so that no second loss is needed to
-    train them (Asai et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task
-    prompt if nobody can name the task of an example.
+    Each prompt has a trained key. L2P (Wang et al. 2022, "Learning to Prompt for
+    Continual Learning", section 4.1) picks the prompts with the nearest keys; here the
+    weights are a softmax over all keys, so no second loss is needed to train them (Asai
+    et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task prompt if nobody can
+    name the task of an example.
 
     Args:
       length: number of vectors `P` of each prompt, at least 1.
@@ -1698,15 +1690,15 @@ def ResidualPrompt(
     hidden_width: int | None = None,
     norm_scale: float = 1.0,
 ) -> Configured[_ResidualPrompt]:
-    """Adds a small network's output to another prompt's vectors (Razdaibiedina et al.
-    2023).
+    """Adds a small network's output to another prompt's vectors.
 
-    Computes `x + norm(up(relu(down(x))))` of each vector `x`. Like `MLPPrompt` it only
-    helps training and is exported as plain vectors, but it starts near the inner prompt
-    if `norm_scale` is small, so that an initializer keeps its effect.
+    Computes `x + norm(up(relu(down(x))))` for each vector `x` (Razdaibiedina et al.
+    2023). Like `MLPPrompt` it only helps training and is exported as plain vectors, but
+    with a small `norm_scale` it starts near the inner prompt, whose initializer keeps
+    its effect.
 
     Args:
-      inner: the prompt whose vectors are changed, e.g. `SoftPrompt(length=5)`.
+      inner: the prompt to change, e.g. `SoftPrompt(length=5)`.
       hidden_width: width `W` between the two layers; the model's `D` if None.
       norm_scale: initial scale of the norm. With 1, as published, the network's output
         has unit variance, which drowns vectors that start at small token embeddings;
@@ -1828,13 +1820,12 @@ def SimPO(
 def SoftPrompt(
     *, length: int, initializer: Initializer | Configured[Initializer] | None = None
 ) -> Configured[_SoftPrompt]:
-    """Trained vectors among the input: prompt tuning (Lester et al. 2021, section 2).
+    """Trained vectors in the input: prompt tuning (Lester et al. 2021, section 2).
 
-    All examples share the `P` vectors. Start here: a few kilobytes are trained, any
-    number of such prompts can be served over one model, and PEFT reads the result.
-    Lester et al. find it as good as full tuning from about ten billion parameters on;
-    on smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower
-    loss.
+    All examples share the `P` vectors. Start here: you train a few kilobytes, you can
+    serve any number of such prompts over one model, and PEFT reads the result. Lester
+    et al. find it as good as full tuning from about ten billion parameters on; on
+    smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower loss.
 
     Args:
       length: number of vectors `P`, at least 1; 5 to 100 are common.
@@ -1862,11 +1853,11 @@ def StatePrefix(
     """A prefix for models with recurrent layers, which get a trained initial state.
 
     Layers with attention read `P` trained keys and values, as with `KeyValuePrefix`.
-    Recurrent layers (Mamba, gated delta rule, short convolution) begin every text
-    with a trained state, as if they had read those positions: the window of their
-    convolution, and the memory of each head. It costs no time in these layers. Use it
-    for hybrid models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and
-    `KeyValuePrefix` for all others. PEFT has no such prompt.
+    Recurrent layers (Mamba, gated delta rule, short convolution) begin every text with
+    a trained state, as if they had read those positions: the window of their
+    convolution, and the memory of each head. This costs them no time. Use it for hybrid
+    models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and `KeyValuePrefix` for all
+    others. PEFT has no such prompt.
 
     Args:
       length: number of positions `P`, at least 1.
@@ -1876,10 +1867,10 @@ def StatePrefix(
     Attributes:
       prompt: keys and values of the layers with attention, `[L, 2, P, G, K]`.
       state: initial state of each of the `M` recurrent layers, `[M, S]`, float32: the
-        window `[W, C]`, and then the memory `[H, K, V]` if there is one.
+        window `[W, C]`, then the memory `[H, K, V]` if the layer has one.
 
     Raises:
-      InputError: if no layer is recurrent, or as of `KeyValuePrefix`.
+      InputError: if no layer is recurrent, or for the reasons of `KeyValuePrefix`.
 
     Examples:
       >>> model.attach(pt.StatePrefix(length=5))
@@ -1962,11 +1953,11 @@ def WaywardPrompt(
 
     The loss gains `gamma * sum_p |prompt[p] - discrete[p]|^2 / P` (Khashabi et al.
     2022, "Prompt Waywardness"). Use it to see how far a readable prompt can be
-    improved, or to keep one readable: `prompt-tuning inspect` shows the nearest tokens
-    of each vector.
+    improved, or to keep one readable: `prompt-tuning inspect` shows each vector's
+    nearest tokens.
 
     Args:
-      text: the discrete prompt, with one vector for each of its tokens.
+      text: the discrete prompt; each of its tokens is a vector.
       gamma: weight of the squared distance, at least 0.
       initializer: where the vectors start, if not at the text.
 
@@ -2076,8 +2067,8 @@ def adamw(
 def factors_of_ones(scale: float = 0.02) -> Configured[Factors]:
     """Starts each task of a `FactorizedMultiTaskPrompt` at the shared prompt.
 
-    The product of the factors is 1, by the first rank alone. The other ranks start with
-    columns of standard deviation `scale` and rows of 0, so that they can diverge.
+    The product of the factors is 1, thanks to the first rank alone. The other ranks
+    start with columns of standard deviation `scale` and rows of 0, so they can diverge.
 
     Args:
       scale: standard deviation of the columns after the first.
@@ -2093,23 +2084,23 @@ def factors_of_ones(scale: float = 0.02) -> Configured[Factors]:
 def from_attention_matching(
     text: str, windows: int = 16
 ) -> Configured[TextInitializer]:
-    """Starts a `KeyValuePrefix` where attention to it is closest to that to a text.
+    """Starts a `KeyValuePrefix` so that attending to it is like attending to a text.
 
     In each block and head, the slots are the keys of the text that get most attention
-    while the model reads windows of the text again. The values follow by least squares,
-    so that the prefix gives the attention output that the whole text gives. No gradient
-    is computed. It is the closed form of Zweiger et al. (2026, "Attention Matching",
-    arXiv 2602.16284), without its bias of each slot, and the best start of a memory:
-    training then takes a fraction of the steps. The model reads a text that is longer
-    than its positions in parts, each of which gets its share of the slots.
+    while the model rereads windows of the text. The values follow by least squares, so
+    that the prefix gives the same attention output as the whole text. No gradient is
+    computed. It is the closed form of Zweiger et al. (2026, "Attention Matching", arXiv
+    2602.16284), without its bias per slot, and the best start of a memory: training
+    then takes a fraction of the steps. If a text is longer than the model's positions,
+    the model reads it in parts, each of which gets its share of the slots.
 
     Args:
-      text: the text, of more tokens than the prefix has slots.
-      windows: number of windows of the text that the model reads again.
+      text: the text, with more tokens than the prefix has slots.
+      windows: number of windows of the text that the model rereads.
 
     Raises:
       InputError: when it initializes the prompt, if the text is too short, or the model
-        has attention that the closed form does not know.
+        has attention that the closed form does not support.
 
     Examples:
       >>> start = pt.from_attention_matching("reverse: abcdefghijkl", windows=2)
@@ -2120,19 +2111,19 @@ def from_attention_matching(
     """
 
 def from_chunks(text: str, chunks: int = 8) -> Configured[TextInitializer]:
-    """Starts a `KeyValuePrefix` from windows that are spread evenly over a text.
+    """Starts a `KeyValuePrefix` from windows spread evenly over a text.
 
-    The model reads the tokens that begin each text, such as BOS, and then the windows,
-    one behind the other. Their keys and values are the prefix. Prefer it to `from_text`
+    The model reads the tokens that begin every text, e.g. BOS, and then the windows,
+    one after the other. Their keys and values are the prefix. Prefer it to `from_text`
     if the text is much longer than the prefix, and all of it matters.
 
     Args:
-      text: the text, of at least as many tokens as the prefix has slots.
-      chunks: number of windows; at most one for each slot.
+      text: the text, with at least as many tokens as the prefix has slots.
+      chunks: number of windows; at most one per slot.
 
     Raises:
       InputError: when it initializes the prompt, if the text is too short, or the
-        prompt is none of keys and values.
+        prompt has no keys and values.
 
     Examples:
       >>> start = pt.from_chunks("reverse: abcdefghijkl", chunks=2)
@@ -2148,9 +2139,9 @@ def from_class_labels(
     """Starts vector `i` at the mean embedding of label `i`: best for classification.
 
     Args:
-      labels: the texts of the classes; those beyond the prompt's length are dropped,
+      labels: the texts of the classes; labels beyond the prompt's length are dropped,
         with a warning.
-      fallback: where the other vectors start; uniform if None.
+      fallback: where the remaining vectors start; uniform if None.
 
     Raises:
       InputError: when it initializes the prompt, if a label has no tokens.
@@ -2163,15 +2154,15 @@ def from_class_labels(
     """
 
 def from_file(path: str | Path | Sequence[str]) -> Configured[TextInitializer]:
-    """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
+    """Starts at the vectors in a file, e.g. to continue from another task's prompt.
 
-    A `KeyValuePrefix` starts at the slots of several files, one behind the other. As in
-    `compose`, keys with a rotary embedding are rotated on, so that they keep their
+    A `KeyValuePrefix` may start at the slots of many files, concatenated. As in
+    `compose`, keys with a rotary embedding are then rotated further, to keep their
     distance to the text.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
-        D]`. Of a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
+        D]`. For a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
         of paths.
 
     Raises:
@@ -2195,8 +2186,8 @@ def from_sampled_vocabulary(
     warning).
 
     Args:
-      population_size: number of rows to draw from, from the first; None, or more than
-        the table has, for all.
+      population_size: draw from this many rows at the start of the table; None, or more
+        than the table has, for all.
 
     Raises:
       InputError: when it initializes the prompt, if the population is not positive.
@@ -2211,11 +2202,10 @@ def from_sampled_vocabulary(
 def from_template(
     template: str, fallback: Initializer | Configured[Initializer] | None = None
 ) -> Configured[Initializer]:
-    """Starts the vectors of `{soft:"words"}` in a template at the embeddings of the
-    words.
+    """Starts the vectors of `{soft:"words"}` in a template at the words' embeddings.
 
-    Give it the template of the data (`DataSource.template`), which says where the
-    vectors stand among the text.
+    Pass the template of your data (`DataSource.template`), which says where the vectors
+    are in the text.
 
     Args:
       template: the template, e.g. `{soft:"Reverse"} {prompt} {soft:2}`; a soft part is
@@ -2240,8 +2230,8 @@ def from_text(
 
     Vector `i` of a prompt starts at the embedding of the text's token `i`. Slot `i` of
     a `KeyValuePrefix` starts at the keys and values that the frozen model computes for
-    token `i`, so that the prefix acts as the text's beginning would; the tokens that
-    begin each text, such as BOS, are the first ones.
+    token `i`, so the prefix acts like the beginning of the text; its first slots are
+    for the tokens that begin every text, e.g. BOS.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
@@ -2278,12 +2268,11 @@ def normal(deviation: float = 0.02) -> Configured[PrefixInitializer]:
     """
 
 def normal_factors(scale: float = 0.02) -> Configured[Factors]:
-    """Starts the factors of a `FactorizedMultiTaskPrompt` at normal numbers, as PEFT
-    does.
+    """Starts a `FactorizedMultiTaskPrompt`'s factors at normal numbers, like PEFT.
 
     Their product has the standard deviation `sqrt(r) * scale**2`: with 0.02 all prompts
     start near zero, whatever the shared prompt is. Prefer `factors_of_ones` unless you
-    repeat a run of PEFT.
+    repeat a PEFT run.
 
     Args:
       scale: standard deviation of both factors.
@@ -2392,10 +2381,9 @@ def t5_config(
     """
 
 def uniform(scale: float = 0.5) -> Configured[Initializer]:
-    """Starts vectors at uniform numbers from `[0, scale)`: what a prompt does by
-    default.
+    """Starts vectors at uniform numbers from `[0, scale)`, as prompts do by default.
 
-    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in its
+    The range is not symmetric as in the paper (Lester et al. 2021), but as in its
     published code.
 
     Args:

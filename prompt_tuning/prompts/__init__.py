@@ -1,4 +1,4 @@
-"""The methods: prompts and projection adapters, and their initial values.
+"""Tuning methods: prompts and projection adapters, and their initial values.
 
 Start with `soft.SoftPrompt`. `prompt_module` has the base classes.
 """

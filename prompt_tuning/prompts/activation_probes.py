@@ -1,9 +1,9 @@
-"""Principal components of what enters projections, for LoRA that starts from data.
+"""Principal components of projections' inputs, for LoRA that starts from data.
 
 EVA (Paischer et al. 2024, section 3) starts LoRA's first factor from the directions in
-which the inputs of a projection vary most. Probes take the place of the LoRAs while a
-few batches are read, and each updates the components in its block by those of a batch
-(Ross et al. 2008, "Incremental learning for robust visual tracking", figure 1).
+which a projection's inputs vary most. While a few batches are read, probes take the
+place of the LoRAs, and each updates its components with a batch's (Ross et al. 2008,
+"Incremental learning for robust visual tracking", figure 1).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ ROUNDS = 4
 
 
 class Components(NamedTuple):
-    """Principal components of the vectors that were read so far.
+    """Principal components of the vectors read so far.
 
     Attributes:
       scaled: the first right singular vectors of the centered vectors, each times its
@@ -64,20 +64,14 @@ class Components(NamedTuple):
         return self.lengths**2 / jnp.maximum(self.squares, 1e-30)[..., None]
 
     def likeness(self, other: "Components") -> Float32[Array, "*L k"]:
-        """Absolute cosine between each direction and the same one of `other`."""
+        """Absolute cosine between each direction and the same direction of `other`."""
         return jnp.abs((self.directions * other.directions).sum(-1))
 
 
 def add_vectors(
     known: Components, vectors: Float[Array, "n in"], used: Bool[Array, "n"]
 ) -> Components:
-    """Updates components by more vectors.
-
-    Args:
-      known: the components before.
-      vectors: the vectors.
-      used: which of them count.
-    """
+    """Updates components with more vectors; `used` marks the ones that count."""
     marks = used.astype(jnp.float32)[:, None]
     vectors, count = vectors.astype(jnp.float32), marks.sum()
     mean = (vectors * marks).sum(0) / jnp.maximum(count, 1)
@@ -99,7 +93,8 @@ def _largest_components(
 ) -> Float32[Array, "k in"]:
     """Returns the first right singular vectors times their values, by iteration.
 
-    The iterated space has twice as many dimensions (Halko et al. 2011, algorithm 4.4).
+    It iterates in a space of twice as many dimensions (Halko et al. 2011, algorithm
+    4.4).
     """
     width = min(2 * count, *rows.shape)
     with jax.default_matmul_precision("highest"):
@@ -121,10 +116,10 @@ def _watch(
     known: Components,
     marks: Float[Array, "n"] | None,
 ) -> Float[Array, "n out"]:
-    """Returns `y`; the "gradient" of `known` is what it becomes after reading `x`.
+    """Returns `y`; the "gradient" of `known` is its value after reading `x`.
 
-    The backward pass of the scan over blocks stacks it like any gradient. Where nothing
-    marks real positions, those count that the loss depends on.
+    The backward pass of the scan over blocks stacks it like any gradient. If nothing
+    marks real positions, it counts those that the loss depends on.
     """
     del x, known, marks
     return y
@@ -145,22 +140,13 @@ _watch.defvjp(_watch_forward, _watch_backward)
 
 
 class ActivationProbe(ProjectionAdapter):
-    """Changes nothing, and updates its components in the backward pass.
+    """Leaves the projection alone, and updates its components in the backward pass.
 
-    Attributes:
-      scaled: see `Components`, with a leading axis `L` like the others.
-      mean: see `Components`.
-      count: see `Components`.
-      squares: see `Components`.
+    The attributes are those of `Components`, with a leading axis `L`.
     """
 
     def __init__(self, count: int, shape: tuple[int, int]):
-        """Starts without any vectors.
-
-        Args:
-          count: number of components, `k`.
-          shape: numbers of layers and of inputs.
-        """
+        """Starts without vectors, for `count` components; `shape` is `(L, in)`."""
         zeros = Components(
             jnp.zeros((shape[0], count, shape[1])),
             jnp.zeros(shape),
@@ -177,7 +163,7 @@ class ActivationProbe(ProjectionAdapter):
         y: Float[Array, "*lead out"],
         frozen: FrozenProjection,
     ) -> Float[Array, "*lead out"]:
-        """Reads the input; returns the output as it is."""
+        """Reads the input; returns the output unchanged."""
         del frozen
         known = Components(*(getattr(self, name)[...] for name in Components._fields))
         flat = (array.reshape(-1, array.shape[-1]) for array in (y, x))
@@ -188,7 +174,7 @@ class ActivationProbe(ProjectionAdapter):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationProbes(LoRA):
-    """Probes in the places of a LoRA."""
+    """Probes in place of a LoRA."""
 
     @classmethod
     def of(cls, spec: LoRA) -> "ActivationProbes":
@@ -207,7 +193,7 @@ class ActivationProbes(LoRA):
 
 
 def components_by_path(probes: Parameters) -> dict[str, Components]:
-    """Groups the parameters of probes by the path of the projection."""
+    """Groups the parameters of probes by the path of their projection."""
     paths = dict.fromkeys(path.rpartition("/")[0] for path in probes)
     return {
         path.removesuffix("/adapters/lora"): Components(
@@ -218,10 +204,10 @@ def components_by_path(probes: Parameters) -> dict[str, Components]:
 
 
 def check_without_data(loras: Mapping[str, LowRank]) -> None:
-    """Checks that LoRAs start without data.
+    """Checks that no LoRA starts from data.
 
     Raises:
-      InputError: if one does not.
+      InputError: if one does.
     """
     if any(lora.initial == EVA for lora in loras.values()):
         raise InputError(
@@ -233,14 +219,10 @@ def check_without_data(loras: Mapping[str, LowRank]) -> None:
 def distribute_ranks(
     shares: Mapping[str, Float[np.ndarray, "L k"]], loras: Mapping[str, LowRank]
 ) -> dict[str, list[int]]:
-    """Gives ranks to the components that explain most, as many as there were before.
+    """Distributes the LoRAs' ranks to the components that explain most variance.
 
-    Args:
-      shares: share of the variance that each component explains, by projection.
-      loras: the LoRAs with the ranks to distribute, by projection.
-
-    Returns:
-      the rank in each layer, by projection.
+    The sum of the ranks stays the same. `shares` is the share of variance that each
+    component explains, by projection. Returns the rank in each layer, by projection.
     """
     places, values = [], []
     for path, table in shares.items():
@@ -260,9 +242,9 @@ def first_factors(
     ranks: Mapping[str, list[int]],
     parameters: Parameters,
 ) -> Parameters:
-    """Returns `a` of each LoRA, `[L, in, r]`, with zeros beyond the rank of a layer.
+    """Returns `a` of each LoRA, `[L, in, r]`, with zeros beyond a layer's rank.
 
-    Where the data have fewer directions, the values in `parameters` stay.
+    If the data have fewer directions, the values in `parameters` stay.
     """
     factors = {}
     for path, own in components.items():

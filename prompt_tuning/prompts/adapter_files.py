@@ -59,8 +59,8 @@ def read_adapter(
 
     Args:
       path: file or folder of the adapter.
-      config: config of the adapter's model; None if it is unknown, which is enough for
-        arrays whose name or shape determines their path.
+      config: config of the adapter's model; None if unknown, which is enough for arrays
+        with a name or shape that determines their path.
       frozen: reads parameters of that model; see `from_peft`.
 
     Raises:
@@ -98,14 +98,14 @@ def read_adapter(
 
 
 def _read_checkpoint(directory: Path) -> tuple[Arrays, dict[str, float]]:
-    """Reads the trained leaves, and the scalings of a converted checkpoint."""
+    """Reads the trained leaves, and a converted checkpoint's scalings."""
     state = checkpoint_files.verify(directory)
     trained = checkpoint_files.read_trained(directory, state)
     return trained, read_scalings(directory, state)
 
 
 def read_scalings(directory: Path, state: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the scaling of each LoRA of a checkpoint, if it was converted.
+    """Returns the scaling of each LoRA in a converted checkpoint, else nothing.
 
     Raises:
       InputError: if they are not numbers by path.
@@ -141,9 +141,9 @@ def _find_path(file: Path, array: np.ndarray, config: ModelConfig | None) -> str
 
 
 def _without_batch(array: np.ndarray, config: ModelConfig | None) -> np.ndarray:
-    """Returns a prompt `[P, D]` of an array `[1, P, D]`, a batch of one.
+    """Removes the batch axis of a prompt `[1, P, D]`.
 
-    In a model of one layer, such an array is a deep prompt `[L, P, D]`.
+    In a model with one layer, such an array is a deep prompt `[L, P, D]` and stays.
     """
     is_batch = array.ndim == 3 and len(array) == 1
     return array[0] if is_batch and config is not None and config.layers > 1 else array
@@ -164,16 +164,10 @@ def _as_float32(array: np.ndarray, file: Path) -> np.ndarray:
 def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
     """Writes an adapter as a run's checkpoint 0, for other runs to start from.
 
-    Args:
-      folder: an empty or a new folder.
-      adapter: the adapter to write.
-      source: origin of the adapter, which the checkpoint records.
-
-    Returns:
-      The folder of the checkpoint.
+    The checkpoint records `source`, the adapter's origin. Returns its folder.
 
     Raises:
-      InputError: if the folder is not empty.
+      InputError: if the folder exists and is not empty.
     """
     if adapter.settings.get("alora_invocation_tokens"):
         raise InputError(
@@ -192,19 +186,14 @@ def write_checkpoint(folder: Path, adapter: Adapter, source: str) -> Path:
 def write_array(
     file: Path, adapter: Adapter, *, int8: bool = False, force: bool = False
 ) -> None:
-    """Writes an adapter of one array, as `.npy` or safetensors by the file's name.
+    """Writes an adapter with one array, as `.npy` or safetensors by the file's name.
 
-    Inference servers that accept prompt embeddings read a lone tensor `[P, D]`.
-
-    Args:
-      file: the file.
-      adapter: the adapter.
-      int8: whether it is a prefix, to be stored in int8.
-      force: whether to replace an existing file.
+    Inference servers that accept prompt embeddings read a lone tensor `[P, D]`. `int8`
+    stores a prefix in int8.
 
     Raises:
-      InputError: if the adapter has several arrays or is no prefix as it should be, or
-        the file exists.
+      InputError: if the adapter has more than one array, is not a prefix although it
+        should be, or the file exists and `force` is not set.
     """
     if len(adapter.parameters) != 1:
         raise InputError(
@@ -227,10 +216,10 @@ def write_array(
 
 
 def _check_name(file: Path, path: str, array: np.ndarray) -> None:
-    """Checks that a prefix's file name leads back to the stack that it belongs to.
+    """Checks that a prefix's file name leads back to its stack.
 
     Raises:
-      InputError: with a name that does.
+      InputError: suggests a name that does.
     """
     path_read_back = _find_path(file, array, None)
     is_encoder_prefix = path.startswith("encoder/") and array.ndim == 5
@@ -245,8 +234,7 @@ def _check_name(file: Path, path: str, array: np.ndarray) -> None:
 def write_t5x(folder: Path, adapter: Adapter, *, force: bool = False) -> list[Path]:
     """Writes prompts under the names of google-research/prompt-tuning.
 
-    Returns:
-      The written files.
+    Returns the written files.
 
     Raises:
       InputError: for anything but prompts `[P, D]`, or if the folder has other files.

@@ -1,7 +1,7 @@
 """Finds the class of an adapter by its kind or its arrays.
 
-A prompt class or adapter spec states the kind that it is rebuilt from. These functions
-look it up among the listed factories, by name or by the arrays of a file.
+A prompt class or adapter spec states which kind it can be rebuilt from. These functions
+search the listed factories by name, or by the arrays in a file.
 """
 
 import functools
@@ -39,7 +39,7 @@ def load_factories() -> tuple[Any, ...]:
 
 @functools.cache
 def prompt_classes() -> dict[str, type[PromptModule]]:
-    """Returns the prompt classes by the kind that each is rebuilt from."""
+    """Returns the prompt classes by the kind that they are rebuilt from."""
     return {
         factory.form.kind: factory
         for factory in load_factories()
@@ -62,7 +62,7 @@ def check_kinds(kinds: Sequence[str]) -> None:
     """Checks that kinds of adapters exist.
 
     Raises:
-      InputError: with the first that does not.
+      InputError: for the first unknown one.
     """
     known = [*prompt_classes(), *adapter_specs(), TOKENS, CLASSES]
     for kind in kinds:
@@ -95,8 +95,7 @@ def find_kind(parameters: Arrays, source: str) -> str:
     """Finds the kind of an adapter by the paths and axes of its parameters.
 
     Raises:
-      InputError: if they are of several kinds, or of a prompt that its module has to
-        evaluate first.
+      InputError: if their kinds differ, or if a module must evaluate the prompt first.
     """
     if CLASSES_PATH in parameters:  # alone, or beside what gives the kind
         parameters = {

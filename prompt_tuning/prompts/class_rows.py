@@ -1,13 +1,13 @@
-"""A trained head that scores the classes of an example in the place of tokens.
+"""A trained head that scores an example's classes instead of tokens.
 
-The head takes the place of the model's output head: the logits are `[C]` scores of the
-classes, and the target of an example is the number of its class. Cross-entropy,
-accuracy, gradients, micro-batches and optimizers are then those of tokens, and nothing
-of them knows of classes. The rows of the head are stored as the arrays of an adapter
-are, so they are trained, saved and resumed beside any prompt or adapter.
+It replaces the model's output head: the logits are `[C]` scores of the classes, and an
+example's target is the index of its class. So cross-entropy, accuracy, gradients,
+micro-batches and optimizers work as for tokens and know nothing of classes. The head's
+rows are stored like an adapter's arrays, and are trained, saved and resumed along with
+any prompt or adapter.
 
 `losses.class_objective` is something else: there the model's own head scores the text
-of each label, at the cost of a row for each.
+of each label, which costs a row per label.
 """
 
 import jax
@@ -23,10 +23,10 @@ NAME = "classes"
 
 
 class ClassRows(nnx.Module):
-    """The rows of a class head.
+    """Rows of a class head.
 
     Attributes:
-      kernel: `[C, D]`, float32 whatever the model computes in, as all others.
+      kernel: `[C, D]`, float32 (like the rest) whatever the model computes in.
       bias: `[C]`, or None.
       dense: kernel of the dense layer before it, `[D, D]`; None if it is frozen.
       dense_bias: bias of that layer, `[D]`, or None.
@@ -63,11 +63,9 @@ class ClassRows(nnx.Module):
 def mean_states(
     states: Float[Array, "B T D"], real: Bool[Array, "B T"]
 ) -> Float[Array, "B D"]:
-    """Computes the mean of the states of real tokens, in float32.
+    """Averages the normalized states of each row's real tokens, in float32.
 
-    Args:
-      states: normalized states of rows of tokens.
-      real: which of the tokens are the row's; the mean of none is 0.
+    A row without real tokens gets 0.
     """
     weights = real[..., None].astype(jnp.float32)  # [B, T, 1]
     total = jnp.sum(states.astype(jnp.float32) * weights, axis=1)

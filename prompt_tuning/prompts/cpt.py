@@ -27,7 +27,7 @@ LARGEST_FILE = 2**24
 
 
 class ContextAnswers(NamedTuple):
-    """The tokens of answers in a prompt, which the loss counts.
+    """Tokens of answers inside a prompt, which the loss counts.
 
     Attributes:
       positions: their positions in the prompt, from 1.
@@ -41,25 +41,24 @@ class ContextAnswers(NamedTuple):
 
 
 class ContextPrompt(SoftPrompt):
-    """Vectors that start as examples in the context and stay near them: CPT (Blau et
-    al. 2024).
+    """Vectors that start as examples in the context and stay near them (CPT).
 
     Examples in front of each text already steer a model. Here their embeddings are
-    trained, each within a small distance, except those of the answers, which stay. The
-    loss also counts the answers in the context, once for each row. Use it with few
-    examples, where a free prompt overfits.
+    trained, each within a small distance, except for the answers, which stay (Blau et
+    al. 2024). The loss also counts the answers in the context, once per row. Use it
+    with few examples, where a free prompt overfits.
 
     Args:
       examples: the examples, each with a `prompt` and a `completion` that continues it
-        (end each completion with what separates examples), or a file with one as JSON
-        in each line.
+        (end each completion with your separator of examples), or a file with one as
+        JSON per line.
       token_ids: ids of the tokens instead, PEFT's `cpt_token_ids`.
       token_types: type of each of these tokens, `cpt_tokens_type_mask`: in the first
         example 1 for the input's template, 2 for the input, 3 for the answer's template
         and 4 for the answer; 4 more in each next example. By default all are 1.
-      epsilon: largest distance of the vector of an input's token to its embedding, in a
+      epsilon: largest distance of an input token's vector from its embedding, in a
         model of width 2,048; it grows with the root of the width.
-      format_epsilon: the same of tokens of templates.
+      format_epsilon: the same for tokens of templates.
       decay: factor of the loss of the last answer in the context, squared for the one
         before it, and so on; 1 counts all alike.
 
@@ -67,8 +66,8 @@ class ContextPrompt(SoftPrompt):
       prompt: the vectors, `[P, D]`, float32; `P` is the number of tokens.
 
     Raises:
-      InputError: if there are no examples, or both forms are given, or the lists do not
-        fit each other.
+      InputError: if there are no examples, both forms are given, or the lists do not
+        match.
 
     Examples:
       >>> shots = [{"prompt": "upper: ab=", "completion": "AB "}]
@@ -118,10 +117,10 @@ class ContextPrompt(SoftPrompt):
     def read_examples(
         examples: str | Sequence[Mapping[str, str]],
     ) -> list[dict[str, str]]:
-        """Returns the prompt and the completion of each example, or line of a file.
+        """Returns the prompt and completion of each example, or of a file's lines.
 
         Raises:
-          InputError: if one is no object, or has none.
+          InputError: if one is not an object, or lacks either.
         """
         if isinstance(examples, str):
             lines = read_limited(Path(examples), LARGEST_FILE).splitlines()
@@ -139,7 +138,7 @@ class ContextPrompt(SoftPrompt):
 
     @property
     def ball(self) -> Ball:
-        """Where training may move the vectors."""
+        """Region that training may move the vectors in."""
         kinds, width = np.array(self.types), self._start.array.shape[1]
         marked = kinds > 0
         radius = np.where(marked & (kinds % 4 == INPUT), self.epsilon, 0.0)
@@ -150,7 +149,7 @@ class ContextPrompt(SoftPrompt):
 
     @property
     def answers(self) -> ContextAnswers:
-        """The answers in the context but a first token, which nothing predicts."""
+        """Answers in the context, except for a first token, which nothing predicts."""
         chosen = [
             i for i, x in enumerate(self.types) if i and x > 0 and x % 4 == ANSWER
         ]

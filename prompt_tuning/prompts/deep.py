@@ -1,9 +1,8 @@
 """Deep prompts: separate vectors for the prompt's positions in every block.
 
-The first block's vectors are among the input like a soft prompt, and run in the same
-way: as a shared stream where the prompt comes first and sees no text, joined to the
-text everywhere else. In each later block the vectors meet the output of the
-previous block.
+The first block's vectors are part of the input like a soft prompt, and run in the same
+way: as a shared stream if the prompt comes first and sees no text, else joined to the
+text. In each later block the vectors meet the output of the previous block.
 """
 
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ class DeepPrompt(InputPrompt):
     same cost per step. `KeyValuePrefix` is its cheaper relative.
 
     Args:
-      length: number of vectors `P` of each block, at least 1.
+      length: number of vectors `P` in each block, at least 1.
       initializer: where the vectors start, with the same values in every block; uniform
         on `[0, 0.5)` if None.
 
@@ -72,7 +71,7 @@ class DeepPrompt(InputPrompt):
 
     @property
     def length(self) -> int:
-        """Number of vectors `P` of each block."""
+        """Number of vectors `P` in each block."""
         return self.prompt.shape[-2]
 
     def __call__(self, key: Key[Array, ""] | None = None) -> Float[Array, "P D"]:
@@ -97,11 +96,11 @@ class DeepPrompt(InputPrompt):
 
 
 class AddedDeepPrompt(DeepPrompt):
-    """A soft prompt, and vectors to add to its hidden states in later blocks.
+    """A soft prompt, plus vectors added to its hidden states in later blocks.
 
     `PromptEncoderLayer` of google-research/prompt-tuning with `add_prompt`. The added
-    vectors start at zero and the soft prompt is stored under the path that it has
-    alone, so a tuned `SoftPrompt` is a good start: `tune(..., start_from="runs/soft")`.
+    vectors start at zero, and the soft prompt has the same path as on its own, so a
+    tuned `SoftPrompt` is a good start: `tune(..., start_from="runs/soft")`.
 
     Args:
       length: number of vectors `P`, at least 1.

@@ -1,4 +1,4 @@
-"""DoRA: a trained magnitude of each output of a projection with LoRA (Liu et al. 2024).
+"""DoRA: a trained magnitude per output of a projection with LoRA (Liu et al. 2024).
 
 The adapted kernel is `magnitude * (w + delta) / |w + delta|` for each output, where
 `delta` is LoRA's product. The norm is a constant in the backward pass (section 4.3).
@@ -28,14 +28,9 @@ def output_norms(
 ) -> Float32[Array, "out"]:
     """Computes `|w + scaling * a @ b|` for each output, as a constant.
 
-    The square is expanded, so that the sum of the kernels is never stored.
-
-    Args:
-      kernel: the frozen weights, or this device's shard of them.
-      a: first factor, or the shard.
-      b: second factor, or the shard.
-      scaling: factor of the product.
-      axis: logical axis of the inputs, for which the devices sum their shards.
+    The square is expanded, so the sum of the kernels is never stored. `kernel`, `a` and
+    `b` may be this device's shards along the logical `axis` of the inputs; the devices
+    then sum their parts.
     """
     kernel, a, b = (jax.lax.stop_gradient(x) for x in (kernel, a, b))
     a, b = a.astype(jnp.float32), b.astype(jnp.float32) * scaling
@@ -53,14 +48,14 @@ def magnitude_factors(
 ) -> Float32[Array, "out"]:
     """Returns the factor of each output; 1 where the magnitude is 0.
 
-    A magnitude of 0 marks a layer without DoRA, which has no gradient either.
+    A magnitude of 0 marks a layer without DoRA and has no gradient either.
     """
     present = magnitude != 0
     return jnp.where(present, magnitude / jnp.where(present, norms, 1), 1)
 
 
 def stacked_kernel(parameters: Mapping[str, Array], path: str) -> StoredKernel:
-    """Returns a projection's kernel of all blocks, as `as_float32` takes it."""
+    """Returns a projection's kernel for all blocks, as `as_float32` takes it."""
     kernel = f"{path}/kernel"
     parts = [parameters.get(part(kernel)) for part in PARTS]
     return stored_kernel(parameters[kernel], *parts)
@@ -69,11 +64,10 @@ def stacked_kernel(parameters: Mapping[str, Array], path: str) -> StoredKernel:
 def initial_magnitudes(
     parameters: Mapping[str, Array], scalings: Mapping[str, float]
 ) -> dict[str, Float32[Array, "L out"]]:
-    """Computes the first magnitudes, so that the model is unchanged.
+    """Computes the first magnitudes, which leave the model unchanged.
 
-    Args:
-      parameters: kernels and LoRAs of the projections, by path.
-      scalings: factor of the product, by the path of each projection with DoRA.
+    `parameters` are kernels and LoRAs by path, `scalings` the product's factor by the
+    path of each projection with DoRA.
     """
     found = {}
     for path, scaling in scalings.items():

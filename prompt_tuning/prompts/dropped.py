@@ -1,4 +1,4 @@
-"""Dropout within the vectors of a prompt, in training."""
+"""Dropout inside a prompt's vectors, in training."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -13,11 +13,10 @@ from prompt_tuning.prompts.wrapped import WrappedPrompt
 
 
 class DroppedPrompt(WrappedPrompt):
-    """Another prompt with dropout: in training, each step sets some of its numbers to
-    0.
+    """Another prompt with dropout: each training step zeroes some of its numbers.
 
-    The other numbers are scaled by `1 / (1 - rate)`. Try it where a prompt overfits few
-    examples. Generation, evaluation and export drop nothing.
+    The remaining numbers are scaled by `1 / (1 - rate)`. Try it where a prompt overfits
+    few examples. Generation, evaluation and export drop nothing.
 
     Args:
       inner: the prompt, e.g. `SoftPrompt(length=5)`.

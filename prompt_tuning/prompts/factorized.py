@@ -33,8 +33,8 @@ Factors = Callable[
 def factors_of_ones(scale: NonnegativeNumber = 0.02) -> Factors:
     """Starts each task of a `FactorizedMultiTaskPrompt` at the shared prompt.
 
-    The product of the factors is 1, by the first rank alone. The other ranks start with
-    columns of standard deviation `scale` and rows of 0, so that they can diverge.
+    The product of the factors is 1, thanks to the first rank alone. The other ranks
+    start with columns of standard deviation `scale` and rows of 0, so they can diverge.
 
     Args:
       scale: standard deviation of the columns after the first.
@@ -57,12 +57,11 @@ def factors_of_ones(scale: NonnegativeNumber = 0.02) -> Factors:
 
 
 def normal_factors(scale: NonnegativeNumber = 0.02) -> Factors:
-    """Starts the factors of a `FactorizedMultiTaskPrompt` at normal numbers, as PEFT
-    does.
+    """Starts a `FactorizedMultiTaskPrompt`'s factors at normal numbers, like PEFT.
 
     Their product has the standard deviation `sqrt(r) * scale**2`: with 0.02 all prompts
     start near zero, whatever the shared prompt is. Prefer `factors_of_ones` unless you
-    repeat a run of PEFT.
+    repeat a PEFT run.
 
     Args:
       scale: standard deviation of both factors.
@@ -156,6 +155,6 @@ class FactorizedMultiTaskPrompt(InputPrompt):
         return self.shared[...] * factor
 
     def export(self) -> ExportedPrompt:
-        """Exports the parameters as they are, of the rank that they have."""
+        """Exports the parameters with the rank that they have."""
         arrays = {leaf: np.asarray(getattr(self, leaf)[...]) for leaf in LEAVES}
         return ExportedPrompt(MULTITASK, arrays)

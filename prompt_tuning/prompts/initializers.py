@@ -1,8 +1,8 @@
 """Prompt initializers: `f(key, (P, D), vocabulary) -> [P, D]`.
 
-Each function here takes the options and returns such an initializer. The semantics
-follow google-research/prompt-tuning; invalid options that it silently accepts are
-errors here.
+Each function here takes options and returns such an initializer. They behave as in
+google-research/prompt-tuning, except that invalid options which that library silently
+accepts are errors here.
 """
 
 import dataclasses
@@ -32,18 +32,18 @@ PREFIX_DIMENSIONS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The parts of the frozen model that an initializer can use.
+    """Parts of the frozen model that an initializer can use.
 
     Attributes:
-      embeddings: the token embedding table, `[V, D]`; of a table that stays in its
-        checkpoint, only the requested rows are read.
+      embeddings: the token embedding table, `[V, D]`; if it stays in its checkpoint,
+        only the requested rows are read.
       tokenizer: None if the model has no tokenizer.
-      stack: shape of the stack that the prompt attaches to, for prompts that attach at
-        every block; None if only the input matters.
-      prefix_starts: collects what prefixes start from, because their keys and values
-        can be computed only after the model is read.
-      move_prefix: moves the keys of a prefix, so that the text behind it may begin some
-        positions later; None if the model is unknown.
+      stack: shape of the stack, for prompts that attach at every block; None if only
+        the input matters.
+      prefix_starts: collects what prefixes start from, since their keys and values can
+        be computed only after the model is read.
+      move_prefix: moves a prefix's keys, so that the text after it may begin later;
+        None if the model is unknown.
     """
 
     embeddings: Float[Array, "V D"] | Float[np.ndarray, "V D"] | StoredTable
@@ -58,7 +58,7 @@ class Vocabulary:
         return self.embeddings.shape[1]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text.
+        """Returns a text's token ids.
 
         Raises:
           InputError: if there is no tokenizer, or the text has no tokens.
@@ -79,7 +79,7 @@ class Vocabulary:
     def rows(
         self, ids: Sequence[int] | Int[Array, "n"] | Int[np.ndarray, "n"]
     ) -> Float[Array, "n D"]:
-        """Embeddings of the given tokens, in float32.
+        """Returns the embeddings of some tokens, in float32.
 
         Raises:
           InputError: for a token without a row in a checkpoint's table.
@@ -98,10 +98,7 @@ class Vocabulary:
         return jnp.asarray(table[indices])
 
     def stack_for(self, prompt: str) -> StackShape:
-        """Returns the shape of the stack that a prompt attaches to.
-
-        Args:
-          prompt: name of the prompt's class, for the message.
+        """Returns the shape of the stack; messages name the class `prompt`.
 
         Raises:
           InputError: if the shape is unknown.
@@ -126,10 +123,9 @@ TextInitializer = Callable[
 
 
 def uniform(scale: NonnegativeNumber = 0.5) -> Initializer:
-    """Starts vectors at uniform numbers from `[0, scale)`: what a prompt does by
-    default.
+    """Starts vectors at uniform numbers from `[0, scale)`, as prompts do by default.
 
-    The range is not symmetric, unlike in the paper (Lester et al. 2021), but as in its
+    The range is not symmetric as in the paper (Lester et al. 2021), but as in its
     published code.
 
     Args:
@@ -150,7 +146,7 @@ def uniform(scale: NonnegativeNumber = 0.5) -> Initializer:
 
 
 def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initializer:
-    """A given array.
+    """Starts vectors at an array.
 
     Raises (when it initializes the prompt):
       InputError: if the shape is not the prompt's.
@@ -164,15 +160,15 @@ def from_array(array: Float[np.ndarray, "..."] | Float[Array, "..."]) -> Initial
 
 
 def from_file(path: str | Path | Sequence[str]) -> TextInitializer:
-    """Starts at the vectors of a file, e.g. to continue from a prompt of another task.
+    """Starts at the vectors in a file, e.g. to continue from another task's prompt.
 
-    A `KeyValuePrefix` starts at the slots of several files, one behind the other. As in
-    `compose`, keys with a rotary embedding are rotated on, so that they keep their
+    A `KeyValuePrefix` may start at the slots of many files, concatenated. As in
+    `compose`, keys with a rotary embedding are then rotated further, to keep their
     distance to the text.
 
     Args:
       path: NumPy file, a run's checkpoint, or PEFT adapter folder, with vectors `[P,
-        D]`. Of a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
+        D]`. For a prefix also a cartridge of HazyResearch/cartridges (`.pt`), or a list
         of paths.
 
     Raises:
@@ -217,8 +213,8 @@ def from_sampled_vocabulary(
     warning).
 
     Args:
-      population_size: number of rows to draw from, from the first; None, or more than
-        the table has, for all.
+      population_size: draw from this many rows at the start of the table; None, or more
+        than the table has, for all.
 
     Raises:
       InputError: when it initializes the prompt, if the population is not positive.
@@ -254,9 +250,9 @@ def from_class_labels(
     """Starts vector `i` at the mean embedding of label `i`: best for classification.
 
     Args:
-      labels: the texts of the classes; those beyond the prompt's length are dropped,
+      labels: the texts of the classes; labels beyond the prompt's length are dropped,
         with a warning.
-      fallback: where the other vectors start; uniform if None.
+      fallback: where the remaining vectors start; uniform if None.
 
     Raises:
       InputError: when it initializes the prompt, if a label has no tokens.
@@ -281,8 +277,8 @@ def from_text(text: str, fallback: Initializer | None = None) -> TextInitializer
 
     Vector `i` of a prompt starts at the embedding of the text's token `i`. Slot `i` of
     a `KeyValuePrefix` starts at the keys and values that the frozen model computes for
-    token `i`, so that the prefix acts as the text's beginning would; the tokens that
-    begin each text, such as BOS, are the first ones.
+    token `i`, so the prefix acts like the beginning of the text; its first slots are
+    for the tokens that begin every text, e.g. BOS.
 
     Args:
       text: the text; tokens beyond the prompt's length are dropped, with a warning.
@@ -317,7 +313,7 @@ def from_text(text: str, fallback: Initializer | None = None) -> TextInitializer
 def document_tokens(
     ids: Sequence[int], shape: tuple[int, ...], vocabulary: Vocabulary
 ) -> tuple[int, ...]:
-    """Returns the tokens of a text behind those that begin each text, such as BOS.
+    """Returns a text's tokens, preceded by those that begin every text, e.g. BOS.
 
     Raises:
       InputError: if there are fewer than the prefix has slots.
@@ -336,7 +332,7 @@ def document_tokens(
 def request_start(
     start: PrefixStart, shape: tuple[int, ...], vocabulary: Vocabulary
 ) -> Array:
-    """Notes what a prefix starts from, and returns zeros in place of it."""
+    """Notes what a prefix starts from, and returns zeros in its place."""
     vocabulary.prefix_starts.append(start)
     return jnp.zeros(shape)
 
@@ -358,11 +354,10 @@ def _fill(vectors, key, shape, vocabulary, fallback) -> Array:
 
 
 def from_template(template: str, fallback: Initializer | None = None) -> Initializer:
-    """Starts the vectors of `{soft:"words"}` in a template at the embeddings of the
-    words.
+    """Starts the vectors of `{soft:"words"}` in a template at the words' embeddings.
 
-    Give it the template of the data (`DataSource.template`), which says where the
-    vectors stand among the text.
+    Pass the template of your data (`DataSource.template`), which says where the vectors
+    are in the text.
 
     Args:
       template: the template, e.g. `{soft:"Reverse"} {prompt} {soft:2}`; a soft part is

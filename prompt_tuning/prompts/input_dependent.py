@@ -1,4 +1,4 @@
-"""Prompts that a small network computes from the given tokens of each example."""
+"""Prompts that a small network computes from each example's input tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +21,13 @@ PROMPT_AXES = ("prompt", "prompt_embed")
 
 
 class InstancePrompt(InputDependentPrompt):
-    """Trained vectors plus what a network makes of the example's own text.
+    """Trained vectors plus a small network's output for the example's own text.
 
-    The network `up(relu(down(mean)))` reads the mean embedding of the given tokens and
+    The network `up(relu(down(mean)))` reads the mean embedding of the input tokens and
     has one narrow hidden layer (Wu et al. 2022, "IDPG", section 3.2). Its output is
     initially zero, so the prompt starts as a soft prompt. Prefer it where inputs need
     to be treated differently. It runs once per example instead of once per batch, which
-    costs time, and no PEFT form holds it.
+    costs time, and no PEFT form can store it.
 
     Args:
       length: number of vectors `P`, at least 1.
@@ -101,14 +101,13 @@ class InstancePrompt(InputDependentPrompt):
 
 
 class PromptPool(InputDependentPrompt):
-    """A mixture of `K` prompts, weighted by how well the example's text matches their
-    keys.
+    """A mixture of `K` prompts, weighted by how well the text matches their keys.
 
-    Each prompt has a trained key, as in L2P (Wang et al. 2022, "Learning to Prompt for
-    Continual Learning", section 4.1), which picks the prompts with the nearest keys.
-    Here the weights are a softmax over all keys, so that no second loss is needed to
-    train them (Asai et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task
-    prompt if nobody can name the task of an example.
+    Each prompt has a trained key. L2P (Wang et al. 2022, "Learning to Prompt for
+    Continual Learning", section 4.1) picks the prompts with the nearest keys; here the
+    weights are a softmax over all keys, so no second loss is needed to train them (Asai
+    et al. 2022, "ATTEMPT", section 3.2). Prefer it to a multi-task prompt if nobody can
+    name the task of an example.
 
     Args:
       length: number of vectors `P` of each prompt, at least 1.
@@ -181,9 +180,9 @@ class PromptPool(InputDependentPrompt):
 def unit_mean(
     embedded: Float[Array, "B T D"], given: Bool[Array, "B T"]
 ) -> Float[Array, "B D"]:
-    """Returns the direction of the mean embedding of the given tokens, in float32.
+    """Returns the direction of the mean embedding of the input tokens, in float32.
 
-    The length is 1, whatever the scale of the model's embeddings, or 0 without tokens.
+    Its length is 1, whatever the scale of the model's embeddings, or 0 without tokens.
     """
     mask = given[..., None]
     total = jnp.where(mask, embedded.astype(jnp.float32), 0).sum(1)  # [B, D]

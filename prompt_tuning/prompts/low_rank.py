@@ -1,4 +1,4 @@
-"""The low-rank product of LoRA next to a projection, and its initial values."""
+"""LoRA's low-rank product next to a projection, and its initial values."""
 
 import functools
 import math
@@ -33,21 +33,21 @@ EVA = "eva"
 class LowRank(ProjectionAdapter):
     """`y + scaling * dropout(x) @ a @ b` (Hu et al. 2022, equation 3).
 
-    Layers of lower rank have zeros in the last columns of `a` and rows of `b`, and
-    layers without the adapter have only zeros. There neither factor has a gradient.
+    Layers of lower rank have zeros in the last columns of `a` and rows of `b`; layers
+    without the adapter have only zeros. Both factors have zero gradients there.
 
     Attributes:
       a: `[L, in, r]`.
       b: `[L, r, out]`.
-      magnitude: magnitudes of DoRA, `[L, out]`, 0 in layers without; None for LoRA.
+      magnitude: DoRA's magnitudes, `[L, out]`, 0 in layers without it; None for LoRA.
       scaling: factor of the product.
       dropout: share of the input's elements that training zeroes.
       rank_stabilized: whether the scaling was divided by the root of the rank.
-      initial: what the factors were initialized with.
-      start_a: `a` at the start of the run, whose product with `start_b` is subtracted;
-        None unless it starts from the weights.
+      initial: how the factors were initialized.
+      start_a: `a` at the start of the run; its product with `start_b` is subtracted.
+        None unless LoRA starts from the weights.
       start_b: `b` at the start of the run, or None.
-      ranks: rank in each layer, 0 where there is none.
+      ranks: rank in each layer, 0 in layers without the adapter.
       most_ranks: the highest rank that each layer may get from the data.
       invocation: tokens from whose last occurrence on it acts; empty if it always does.
       bias: trained bias, `[L, out]`, or None; see `train_bias`.
@@ -96,12 +96,12 @@ class LowRank(ProjectionAdapter):
         self.start_b = nnx.Param(b, axes=self.b.axes) if starts else None
 
     def train_bias(self, frozen: nnx.Param, biases: TrainedBiases) -> None:
-        """Trains the projection's bias too, in all layers if all biases are trained."""
+        """Trains the projection's bias, in all layers if all biases are trained."""
         # An attribute that was None before is not expected to hold an array.
         self.bias, self.biases = nnx.data(started_like(frozen)), biases
 
     def bias_instead_of(self, frozen: Float[Array, "out"]) -> Float[Array, "out"]:
-        """Returns the bias of one block: the trained one where it has LoRA."""
+        """Returns one block's bias: the trained one in blocks with LoRA."""
         if self.bias is None:
             return frozen
         if self.biases == "all":
@@ -123,7 +123,7 @@ class LowRank(ProjectionAdapter):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """PEFT's settings that the factors do not show, where not the defaults."""
+        """PEFT settings that the factors do not reveal, if not the defaults."""
         # What starts from weights or data is exported as a plain LoRA.
         plain = self.initial in ("kaiming", EVA, *FROM_WEIGHTS)
         given = {
@@ -162,7 +162,7 @@ class LowRank(ProjectionAdapter):
     def _change(
         self, x: Float[Array, "*lead in"], dropped: Float[Array, "*lead in"]
     ) -> Float[Array, "*lead out"]:
-        """Returns the scaled low-rank product less that of the start, if it has one."""
+        """Returns the scaled low-rank product, minus the one at the start if needed."""
         change = self._product(dropped)
         if self.start_a is None or self.start_b is None:
             return change
@@ -194,7 +194,7 @@ class LowRank(ProjectionAdapter):
         x: Float[Array, "*lead in"],
         factors: tuple[Float[Array, "in r"], Float[Array, "r out"]] | None = None,
     ) -> Float[Array, "*lead out"]:
-        """Returns the scaled low-rank product, of `a` and `b` or of others."""
+        """Returns the scaled low-rank product of `factors`, by default `a` and `b`."""
         factors = factors or (self.a[...], self.b[...])
         a, b = (factor.astype(x.dtype) for factor in factors)
         low = collectives.reduce_from_shards(x @ a, self.axes[0])  # [*lead, r]
@@ -203,7 +203,7 @@ class LowRank(ProjectionAdapter):
     def factors_of_outputs(
         self, kernel: Float32[Array, "in out"]
     ) -> Float32[Array, "out"]:
-        """Returns DoRA's factor of each output of one block, given its weights."""
+        """Returns DoRA's factor for each output of one block, given its weights."""
         assert self.magnitude is not None
         norms = output_norms(
             kernel, self.a[...], self.b[...], self.scaling, self.axes[0]
@@ -212,9 +212,9 @@ class LowRank(ProjectionAdapter):
 
 
 class ExpertLowRank(LowRank):
-    """The same for one projection of all experts: `y + scaling * x @ a[e] @ b[e]`.
+    """LoRA for one projection of all experts: `y + scaling * x @ a[e] @ b[e]`.
 
-    The layer of experts adds the products to those of its kernels.
+    The layer of experts adds these products to those of its kernels.
 
     Attributes:
       a: `[L, E, in, r]`.
@@ -231,12 +231,8 @@ class ExpertLowRank(LowRank):
     ):
         """Initializes `a` uniformly within `1 / sqrt(in)`, and `b` to 0.
 
-        Args:
-          key: random key.
-          shape: numbers of experts, inputs and outputs.
-          ranks: rank in each layer; 0 where there is no adapter.
-          scaling: factor of the product.
-          axes: logical axes of the input and the output.
+        `shape` is `(E, in, out)`, `ranks` the rank in each layer (0 without the
+        adapter), and `axes` the logical axes of the input and the output.
         """
         experts, *sizes = shape
         kaiming = functools.partial(
@@ -267,10 +263,10 @@ class ExpertLowRank(LowRank):
 def initial_factors(
     key: Key[Array, ""], sizes: tuple[int, int], ranks: Sequence[int], initial: Initial
 ) -> tuple[Float[Array, "L in r"], Float[Array, "L r out"]]:
-    """Initializes the factors as PEFT does; their product is 0.
+    """Initializes the factors like PEFT; their product is 0.
 
-    Those that start from the weights are zeros here; see `initial_starts`. Those that
-    start from data are "kaiming" until the data are read; see `activation_probes`.
+    Factors that start from the weights are zeros here; see `initial_starts`. Factors
+    that start from data are "kaiming" until the data are read; see `activation_probes`.
 
     - "kaiming": `a` uniform within `1 / sqrt(in)`, `b` 0.
     - "gaussian": `a` normal with standard deviation `1 / r`, `b` 0.
@@ -280,8 +276,8 @@ def initial_factors(
     Args:
       key: random key.
       sizes: numbers of inputs and outputs.
-      ranks: rank in each layer; 0 where there is no adapter.
-      initial: which of them.
+      ranks: rank in each layer; 0 in layers without the adapter.
+      initial: one of the names above.
     """
     size_in, size_out = sizes
     count, rank = len(ranks), max(ranks)

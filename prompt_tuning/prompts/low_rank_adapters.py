@@ -38,52 +38,50 @@ QUERIES_AND_VALUES = (r".*/(query|value)",)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRA(LoRASettings, AdapterSpec):
-    """Low-rank products next to projections: `y + alpha / r * x @ a @ b` (Hu et al.
-    2022).
+    """Low-rank products next to projections: `y + alpha / r * x @ a @ b`.
 
-    The usual choice on small models and where a prompt does not reach the loss that you
-    need. It can be merged into the weights (`TunedModel.save(..., form="merged")`), so
-    that the result costs nothing at inference. It starts as the identity, since `a @ b`
-    is 0.
+    The usual choice on small models, and where a prompt does not reach the loss that
+    you need (Hu et al. 2022). It can be merged into the weights (`TunedModel.save(...,
+    form="merged")`), and then costs nothing at inference. It starts as the identity,
+    since `a @ b` is 0.
 
     Attributes:
-      regexes: expressions that match the whole paths of the projections to adapt, such
-        as `.*/(query|key|value|out)` or `.*/mlp/.*`; queries and values by default.
-      at: the modules to adapt by their names in transformers instead, as in PEFT's
+      regexes: expressions that match the whole paths of the projections to adapt, e.g.
+        `.*/(query|key|value|out)` or `.*/mlp/.*`; queries and values by default.
+      at: modules to adapt, by their names in transformers instead, like PEFT's
         `target_modules`: `"all-linear"` for all projections of all blocks, a list such
         as `["q_proj", "v_proj"]` of names or their ends after a dot, or one expression
-        that matches whole names. A list may name the parameters of experts too, as in
+        that matches whole names. A list may also name the parameters of experts, like
         PEFT's `target_parameters`: `["experts.gate_up_proj", "experts.down_proj"]`.
       rank: rank `r` of the product.
       alpha: scale; the product is multiplied by `alpha / r`.
-      rank_stabilized: whether it is multiplied by `alpha / sqrt(r)` instead
-        (Kalajdzievski 2023), which keeps high ranks trainable.
-      dropout: share of the elements of the product's input that each training step
-        zeroes.
-      layers: numbers of the blocks to adapt, from 0; all if None.
+      rank_stabilized: whether to multiply by `alpha / sqrt(r)` instead (Kalajdzievski
+        2023), which keeps high ranks trainable.
+      dropout: share of the product's input that each training step zeroes.
+      layers: indices of the blocks to adapt; all if None.
       rank_pattern: ranks of some modules, by expressions that match a module's name in
-        transformers or its end after a dot. The first that matches counts.
+        transformers or its end after a dot. The first match counts.
       alpha_pattern: the same for `alpha`. All layers of a projection must have the same
-        scaling, so a rank of one layer takes an `alpha` in proportion.
-      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`,
-        `b` 0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the
-        product 0), or from the frozen weights, "pissa" (singular vectors, Meng et al.
-        2024) or "olora" (QR, Büyükakyüz 2024). From weights, the first product is
-        subtracted, and the run is exported as a plain LoRA of twice the rank. With
-        "eva", `a` starts from the principal components of the projections' inputs in
-        the first batches (Paischer et al. 2024), and `b` is 0.
-      eva_rho: maximum rank of a layer with "eva", in units of its rank: ranks go to the
-        layers and projections whose components explain most of the variance, and their
-        sum stays. With 1 all keep theirs. The arrays have the maximum rank.
+        scaling, so a rank for one layer needs an `alpha` in proportion.
+      initial: first values of `a` and `b`, by PEFT's names: "kaiming" (uniform `a`, `b`
+        0), "gaussian" (normal `a`, `b` 0), "orthogonal" (both nonzero, with the product
+        0), or from the frozen weights, "pissa" (singular vectors, Meng et al. 2024) or
+        "olora" (QR, Büyükakyüz 2024). From weights, the first product is subtracted,
+        and the run is exported as a plain LoRA of twice the rank. With "eva", `a`
+        starts from the principal components of the projections' inputs in the first
+        batches (Paischer et al. 2024), and `b` is 0.
+      eva_rho: maximum rank of a layer with "eva", in units of `rank`: ranks go to the
+        layers and projections with components that explain most of the variance, and
+        their sum stays. With 1 all keep theirs. The arrays have the maximum rank.
       dora: whether a trained magnitude rescales each output, as in DoRA (Liu et al.
         2024); the frozen weights must be on the device.
       invocation: ids of tokens from whose last occurrence in a row on the product is
-        added, and in no row without them (aLoRA, Greenewald et al. 2025), so that the
-        frozen model's keys and values of the text before remain valid. If None, it is
-        added everywhere. For decoder-only models without prompts.
-      bias: which biases of the model are trained too, by PEFT's names: "none",
-        "lora_only" (those of the adapted modules) or "all" (those of norms and of the
-        head too). The model must have some; the frozen weights must be on the device.
+        added, and nowhere in rows without them (aLoRA, Greenewald et al. 2025), so that
+        the frozen model's keys and values of the text before remain valid. If None, it
+        is added everywhere. For decoder-only models without prompts.
+      bias: which biases of the model are trained, too, by PEFT's names: "none",
+        "lora_only" (in adapted modules) or "all" (in norms and the head, too). The
+        model must have such biases; the frozen weights must be on the device.
 
     Raises:
       InputError: if a number is out of range, or an expression or name matches nothing.
@@ -127,7 +125,7 @@ class LoRA(LoRASettings, AdapterSpec):
                 )
 
     def check_trained(self) -> None:
-        """Refuses an `alpha` of 0, which has no gradient, or below, as a file may have.
+        """Refuses an `alpha` of 0 (no gradient) or below, which a file may have.
 
         Raises:
           InputError: if an `alpha` is not above 0.
@@ -154,7 +152,7 @@ class LoRA(LoRASettings, AdapterSpec):
         return targets
 
     def select(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
-        """Returns the paths of the projections that `regexes` or `at` chooses.
+        """Returns the paths of the projections that `regexes` or `at` choose.
 
         Raises:
           InputError: if an expression or a name chooses nothing.
@@ -176,7 +174,7 @@ class LoRA(LoRASettings, AdapterSpec):
         return chosen
 
     def _match_regexes(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
-        """Returns the paths that `regexes` match; only some expressions mean experts.
+        """Returns the paths that `regexes` match; experts need a specific expression.
 
         Raises:
           InputError: if an expression matches none.
@@ -193,7 +191,7 @@ class LoRA(LoRASettings, AdapterSpec):
         """Checks that each name in `at`, or its expression, matches a module.
 
         Raises:
-          InputError: with the first that does not.
+          InputError: for the first that does not.
         """
         targets = self._targets
         alone = isinstance(targets, str)
@@ -282,10 +280,10 @@ class LoRA(LoRASettings, AdapterSpec):
         )
 
     def _check_experts(self, path: str) -> None:
-        """Refuses what PEFT has for linear layers alone.
+        """Refuses the settings that PEFT supports only for linear layers.
 
         Raises:
-          InputError: with the setting.
+          InputError: names the setting.
         """
         neutral = {
             "dora": False,

@@ -1,7 +1,7 @@
-"""Prompts of many tasks with shared parameters.
+"""Prompts for many tasks with shared parameters.
 
-Each prompt returns `[N, P, D]`, one prompt per task; the batch's `prompt_ids` choose
-the prompt of a row. The ways to combine `shared` with the parameters of a task follow
+Each prompt returns `[N, P, D]`, one prompt per task; a batch's `prompt_ids` choose each
+row's prompt. The ways to combine `shared` with a task's parameters follow
 google-research/prompt-tuning. Its table `task_prompts`, `[N, size]`, is our `task` with
 the axes after the first flattened.
 """
@@ -21,9 +21,9 @@ TASK_AXES = ("tasks", "prompt", "prompt_embed")
 
 
 class MultiTaskPrompt(InputPrompt):
-    """Base class of prompts with shared vectors and parameters of each task.
+    """Base class of prompts with shared vectors and parameters for each task.
 
-    A subclass computes the prompts from both, and gives the sizes of both.
+    A subclass combines both into prompts, and chooses their sizes.
 
     Attributes:
       shared: `[P, H]`, float32.
@@ -41,9 +41,7 @@ class MultiTaskPrompt(InputPrompt):
         initializer: Initializer | None,
         task_initializer: Initializer | None,
     ):
-        """Initializes shared vectors and the vectors of each task.
-
-        Every task is initialized separately, as if its vectors were a prompt.
+        """Initializes shared vectors, and each task's vectors as if they were a prompt.
 
         Args:
           key: random key of the initializers.
@@ -52,8 +50,7 @@ class MultiTaskPrompt(InputPrompt):
           shared_size: number and width of the shared vectors.
           task_size: number and width of each task's vectors.
           initializer: initializer of the shared vectors; uniform on `[0, 0.5)` if None.
-          task_initializer: initializer of each task's vectors; uniform on `[0, 0.5)`
-            if None.
+          task_initializer: the same for each task's vectors.
 
         Raises:
           InputError: if a number is below 1, or an initializer fails.
@@ -90,12 +87,11 @@ class MultiTaskPrompt(InputPrompt):
 
 
 class AddMultiTaskPrompt(MultiTaskPrompt):
-    """Prompts of `N` tasks, each the sum of shared vectors and its own: `shared +
-    task[n]`.
+    """Prompts of `N` tasks, each the sum `shared + task[n]` of shared and own vectors.
 
-    Prefer a multi-task prompt to `N` runs if the tasks resemble each other: each learns
-    from the others' examples through `shared`. The data choose the task of each
-    example, by `DataSource.prompt_id_key`; texts choose it by `prompt_id`.
+    Prefer a multi-task prompt to `N` runs if the tasks are similar: through `shared`,
+    each learns from all examples. The data choose each example's task with
+    `DataSource.prompt_id_key`; texts choose it with `prompt_id`.
 
     Args:
       length: number of vectors `P` of each task's prompt, at least 1.
@@ -149,9 +145,8 @@ class AddMultiTaskPrompt(MultiTaskPrompt):
 class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
     """Prompts of `N` tasks: shared vectors, followed by the task's own.
 
-    The shared vectors and those of a task stay apart, in different
-    positions, so that the shared vectors can be reused as a prompt. See
-    `AddMultiTaskPrompt` on how an example chooses its task.
+    Shared and task vectors have different positions, so you can reuse the shared ones
+    as a prompt. See `AddMultiTaskPrompt` on how an example chooses its task.
 
     Args:
       length: number of shared vectors, at least 1.
@@ -208,10 +203,10 @@ class ConcatTimeMultiTaskPrompt(MultiTaskPrompt):
 
 
 class ConcatFeaturesMultiTaskPrompt(MultiTaskPrompt):
-    """Prompts of `N` tasks: each vector's first features are shared, the rest the
-    task's.
+    """Prompts of `N` tasks with each vector's first features shared.
 
-    See `AddMultiTaskPrompt` on how an example chooses its task.
+    The remaining features are the task's own. See `AddMultiTaskPrompt` on how an
+    example chooses its task.
 
     Args:
       length: number of vectors `P` of each task's prompt, at least 1.

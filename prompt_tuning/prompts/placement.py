@@ -1,8 +1,8 @@
 """Positions of prompts in a row: before the text, after its first token, or after it.
 
-A placement returns, for each example, the number of its tokens before its prompt. The
-joined row is then `tokens[:point], prompt, tokens[point:]`, with padding still last. A
-packed row has a prompt for each of its examples.
+A placement returns how many tokens of each example precede its prompt. The joined row
+is then `tokens[:point], prompt, tokens[point:]`, with padding still last. A packed row
+has a prompt for each of its examples.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def after_bos(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "
 
 
 def suffix(lengths: Int[Array, "*lead"], ends_with_eos: bool) -> Int[Array, "*lead"]:
-    """Puts the prompt after the text, and before the EOS that ends it if there is one.
+    """Puts the prompt after the text, but before an EOS that ends it.
 
-    In a decoder's row the text is the given tokens: the prompt is between the question
-    and the answer.
+    In a decoder's row the text means the input tokens, so the prompt is between
+    question and answer.
     """
     return jnp.maximum(lengths - int(ends_with_eos), 0)
 
@@ -67,8 +67,8 @@ class JoinedLayout(NamedTuple):
     Attributes:
       source: source of each position: `i` for vector `i` of the row's `n * P` vectors,
         one prompt after the other, and `n * P + t` for token `t`.
-      segments: number of each position's example, from 1; 0 for padding.
-      is_prompt: whether each position is a prompt vector that is not padding.
+      segments: example of each position, from 1; 0 for padding.
+      is_prompt: whether each position is a prompt vector other than padding.
     """
 
     source: Int[Array, "B S"]
@@ -76,11 +76,9 @@ class JoinedLayout(NamedTuple):
     is_prompt: Bool[Array, "B S"]
 
     def of_text(self, values: Array, vectors: int) -> Array:
-        """Moves values of tokens to the tokens' positions; other positions get 0.
+        """Moves values of tokens, `[B, T]`, to their positions; other positions get 0.
 
-        Args:
-          values: numbers or booleans, `[B, T]`.
-          vectors: number of vectors in a row, `n * P`.
+        `vectors` is the number of vectors in a row, `n * P`.
         """
         padded = jnp.pad(values, ((0, 0), (vectors, 0)))
         return jnp.take_along_axis(padded, self.source, axis=1)
@@ -92,10 +90,10 @@ def lay_out(
     """Inserts a prompt into each example of each row.
 
     Args:
-      points: number of the row's tokens before each example's prompt, ascending; `T`
-        for the examples that a row does not have.
-      segments: number of each token's example, from 1; 0 for padding.
-      count: number of a prompt's vectors that are not padding.
+      points: how many of the row's tokens precede each example's prompt, ascending; `T`
+        for examples that a row does not have.
+      segments: example of each token, from 1; 0 for padding.
+      count: number of a prompt's vectors without padding.
       length: number of vectors `P` of a prompt; its padding moves to the end.
     """
     rows, examples = points.shape
@@ -126,7 +124,7 @@ def lay_out_template(
 
     Args:
       soft: index of the vector at each position, negative for text.
-      segments: number of each position's example, from 1; 0 for padding.
+      segments: example of each position, from 1; 0 for padding.
       length: number of vectors `P` of a prompt.
       examples: maximum number of examples in a row, `n`.
     """
@@ -155,7 +153,7 @@ def put_first(
 def join(
     vectors: Float[Array, "#B nP D"], text: Float[Array, "B T D"], layout: JoinedLayout
 ) -> Float[Array, "B S D"]:
-    """Joins the vectors of each row's prompts and the text in a layout's order."""
+    """Joins each row's prompt vectors and text in the order of a layout."""
     unordered = put_first(vectors, text)
     indices = layout.source[..., None]
     return jnp.take_along_axis(unordered, indices, axis=1, mode="clip")

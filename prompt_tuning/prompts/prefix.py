@@ -1,8 +1,8 @@
 """Key/value prefixes: trained keys and values that every query can attend to.
 
 Prefix tuning (Li and Liang 2021) and P-tuning v2 (Liu et al. 2022). No vector runs
-through the model, so a prefix only costs attention. All rows share it, and see it
-whatever their masks allow among the text.
+through the model, so a prefix costs only attention. All rows share it and see it,
+whatever their masks allow within the text.
 """
 
 from collections.abc import Callable
@@ -43,15 +43,15 @@ class KeyValuePrefix(PromptModule):
     """Trained keys and values of `P` positions before every row, in every block.
 
     Prefix tuning (Li and Liang 2021). No vector runs through the model, so a prefix
-    only costs attention: the cheapest method per step that acts in every block. PEFT
-    reads it as PREFIX_TUNING. Keys are stored as attention reads them, after any
+    costs only attention: the cheapest method per step that acts in every block. PEFT
+    reads it as PREFIX_TUNING. Keys are stored as attention reads them, i.e. after any
     rotation; text starts at position `P`.
 
     Args:
       length: number of positions `P`, at least 1.
       initializer: where keys and values start; `normal()` if None.
-      frozen_slots: number of first positions that training leaves as they start, below
-        `P`. Models look at their first position from everywhere, so a memory of a text
+      frozen_slots: how many of the first positions stay as they start, below `P`.
+        Models attend to their first position from everywhere, so a memory of a text
         freezes it (Eyuboglu et al. 2025, "Cartridges"). PEFT then reads the prefix as
         CARTRIDGE.
 
@@ -124,8 +124,8 @@ class ProjectedKeyValuePrefix(KeyValuePrefix):
     """A prefix that a small network computes (Li and Liang 2021, section 4.3).
 
     The network is `Linear(tanh(Linear(embedding)))`. Li and Liang find the plain prefix
-    unstable to train; the projection (PEFT's `prefix_projection`) helps and is only
-    there in training: what is exported are plain keys and values.
+    unstable to train; the projection (PEFT's `prefix_projection`) helps. It exists only
+    in training: the export has plain keys and values.
 
     Args:
       length: number of positions `P`, at least 1.

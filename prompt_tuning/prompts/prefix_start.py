@@ -1,16 +1,16 @@
-"""What a key/value prefix starts from, if the model has to compute it."""
+"""Start of a key/value prefix that the model has to compute."""
 
 from typing import NamedTuple
 
 
 class PrefixStart(NamedTuple):
-    """What the values of a prefix are computed from, once the model is read.
+    """Input from which the model computes a prefix's first values.
 
     Attributes:
       tokens: tokens that the model reads.
-      windows: number of windows of them whose attention the prefix is to reproduce;
-        0 if the keys and values of the tokens themselves are the prefix.
-      begin: number of first tokens that begin each text, such as BOS.
+      windows: in how many windows of them the prefix should reproduce attention; 0 if
+        the tokens' own keys and values are the prefix.
+      begin: how many of the first tokens begin every text, e.g. BOS.
     """
 
     tokens: tuple[int, ...]

@@ -4,9 +4,9 @@ An adapter acts on a projection twice: before it, on its input, and after it, on
 output. Its parameters are stacked on `L` like the kernel's, at
 `.../query/adapters/{name}/...`. Prompts and adapters can be tuned together.
 
-A new adapter is a module with a `ProjectionAdapter` and an `AdapterSpec`, and a line in
-`prompt_tuning.prompts.FACTORIES`. Both state the adapter's kind, how it is exported and
-how it is rebuilt.
+To add an adapter, write a module with a `ProjectionAdapter` and an `AdapterSpec`, and
+add a line to `prompt_tuning.prompts.FACTORIES`. Both classes state the adapter's kind,
+how to export it and how to rebuild it.
 """
 
 import dataclasses
@@ -42,14 +42,13 @@ NAMES_IN_PEFT = {
 
 
 class ExportedAdapter(NamedTuple):
-    """The adapter of one projection as arrays.
+    """One projection's adapter as arrays.
 
     Attributes:
       kind: the kind of the adapter.
       arrays: float32 arrays by leaf.
       scaling: factor of a low-rank product; None for adapters without one.
-      settings: PEFT's settings that the arrays do not show, where they are not the
-        defaults.
+      settings: PEFT settings that the arrays do not reveal, if not the defaults.
     """
 
     kind: str
@@ -60,7 +59,7 @@ class ExportedAdapter(NamedTuple):
 
 @runtime_checkable
 class FrozenProjection(Protocol):
-    """The frozen projection of one block, as an adapter may use it."""
+    """One block's frozen projection, as adapters may use it."""
 
     def applied_bias(self) -> Float[Array, "out"] | None:
         """Returns the bias, trained or frozen."""
@@ -81,9 +80,9 @@ class ProjectionAdapter(nnx.Module):
     Attributes:
       kind: the kind of the adapter, by PEFT's name; None if it cannot be exported.
       scaling: factor of a low-rank product; None for adapters without one.
-      drops: whether the adapter drops something in training, which takes a random key.
-      alone: whether no other adapter may act on its projection.
-      bias: a trained bias, `[L, out]`; None if it trains none.
+      drops: whether training drops something, which needs a random key.
+      alone: whether no other adapter may act on the same projection.
+      bias: a trained bias, `[L, out]`, or None.
     """
 
     kind: ClassVar[str | None] = None
@@ -93,12 +92,12 @@ class ProjectionAdapter(nnx.Module):
     bias: nnx.Param | None = None
 
     def bias_instead_of(self, frozen: Float[Array, "out"]) -> Float[Array, "out"]:
-        """Returns the bias of one block where `bias` is trained."""
+        """Returns one block's bias if `bias` is trained."""
         return frozen if self.bias is None else self.bias[...]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """PEFT's settings that the arrays do not show, where not the defaults."""
+        """PEFT settings that the arrays do not reveal, if not the defaults."""
         return {}
 
     def before(self, x: Float[Array, "*lead in"]) -> Float[Array, "*lead in"]:
@@ -108,11 +107,9 @@ class ProjectionAdapter(nnx.Module):
     def after(
         self, x: Float[Array, "*lead in"], y: Float[Array, "*lead out"]
     ) -> Float[Array, "*lead out"]:
-        """Returns the output of the adapted projection.
+        """Returns the adapted projection's output.
 
-        Args:
-          x: the adapted projection's input, before `before` changes it.
-          y: the frozen projection's output.
+        `x` is its input, before `before` changes it, and `y` the frozen output.
         """
         del x
         return y
@@ -123,12 +120,9 @@ class ProjectionAdapter(nnx.Module):
         y: Float[Array, "*lead out"],
         frozen: FrozenProjection,
     ) -> Float[Array, "*lead out"]:
-        """Returns the output of the adapted projection; see `after`.
+        """Returns the adapted projection's output; see `after`.
 
-        Args:
-          x: the adapted projection's input.
-          y: the frozen projection's output.
-          frozen: the frozen projection, for adapters that depend on its weights.
+        Override this instead if the adapter depends on the `frozen` weights.
         """
         del frozen
         return self.after(x, y)
@@ -149,7 +143,7 @@ class ProjectionAdapter(nnx.Module):
 
 
 def adapter_axes(axes: tuple[str, str]) -> tuple[str, str]:
-    """Returns logical axes of an adapter's parameters, from the kernel's axes.
+    """Returns the logical axes of an adapter's parameters, from the kernel's.
 
     They are sharded like the kernel, except along the model's width, where they are
     small.
@@ -197,15 +191,15 @@ class InputScale(ProjectionAdapter):
 
 
 class AdaptedProjection(NamedTuple):
-    """A projection that an adapter is built for.
+    """A projection to build an adapter for.
 
     Attributes:
       path: path of the projection.
       shape: shape of its kernel, `(L, in, out)`.
       axes: logical axes of its input and output.
-      modules: name of each layer's module in transformers; empty unless the adapter
+      modules: each layer's module name in transformers; empty unless the adapter
         `names_modules`.
-      experts: number of experts that each have such a kernel; 0 for a lone one.
+      experts: number of experts with such a kernel; 0 for a plain projection.
     """
 
     path: str
@@ -217,11 +211,11 @@ class AdaptedProjection(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterSpec:
-    """An adapter of all projections that match some regular expressions.
+    """An adapter for all projections that match some regular expressions.
 
     Attributes:
-      regexes: expressions, each of which fully matches the path of at least one
-        projection, such as "decoder/layers/self_attention/query".
+      regexes: expressions that each match the whole path of at least one projection,
+        e.g. "decoder/layers/self_attention/query".
       name: name of the adapter below `adapters/`.
       kind: the kind of the adapter, by PEFT's name.
     """
@@ -258,9 +252,8 @@ class AdapterSpec:
     def select(self, modules: Mapping[str, Sequence[str]]) -> list[str]:
         """Returns the paths of the projections to adapt.
 
-        Args:
-          modules: name of each layer's module in transformers, by the path of the
-            projection; empty names unless the adapter `names_modules`.
+        `modules` has each layer's module name in transformers, by the projection's
+        path; names are empty unless the adapter `names_modules`.
 
         Raises:
           InputError: if an expression matches none.
@@ -273,12 +266,7 @@ class AdapterSpec:
     def build(
         self, key: Key[Array, ""], projection: AdaptedProjection
     ) -> ProjectionAdapter:
-        """Builds the adapter of one projection.
-
-        Args:
-          key: random key.
-          projection: the projection.
-        """
+        """Builds the adapter of one projection; `key` is a random key."""
         raise NotImplementedError
 
     @classmethod
@@ -286,7 +274,7 @@ class AdapterSpec:
         """Returns the specs that build exactly the parameters of an adapter.
 
         Raises:
-          InputError: if the adapter lacks something that its parameters do not show.
+          InputError: if the adapter lacks something that its parameters do not reveal.
         """
         raise NotImplementedError
 
@@ -296,8 +284,8 @@ class IA3(AdapterSpec):
     """Trained scales of keys, values and feed-forward values (Liu et al. 2022).
 
     The smallest adapter: one number per column that it scales. It can be merged into
-    the weights, like `LoRA`. The input of `mlp/down` is scaled, also of a shared
-    expert, and the output of any other projection. All scales start at 1.
+    the weights, like `LoRA`. For `mlp/down` it scales the input, also in a shared
+    expert, and for any other projection the output. All scales start at 1.
 
     Attributes:
       regexes: expressions that match the whole paths of the projections to adapt.

@@ -1,10 +1,10 @@
-"""Base classes of prompts, and what a prompt class states about itself.
+"""Base classes of prompts, and what a prompt class declares about itself.
 
 To add a prompt, write one module with a subclass of `InputPrompt`,
-`InputDependentPrompt` or `KeyValuePrefix`, and a config of the same name. The class
-states where it attaches (`attachment`), the form in which files store it (`form`), how
-to export it (`export`) and which vectors to inspect (`input_vectors`). Models, files
-and commands ask the class, so none of them lists all prompts.
+`InputDependentPrompt` or `KeyValuePrefix`, and a config with the same name. The class
+declares where it attaches (`attachment`), how files store it (`form`), how to export it
+(`export`) and which vectors to inspect (`input_vectors`). Models, files and commands
+ask the class, so none of them lists all prompts.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ from prompt_tuning.prompts.initializers import Initializer, Vocabulary, uniform
 class Attachment(enum.Enum):
     """Where a prompt enters a model.
 
-    `INPUT` prompts put vectors among the input of the first block. `EVERY_BLOCK`
-    prompts do so too, and also change the hidden states at the prompt's positions
-    before each later block. `KEYS_AND_VALUES` prompts give every block keys and values
-    that its self-attention reads.
+    `INPUT` prompts add vectors to the input of the first block. `EVERY_BLOCK` prompts
+    do so too, and also change the hidden states at the prompt's positions before each
+    later block. `KEYS_AND_VALUES` prompts give every block keys and values for its
+    self-attention.
     """
 
     INPUT = enum.auto()
@@ -50,12 +50,11 @@ class StoredForm:
     """How files store the prompts of one adapter kind.
 
     Attributes:
-      kind: the kind of the adapter: the name of PEFT's method, or our own name for a
-        method that PEFT lacks.
-      axes: the axes of each array, such as `{"prompt": "P D"}`, by the leaf below
-        `{encoder|decoder}/prompt/`. The names of the leaves and the number of their
-        axes identify the kind.
-      settings: for each argument that rebuilds the prompt, the axis that gives it.
+      kind: name of PEFT's method, or our own name for a method that PEFT lacks.
+      axes: the axes of each array, e.g. `{"prompt": "P D"}`, by the leaf below
+        `{encoder|decoder}/prompt/`. Names of leaves and their numbers of axes identify
+        the kind.
+      settings: the axis that gives each argument needed to rebuild the prompt.
     """
 
     kind: str
@@ -83,7 +82,7 @@ class ExportedPrompt(NamedTuple):
     Attributes:
       kind: the kind of the adapter.
       arrays: float32 arrays by leaf.
-      settings: settings of PEFT that the arrays do not show, where not the defaults.
+      settings: PEFT settings that the arrays do not reveal, if not the defaults.
     """
 
     kind: str
@@ -99,9 +98,8 @@ class PromptModule(nnx.Module):
       form: the stored form that this class is rebuilt from; None for a class that is
         always exported as another one.
       has_penalty: whether `penalty` may differ from 0; known before anything runs.
-      drops: whether the prompt drops something in training, which takes a random key.
-      frozen_slots: number of first positions of a prefix that training leaves as they
-        start.
+      drops: whether training drops something, which needs a random key.
+      frozen_slots: how many of a prefix's first positions stay as they start.
     """
 
     attachment: ClassVar[Attachment]
@@ -112,12 +110,12 @@ class PromptModule(nnx.Module):
 
     @property
     def ball(self) -> Ball | None:
-        """Where training may move the vectors; None for anywhere."""
+        """Region that training may move the vectors in; None for anywhere."""
         return None
 
     @property
     def length(self) -> int:
-        """Vectors or positions `P` of each prompt, including padding."""
+        """Number of vectors or positions `P` of each prompt, including padding."""
         raise NotImplementedError
 
     @property
@@ -126,7 +124,7 @@ class PromptModule(nnx.Module):
         return 1
 
     def penalty(self) -> Float[Array, ""]:
-        """The term that the prompt itself adds to the training loss."""
+        """Term that the prompt adds to the training loss."""
         return jnp.zeros(())
 
     def export(self) -> ExportedPrompt:
@@ -136,17 +134,16 @@ class PromptModule(nnx.Module):
     def input_vectors(
         self,
     ) -> Float[np.ndarray, "P D"] | Float[np.ndarray, "N P D"] | None:
-        """The vectors among the input, without padding; None if there are none."""
+        """Vectors in the input, without padding; None for other prompts."""
         return None
 
     @classmethod
     def factory_for(
         cls, shapes: Mapping[str, tuple[int, ...]]
     ) -> Callable[..., "PromptModule"]:
-        """Returns a factory of prompts with arrays of these shapes.
+        """Returns a factory of prompts with arrays of these shapes, by leaf.
 
-        Args:
-          shapes: shapes by leaf, which match `form`.
+        The shapes must match `form`.
         """
         assert cls.form is not None
         build: Callable[..., PromptModule] = cls
@@ -154,12 +151,12 @@ class PromptModule(nnx.Module):
 
 
 class InputPrompt(PromptModule):
-    """A prompt among a model's input: one prompt of `P` vectors, or `N` of them.
+    """A prompt in a model's input: one prompt of `P` vectors, or `N` of them.
 
-    A subclass defines `length` and the vectors. It runs as a shared stream where it
-    comes first and sees no text, and joined to the text everywhere else. `placement`
-    defines the positions of its vectors, and `models.prompted` the masks. Evaluated,
-    the prompt is plain vectors, however they are computed, and so it is exported.
+    A subclass defines `length` and the vectors. It runs as a shared stream if it comes
+    first and sees no text, else joined to the text. `placement` defines the positions
+    of its vectors, and `models.prompted` the masks. However the vectors are computed,
+    the prompt is exported as plain vectors.
     """
 
     attachment = Attachment.INPUT
@@ -174,13 +171,12 @@ class InputPrompt(PromptModule):
     ) -> Float[Array, "P D"] | Float[Array, "N P D"]:
         """Returns the vectors, unbatched, of the one prompt or of all `N`.
 
-        Args:
-          key: random key of dropout among the vectors; None for no dropout.
+        `key` is a random key for dropout among the vectors; None disables it.
         """
         raise NotImplementedError
 
     def block_values(self) -> Float[Array, "L P W"]:
-        """Values of each block for the prompt's positions; only for `EVERY_BLOCK`."""
+        """Each block's values for the prompt's positions; only for `EVERY_BLOCK`."""
         raise NotImplementedError
 
     def enter_block(
@@ -201,7 +197,7 @@ class InputPrompt(PromptModule):
         return np.asarray(self())[..., : int(self.real_length), :]
 
     def export(self) -> ExportedPrompt:
-        """Exports the vectors; several prompts are factorized, as in PEFT."""
+        """Exports the vectors; more than one prompt is factorized, as in PEFT."""
         vectors = self.input_vectors()
         assert vectors is not None
         if vectors.ndim == 3:
@@ -213,8 +209,7 @@ class InputDependentPrompt(InputPrompt):
     """A prompt that computes its vectors from the text of each example.
 
     A subclass defines `length` and `for_text`. The prompt is joined to every row, and
-    may read only the given tokens: what the model completes is unknown when it
-    generates.
+    may read only the input tokens: in generation, the completion is unknown.
     """
 
     def for_text(
@@ -229,9 +224,9 @@ class InputDependentPrompt(InputPrompt):
         Args:
           tokens: ids of the tokens.
           embedded: embeddings of the tokens.
-          given: marks the given tokens of the example; all others are padding, targets
-            or tokens of another example. An example may have none.
-          key: random key of dropout among the vectors; None for no dropout.
+          given: marks the example's input tokens, possibly none; the rest are padding,
+            targets or other examples.
+          key: random key for dropout among the vectors; None disables it.
         """
         raise NotImplementedError
 
@@ -256,8 +251,8 @@ InputPromptFactory = Callable[[Key[Array, ""], Vocabulary], InputPrompt]
 class Constant:
     """Hides an array from NNX, which would make it part of the model's state.
 
-    The array becomes part of the model's structure instead: two constants are equal if
-    their numbers are.
+    Instead it becomes part of the model's structure: two constants are equal if their
+    numbers are.
     """
 
     def __init__(self, array: np.ndarray):
@@ -272,7 +267,7 @@ class Constant:
 
 
 def constants(graph: nnx.GraphDef) -> list[np.ndarray]:
-    """Returns the arrays that are hidden in the structure of a model, in its order."""
+    """Returns the arrays hidden in a model's structure, in order."""
     values = [getattr(attribute, "value", None) for _, attribute in graph.attributes]
     return [value.array for value in values if isinstance(value, Constant)]
 
@@ -287,12 +282,7 @@ def initial_vectors(
 ) -> Float[Array, "P W"]:
     """Runs an initializer and checks its result.
 
-    Args:
-      key: random key of the initializer.
-      vocabulary: vocabulary of the frozen model.
-      length: number of vectors `P`.
-      initializer: uniform on `[0, 0.5)` if None.
-      width: width of each vector; the model's if None.
+    `initializer` is uniform on `[0, 0.5)` if None, and `width` the model's.
 
     Raises:
       InputError: if the length is below 1 or the result has another shape.

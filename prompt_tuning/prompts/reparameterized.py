@@ -1,7 +1,6 @@
 """Prompts that a small network computes from trained vectors.
 
-The network only helps training. Evaluated, the prompt is plain vectors, and these are
-exported.
+The network only helps training; the prompt is exported as plain vectors.
 """
 
 import jax
@@ -23,14 +22,13 @@ class MLPPrompt(WrappedPrompt):
     """Passes another prompt's vectors through two hidden layers (P-tuning).
 
     Liu et al. 2021, "GPT Understands, Too". Computes
-    `output(relu(middle(relu(hidden(x)))))`, as PEFT's P_TUNING does. The network only
+    `output(relu(middle(relu(hidden(x)))))`, like PEFT's P_TUNING. The network only
     helps training, e.g. where a plain soft prompt stays at a high loss: the result is
-    exported as plain vectors. They start at the network's output and not at the inner
-    prompt's vectors, so an initializer of the inner prompt has little effect.
+    exported as plain vectors. They start at the network's output instead of the inner
+    prompt's vectors, so the inner prompt's initializer has little effect.
 
     Args:
-      inner: the prompt whose vectors are the network's input, e.g.
-        `SoftPrompt(length=5)`.
+      inner: the prompt that feeds the network, e.g. `SoftPrompt(length=5)`.
       hidden_width: width `W` of the hidden layers; the model's `D` if None.
 
     Attributes:
@@ -79,15 +77,15 @@ class MLPPrompt(WrappedPrompt):
 
 
 class ResidualPrompt(WrappedPrompt):
-    """Adds a small network's output to another prompt's vectors (Razdaibiedina et al.
-    2023).
+    """Adds a small network's output to another prompt's vectors.
 
-    Computes `x + norm(up(relu(down(x))))` of each vector `x`. Like `MLPPrompt` it only
-    helps training and is exported as plain vectors, but it starts near the inner prompt
-    if `norm_scale` is small, so that an initializer keeps its effect.
+    Computes `x + norm(up(relu(down(x))))` for each vector `x` (Razdaibiedina et al.
+    2023). Like `MLPPrompt` it only helps training and is exported as plain vectors, but
+    with a small `norm_scale` it starts near the inner prompt, whose initializer keeps
+    its effect.
 
     Args:
-      inner: the prompt whose vectors are changed, e.g. `SoftPrompt(length=5)`.
+      inner: the prompt to change, e.g. `SoftPrompt(length=5)`.
       hidden_width: width `W` between the two layers; the model's `D` if None.
       norm_scale: initial scale of the norm. With 1, as published, the network's output
         has unit variance, which drowns vectors that start at small token embeddings;

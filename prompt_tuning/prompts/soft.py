@@ -1,4 +1,4 @@
-"""Soft prompts: prompt vectors among the input, shared by all examples."""
+"""Soft prompts: prompt vectors in the input, shared by all examples."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +17,12 @@ from prompt_tuning.prompts.prompt_module import (
 
 
 class SoftPrompt(InputPrompt):
-    """Trained vectors among the input: prompt tuning (Lester et al. 2021, section 2).
+    """Trained vectors in the input: prompt tuning (Lester et al. 2021, section 2).
 
-    All examples share the `P` vectors. Start here: a few kilobytes are trained, any
-    number of such prompts can be served over one model, and PEFT reads the result.
-    Lester et al. find it as good as full tuning from about ten billion parameters on;
-    on smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower
-    loss.
+    All examples share the `P` vectors. Start here: you train a few kilobytes, you can
+    serve any number of such prompts over one model, and PEFT reads the result. Lester
+    et al. find it as good as full tuning from about ten billion parameters on; on
+    smaller models `DeepPrompt`, `KeyValuePrefix` or `LoRA` usually reach a lower loss.
 
     Args:
       length: number of vectors `P`, at least 1; 5 to 100 are common.
@@ -68,13 +67,13 @@ class SoftPrompt(InputPrompt):
 
 
 class PaddedPrompt(InputPrompt):
-    """Prompt vectors followed by padding.
+    """Prompt vectors followed by padding, which the model masks.
 
-    Padding gives prompts of different lengths one shape. The model masks it.
+    Padding gives prompts of different lengths the same shape.
 
     Attributes:
       prompt: `[P, D]`, float32.
-      real: number of vectors that are not padding, int32 `[]`; never trained.
+      real: number of vectors without padding, int32 `[]`; never trained.
     """
 
     def __init__(self, vectors: Float[Array, "P D"], real: int):
@@ -98,7 +97,7 @@ class PaddedPrompt(InputPrompt):
 
 
 class StackedPrompts(InputPrompt):
-    """`N` prompts of one length for one frozen model, such as an ensemble's.
+    """`N` prompts of the same length for one frozen model, e.g. an ensemble's.
 
     Attributes:
       prompt: `[N, P, D]`, float32.
@@ -125,11 +124,11 @@ class StackedPrompts(InputPrompt):
 
 
 class InferenceOnlyPrompt(InputPrompt):
-    """A constant prompt without parameters: nothing of it is restored or trained.
+    """A constant prompt without parameters: it is neither restored nor trained.
 
-    Use it to run a model behind vectors that are already there, e.g. one of the prompts
-    that google-research/prompt-tuning released. Generation and evaluation take it;
-    `tune` refuses it, as there would be nothing to train.
+    Use it to run a model behind existing vectors, e.g. a prompt that
+    google-research/prompt-tuning released. Generation and evaluation take it; `tune`
+    refuses it, as there would be nothing to train.
 
     Args:
       length: number of vectors `P`, at least 1.

@@ -1,4 +1,4 @@
-"""The sizes of a stack of blocks that prompts at every block need."""
+"""Sizes of a stack of blocks, for prompts that attach at every block."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ class StateShape(NamedTuple):
 
     Attributes:
       layers: number of recurrent layers `M`.
-      others: number of layers without attention, these included.
+      others: number of layers without attention, recurrent ones included.
       window: inputs and channels of a convolution's window, `(W, C)`.
       memory: `(H, K, V)`, or None.
     """
@@ -30,10 +30,10 @@ class StackShape(NamedTuple):
 
     Attributes:
       layers: number of blocks `L`.
-      key_value_heads: key/value heads `G` of each block's self-attention.
+      key_value_heads: number `G` of key/value heads in self-attention.
       head_width: width `K` of each head.
       states: shape of the states of recurrent layers; None without such layers.
-      sharing: number of blocks that read keys and values of others (Gemma 4).
+      sharing: number of blocks that reuse other blocks' keys and values (Gemma 4).
     """
 
     layers: int

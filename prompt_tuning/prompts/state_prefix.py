@@ -1,4 +1,4 @@
-"""Key/value prefixes for models of which some layers have a state instead of keys."""
+"""Key/value prefixes for models in which some layers have a state instead of keys."""
 
 import dataclasses
 
@@ -22,11 +22,11 @@ class StatePrefix(KeyValuePrefix):
     """A prefix for models with recurrent layers, which get a trained initial state.
 
     Layers with attention read `P` trained keys and values, as with `KeyValuePrefix`.
-    Recurrent layers (Mamba, gated delta rule, short convolution) begin every text
-    with a trained state, as if they had read those positions: the window of their
-    convolution, and the memory of each head. It costs no time in these layers. Use it
-    for hybrid models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and
-    `KeyValuePrefix` for all others. PEFT has no such prompt.
+    Recurrent layers (Mamba, gated delta rule, short convolution) begin every text with
+    a trained state, as if they had read those positions: the window of their
+    convolution, and the memory of each head. This costs them no time. Use it for hybrid
+    models such as Qwen 3.5, Granite 4, Nemotron-H or LFM2, and `KeyValuePrefix` for all
+    others. PEFT has no such prompt.
 
     Args:
       length: number of positions `P`, at least 1.
@@ -36,10 +36,10 @@ class StatePrefix(KeyValuePrefix):
     Attributes:
       prompt: keys and values of the layers with attention, `[L, 2, P, G, K]`.
       state: initial state of each of the `M` recurrent layers, `[M, S]`, float32: the
-        window `[W, C]`, and then the memory `[H, K, V]` if there is one.
+        window `[W, C]`, then the memory `[H, K, V]` if the layer has one.
 
     Raises:
-      InputError: if no layer is recurrent, or as of `KeyValuePrefix`.
+      InputError: if no layer is recurrent, or for the reasons of `KeyValuePrefix`.
 
     Examples:
       >>> model.attach(pt.StatePrefix(length=5))
@@ -78,7 +78,7 @@ class StatePrefix(KeyValuePrefix):
     def initial_state(
         self,
     ) -> tuple[Float[Array, "M W C"], Float[Array, "M H K V"] | None]:
-        """Returns the windows of convolutions, and the memories if there are some."""
+        """Returns the windows of convolutions, and the memories or None."""
         sizes, state = self.sizes, self.state[...]
         window, memory = jnp.split(state, [int(np.prod(sizes.window))], axis=1)
         window = window.reshape(len(state), *sizes.window)

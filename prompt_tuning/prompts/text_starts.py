@@ -1,4 +1,4 @@
-"""Starts of a key/value prefix that is to stand for a whole text."""
+"""Starts of a key/value prefix that stands for a whole text."""
 
 import numpy as np
 
@@ -15,19 +15,19 @@ from prompt_tuning.prompts.prefix_start import PrefixStart
 
 
 def from_chunks(text: str, chunks: PositiveInteger = 8) -> TextInitializer:
-    """Starts a `KeyValuePrefix` from windows that are spread evenly over a text.
+    """Starts a `KeyValuePrefix` from windows spread evenly over a text.
 
-    The model reads the tokens that begin each text, such as BOS, and then the windows,
-    one behind the other. Their keys and values are the prefix. Prefer it to `from_text`
+    The model reads the tokens that begin every text, e.g. BOS, and then the windows,
+    one after the other. Their keys and values are the prefix. Prefer it to `from_text`
     if the text is much longer than the prefix, and all of it matters.
 
     Args:
-      text: the text, of at least as many tokens as the prefix has slots.
-      chunks: number of windows; at most one for each slot.
+      text: the text, with at least as many tokens as the prefix has slots.
+      chunks: number of windows; at most one per slot.
 
     Raises:
       InputError: when it initializes the prompt, if the text is too short, or the
-        prompt is none of keys and values.
+        prompt has no keys and values.
 
     Examples:
       >>> start = pt.from_chunks("reverse: abcdefghijkl", chunks=2)
@@ -51,23 +51,23 @@ def from_chunks(text: str, chunks: PositiveInteger = 8) -> TextInitializer:
 def from_attention_matching(
     text: str, windows: PositiveInteger = 16
 ) -> TextInitializer:
-    """Starts a `KeyValuePrefix` where attention to it is closest to that to a text.
+    """Starts a `KeyValuePrefix` so that attending to it is like attending to a text.
 
     In each block and head, the slots are the keys of the text that get most attention
-    while the model reads windows of the text again. The values follow by least squares,
-    so that the prefix gives the attention output that the whole text gives. No gradient
-    is computed. It is the closed form of Zweiger et al. (2026, "Attention Matching",
-    arXiv 2602.16284), without its bias of each slot, and the best start of a memory:
-    training then takes a fraction of the steps. The model reads a text that is longer
-    than its positions in parts, each of which gets its share of the slots.
+    while the model rereads windows of the text. The values follow by least squares, so
+    that the prefix gives the same attention output as the whole text. No gradient is
+    computed. It is the closed form of Zweiger et al. (2026, "Attention Matching", arXiv
+    2602.16284), without its bias per slot, and the best start of a memory: training
+    then takes a fraction of the steps. If a text is longer than the model's positions,
+    the model reads it in parts, each of which gets its share of the slots.
 
     Args:
-      text: the text, of more tokens than the prefix has slots.
-      windows: number of windows of the text that the model reads again.
+      text: the text, with more tokens than the prefix has slots.
+      windows: number of windows of the text that the model rereads.
 
     Raises:
       InputError: when it initializes the prompt, if the text is too short, or the model
-        has attention that the closed form does not know.
+        has attention that the closed form does not support.
 
     Examples:
       >>> start = pt.from_attention_matching("reverse: abcdefghijkl", windows=2)
@@ -100,14 +100,7 @@ def _read(
 def spread_windows(
     ids: tuple[int, ...], slots: int, count: int, begin: int
 ) -> tuple[int, ...]:
-    """Returns the first tokens, and windows spread evenly over the others.
-
-    Args:
-      ids: tokens of the text, at least `slots`.
-      slots: number of tokens to return.
-      count: number of windows.
-      begin: number of first tokens that are kept, such as BOS.
-    """
+    """Returns `slots` tokens: the first `begin`, then `count` windows spread evenly."""
     begin = min(begin, slots - 1)
     count = min(count, slots - begin)
     sizes = [len(part) for part in np.array_split(np.arange(slots - begin), count)]

@@ -1,4 +1,4 @@
-"""Trained rows of single tokens, in the place of a frozen embedding table's."""
+"""Trained rows of single tokens, in place of a frozen embedding table's."""
 
 from typing import NamedTuple
 
@@ -25,12 +25,12 @@ class HeadRows(NamedTuple):
 
 
 class TokenRows(nnx.Module):
-    """The rows of some tokens, trained while the table stays as it is.
+    """Rows of some tokens, trained while the rest of the table is frozen.
 
     Attributes:
       rows: rows of the embedding table, `[n, D]`.
       ids: id of each.
-      head: rows of an output head that is not the table, `[m, D]`; None for none.
+      head: rows of an untied output head, `[m, D]`, or None.
       head_ids: id of each of these.
     """
 
@@ -60,15 +60,14 @@ class TokenRows(nnx.Module):
         logits: Float[Array, "*lead V"],
         config: ModelConfig,
     ) -> Float[Array, "*lead V"]:
-        """Changes the logits of each row in its own way; here not: see `head_rows`."""
+        """Changes each row's logits; does nothing here, see `head_rows`."""
         del hidden, config
         return logits
 
     def head_rows(self, *, tied: bool) -> HeadRows | None:
         """Returns the rows of the output head; None if it has none of them.
 
-        Args:
-          tied: whether the head is the embedding table, which shares the rows.
+        A tied head is the embedding table and shares its rows.
         """
         if tied:
             return HeadRows(self.rows[...], self.ids)

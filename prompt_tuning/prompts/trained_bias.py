@@ -1,8 +1,8 @@
-"""Biases of a model that are trained beside LoRA, as by PEFT's setting `bias`.
+"""Biases of a model that are trained along with LoRA, as with PEFT's `bias`.
 
-A trained bias replaces the frozen one, from which it starts. Its path is that of the
-layer with `/adapters/lora/bias`: a projection with LoRA has it in its `LowRank`, and
-any other layer has a `TrainedBias` alone.
+A trained bias replaces the frozen one and starts from it. Its path is the layer's with
+`/adapters/lora/bias`: a projection with LoRA has it in its `LowRank`, and any other
+layer has a `TrainedBias`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class TrainedBias(ProjectionAdapter):
     """The trained bias of a layer without LoRA.
 
     Attributes:
-      bias: `[L, out]`, or `[out]` of a layer that there is once.
+      bias: `[L, out]`, or `[out]` for a layer outside the blocks.
     """
 
     kind = LORA
@@ -32,7 +32,7 @@ class TrainedBias(ProjectionAdapter):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """PEFT's setting: only where all biases are trained, is one without LoRA."""
+        """PEFT's setting: biases without LoRA are trained only if all are."""
         return {"bias": "all"}
 
 
@@ -51,8 +51,7 @@ def started_like(frozen: nnx.Param) -> nnx.Param:
 def frozen_biases(parameters: Mapping[str, Array]) -> dict[str, Float32[Array, "..."]]:
     """Returns the first values of the trained biases: the frozen ones.
 
-    Args:
-      parameters: the trained and the frozen biases by path.
+    `parameters` has both by path.
     """
     paths = [path for path in parameters if path.endswith(BIAS)]
     return {

@@ -1,4 +1,4 @@
-"""Prompts that training keeps near a discrete prompt."""
+"""Prompts that training keeps close to a discrete prompt."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,11 +16,11 @@ class WaywardPrompt(SoftPrompt):
 
     The loss gains `gamma * sum_p |prompt[p] - discrete[p]|^2 / P` (Khashabi et al.
     2022, "Prompt Waywardness"). Use it to see how far a readable prompt can be
-    improved, or to keep one readable: `prompt-tuning inspect` shows the nearest tokens
-    of each vector.
+    improved, or to keep one readable: `prompt-tuning inspect` shows each vector's
+    nearest tokens.
 
     Args:
-      text: the discrete prompt, with one vector for each of its tokens.
+      text: the discrete prompt; each of its tokens is a vector.
       gamma: weight of the squared distance, at least 0.
       initializer: where the vectors start, if not at the text.
 

@@ -1,8 +1,8 @@
 """LoRA that starts from the frozen weights: PiSSA and OLoRA.
 
-Both take their first product out of the frozen weights, so that the model does not
-change at first: `x @ (w - scaling * a_0 @ b_0) + scaling * x @ a @ b`. Here the weights
-stay as they are, and the first factors, which are constants, are stored beside `a` and
+Both take their first product out of the frozen weights, so that the model is unchanged
+at first: `x @ (w - scaling * a_0 @ b_0) + scaling * x @ a @ b`. Here the weights stay
+as they are, and the first factors, which are constant, are stored along with `a` and
 `b`. A plain LoRA `[a a_0]`, `[b; -b_0]` of twice the rank computes the same.
 """
 
@@ -27,17 +27,12 @@ def factors_of_weights(
 ) -> tuple[Float32[Array, "in r"], Float32[Array, "r out"]]:
     """Computes the first factors from a projection's weights.
 
-    - "pissa": the largest singular values and their vectors, so that
-      `scaling * a @ b` is the best approximation of the weights (Meng et al. 2024,
-      equations 2 and 3).
+    `initial` chooses:
+
+    - "pissa": the largest singular values and their vectors, so that `scaling * a @ b`
+      is the best approximation of the weights (Meng et al. 2024, equations 2 and 3).
     - "olora": the first rows and columns of the QR decomposition of the transposed
       weights (Büyükakyüz 2024).
-
-    Args:
-      kernel: the frozen weights.
-      scaling: factor of the product.
-      rank: number of columns of `a`.
-      initial: which of them.
     """
     if initial == "olora":
         q, r = jnp.linalg.qr(kernel.T)
@@ -55,11 +50,7 @@ def initial_starts(
 ) -> dict[str, Float[Array, "..."]]:
     """Computes `a`, `b` and the constants that they start as, by path.
 
-    Args:
-      parameters: the kernels of the projections, by path.
-      ranks: rank in each layer, by the path of each projection.
-      scalings: factor of the product.
-      initial: what to start from.
+    All arguments are by the path of a projection; `parameters` has the kernels.
     """
     found = {}
     for path, own in ranks.items():

@@ -26,7 +26,7 @@ class WrappedPrompt(InputPrompt):
         """Builds the inner prompt.
 
         Raises:
-          InputError: if the factory's prompt does not attach at the input alone.
+          InputError: if it does not attach at the input only.
         """
         self.inner = inner(key, vocabulary)
         if (

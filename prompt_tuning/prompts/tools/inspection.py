@@ -12,7 +12,7 @@ from prompt_tuning.prompts.prompt_module import PromptModule
 
 
 class Neighbors(NamedTuple):
-    """The nearest token embeddings of one prompt vector.
+    """Nearest token embeddings of one prompt vector.
 
     Attributes:
       norm: Euclidean norm of the vector.
@@ -28,16 +28,13 @@ class Neighbors(NamedTuple):
 def input_vectors(
     prompts: Mapping[str, PromptModule],
 ) -> dict[str, Float[np.ndarray, "P D"]]:
-    """Returns the vectors that prompts put among the input, by stack and task.
+    """Returns the vectors that prompts add to the input, by stack and task.
 
-    Of a deep prompt these are the first block's vectors. Its other vectors, and keys
-    and values, are not comparable to embeddings.
-
-    Args:
-      prompts: the modules by the stack that each belongs to.
+    For a deep prompt these are the first block's vectors. Its other vectors, and keys
+    and values, cannot be compared to embeddings. `prompts` has a module per stack.
 
     Raises:
-      InputError: if no prompt has vectors among the input.
+      InputError: if no prompt has vectors in the input.
     """
     vectors, without = {}, []
     for stack, prompt in prompts.items():
@@ -60,12 +57,7 @@ def input_vectors(
 def nearest_tokens(
     prompt: Float[np.ndarray, "P D"], embeddings: Float[np.ndarray, "V D"], count: int
 ) -> list[Neighbors]:
-    """Finds the tokens with the highest cosine similarity of embeddings.
-
-    Args:
-      prompt: prompt vectors.
-      embeddings: the token embedding table.
-      count: number of tokens for each vector.
+    """Finds the `count` tokens with the most similar embeddings, by cosine.
 
     Raises:
       InputError: if the widths differ or `count` is not positive.
@@ -92,7 +84,7 @@ def nearest_tokens(
 
 
 def shown_token(tokenizer: Tokenizer | None, token: int) -> str:
-    """Returns a token as text, or as its id where the tokenizer does not have it."""
+    """Returns a token as text, or as its id if the tokenizer does not have it."""
     if tokenizer is None or token >= tokenizer.vocabulary_size:
         return f"#{token}"
     return repr(tokenizer.token(token))

@@ -1,4 +1,4 @@
-"""Maps a prompt from one model to another through the tokens that both share.
+"""Maps a prompt from one model to another through tokens that both share.
 
 The three methods are from Lester et al. 2022 ("Reducing Retraining by Recycling
 Parameter-Efficient Prompts"). Each uses the embeddings of shared tokens: row `i` of the
@@ -58,10 +58,10 @@ def share_tokens(
     Args:
       source: vocabulary of the prompt's model.
       target: vocabulary of the new model.
-      skip_first: number of shared tokens to skip; fewer, with a warning, if there are
-        not enough.
-      words: number of shared tokens to use after them; fewer, with a warning, if there
-        are not enough.
+      skip_first: number of shared tokens to skip; fewer, with a warning, if they run
+        short.
+      words: number of shared tokens to use after them; fewer, with a warning, if they
+        run short.
 
     Raises:
       InputError: if a vocabulary has no tokenizer, or too few tokens are shared.
@@ -94,7 +94,7 @@ def share_tokens(
 
 
 def _ids_by_text(vocabulary: Vocabulary, which: str) -> dict[str, int]:
-    """Returns ids by the token's text, with a plain space; the lowest id of each."""
+    """Returns the lowest id of each token text, with plain spaces."""
     tokenizer = vocabulary.tokenizer
     if tokenizer is None:
         raise InputError(
@@ -144,8 +144,8 @@ def v2v_linear(
 ) -> Float[np.ndarray, "P E"]:
     """Applies the linear map from source to target embeddings, by least squares.
 
-    With fewer tokens than the source's width, the component of the prompt outside their
-    span is lost, with a warning.
+    With fewer tokens than the source's width, the prompt's component outside their span
+    is lost, with a warning.
     """
     kernel, _, rank, _ = np.linalg.lstsq(
         source.astype(np.float64), target.astype(np.float64)

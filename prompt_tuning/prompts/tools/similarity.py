@@ -1,4 +1,4 @@
-"""Similarity of prompts, which indicates the tasks that may help each other.
+"""Similarity of prompts, a hint at which tasks may help each other.
 
 The two measures are from Vu et al. 2022 ("SPoT"); they compare prompts of any lengths
 for one model.
@@ -49,7 +49,7 @@ def pairwise_similarity(prompts: Prompts) -> Float[np.ndarray, "k k"]:
 def nearest(
     similarities: Float[np.ndarray, "k k"], index: int
 ) -> list[tuple[int, float]]:
-    """Returns the other prompts and their similarities with one, nearest first."""
+    """Returns the other prompts with their similarity to one, nearest first."""
     row = similarities[index]
     order = np.argsort(-row, kind="stable")
     return [(int(other), float(row[other])) for other in order if other != index]
@@ -91,7 +91,7 @@ def check_widths(names: Sequence[str], prompts: Prompts) -> None:
     """Checks that prompts have the same width, as prompts of one model do.
 
     Raises:
-      InputError: with the widths of the first two that differ.
+      InputError: gives the widths of the first two that differ.
     """
     for name, prompt in zip(names[1:], prompts[1:], strict=True):
         if prompt.shape[1] != prompts[0].shape[1]:
