@@ -13,6 +13,7 @@ from prompt_tuning.families.family import (
 )
 from prompt_tuning.families.gpt2 import PREFIX, read_gpt2_layout
 from prompt_tuning.families.hf_settings import HuggingFaceSettings
+from prompt_tuning.families.rotary_settings import read_rotary_dim
 
 PROJECTIONS = {
     "self_attention/query": "attn.q_proj",
@@ -35,10 +36,7 @@ def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_gpt2_layout(settings)
     head_width = settings.head_width(fields["width"], fields["heads"])
-    rotated = settings.size("rotary_dim", 64)
-    if rotated % 2 or rotated > head_width:
-        expected = f"an even number up to the width of a head, {head_width}"
-        settings.refuse("rotary_dim", expected)
+    rotated = read_rotary_dim(settings, head_width, 64)
     return fields | {
         "parallel": True,
         "shared_norm": True,

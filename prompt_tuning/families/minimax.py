@@ -31,7 +31,7 @@ from prompt_tuning.families.llama_layout import (
 )
 from prompt_tuning.families.mamba2_layout import LINEAR, read_kinds
 from prompt_tuning.families.mixtral import MIXTRAL
-from prompt_tuning.families.rotary_settings import FULL, read_rotary
+from prompt_tuning.families.rotary_settings import FULL, read_rotary, read_rotary_dim
 
 SUBLAYERS = ("full_attn", "linear_attn", "mlp")
 ORDER = ("query", "key", "value")
@@ -58,9 +58,12 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
         **{"recurrent_width": width, "recurrent_key_width": width},
         "recurrent_norm_epsilon": 1e-6,
     }
+    # The published model was trained with it, which transformers 5.24 does not read.
+    rotated = read_rotary_dim(settings, width, width)
     return (
         fields
-        | read_rotary(settings, width, base=1_000_000.0)
+        | read_rotary(settings, rotated, base=1_000_000.0)
+        | {"rotary_width": None if rotated == width else rotated}
         | read_experts(
             settings.with_defaults({"num_local_experts": 8, "num_experts_per_tok": 2}),
             "num_local_experts",

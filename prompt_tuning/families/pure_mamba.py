@@ -28,7 +28,8 @@ def read_pure_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
     """
     fields = read_without_attention(settings, tied=True)
     layers, width = range(fields["layers"]), fields["width"]
-    inner = settings.size("expand", 2) * width
+    # Falcon Mamba 7B has another `expand`, which its size takes precedence over.
+    inner = settings.size("intermediate_size", settings.size("expand", 2) * width)
     mixer = read_mamba(settings, layers, width, inner, NAMES)
     return fields | mixer | {"recurrent_norm": False}
 
@@ -55,7 +56,7 @@ MAMBA = dataclasses.replace(
     read_fields=read_pure_mamba,
     recipes=pure_mamba_recipes,
     inert=(MAMBA2.inert - {"chunk_size", "time_step_rank"})
-    | {"use_mambapy", "use_associative_scan", "intermediate_size"}
+    | {"use_mambapy", "use_associative_scan"}
     | {"time_step_init_scheme", "time_step_scale"},
 )
 FALCON_MAMBA = dataclasses.replace(

@@ -68,6 +68,24 @@ def read_rotary(
     return fields
 
 
+def read_rotary_dim(settings: HuggingFaceSettings, head_width: int, usual: int) -> int:
+    """Reads the number of rotated elements of each head, `rotary_dim`.
+
+    Args:
+      settings: the settings in `config.json`.
+      head_width: `K`.
+      usual: the number if there is no setting.
+
+    Raises:
+      InputError: if it is odd, or larger than a head.
+    """
+    rotated = settings.size("rotary_dim", usual)
+    if rotated % 2 or rotated > head_width:
+        expected = f"an even number up to the width of a head, {head_width}"
+        settings.refuse("rotary_dim", expected)
+    return rotated
+
+
 def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, Any]:
     """Reads the base of the rotary frequencies in layers with a window.
 

@@ -316,6 +316,37 @@ def test_rotated_parts_of_heads_are_refused_by_their_settings(
         read(tmp_path, config)
 
 
+MINIMAX = {
+    **{name: value for name, value in LLAMA.items() if name != "rope_scaling"},
+    "model_type": "minimax",
+    "head_dim": 8,
+    "num_local_experts": 2,
+}
+
+
+def test_lightning_attention_stands_beside_heads_that_turn_in_part(tmp_path):
+    # As MiniMax-Text-01 was trained, according to vLLM.
+    assert read(tmp_path, MINIMAX).rotary_width is None
+    assert read(tmp_path, MINIMAX | {"rotary_dim": 4}).rotary_width == 4
+    with pytest.raises(InputError, match=r"rotary_dim = 10, expected .* 8"):
+        read(tmp_path, MINIMAX | {"rotary_dim": 10})
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba"])
+def test_the_number_of_channels_of_mamba_takes_precedence(family, tmp_path):
+    # As transformers reads them; Falcon Mamba 7B has 16 and 8,192.
+    config = {
+        "model_type": family,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "vocab_size": 16,
+        "tie_word_embeddings": True,
+        "expand": 16,
+    }
+    assert read(tmp_path, config).recurrent_heads == 128
+    assert read(tmp_path, config | {"intermediate_size": 16}).recurrent_heads == 16
+
+
 def test_rotary_positions_need_pairs(tmp_path):
     config = read(tmp_path, LLAMA)
     with pytest.raises(InputError, match="head_width is 3: expected an even head_w"):
