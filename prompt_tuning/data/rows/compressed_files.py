@@ -33,7 +33,8 @@ def compression_of(path: Path) -> str | None:
 def content_suffix(path: Path) -> str:
     """Returns the suffix that tells the kind of a file's content, in small letters."""
     name = path if compression_of(path) is None else path.with_suffix("")
-    return name.suffix.lower()
+    suffix = name.suffix.lower()
+    return ".jsonl" if suffix == ".ndjson" else suffix
 
 
 @contextlib.contextmanager

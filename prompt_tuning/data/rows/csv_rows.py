@@ -17,7 +17,9 @@ from prompt_tuning.data.rows.record_spans import (
 )
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-"""Delimiters of tables; a semicolon also separates the cells of `.csv`."""
+"""Delimiters of tables."""
+OTHER_DELIMITERS = (";", "\t", "|")
+"""Delimiters of `.csv` whose header has no comma."""
 
 _HEADER = 2**16
 """Number of bytes of a header in which its delimiter is looked for."""
@@ -68,7 +70,8 @@ def read_record(
 def find_delimiter(path: Path, quotes: bool) -> str:
     """Returns the delimiter of a table, by its suffix and its first row.
 
-    Spreadsheets write `.csv` with semicolons where the comma is the decimal sign.
+    Spreadsheets write `.csv` with semicolons where the comma is the decimal sign, and
+    databases write it with tabs.
 
     Args:
       path: path of the table.
@@ -81,7 +84,8 @@ def find_delimiter(path: Path, quotes: bool) -> str:
         with path.open("rb") as opened:
             content = os.pread(opened.fileno(), min(span.size, _HEADER), span.start)
         unquoted = re.sub(rb'"[^"]*"', b"", content) if quotes else content
-        return ";" if b";" in unquoted and b"," not in unquoted else delimiter
+        found = (x for x in (delimiter, *OTHER_DELIMITERS) if x.encode() in unquoted)
+        return next(found, delimiter)
     return delimiter
 
 
@@ -94,8 +98,8 @@ def read_header(
 ) -> tuple[str, ...]:
     """Returns the column names of a table.
 
-    The first may be empty: pandas writes the numbers of rows in such a column, which
-    `parse_row` leaves out.
+    Some may be empty: pandas writes the numbers of rows in such columns, and
+    spreadsheets write commas after the last one. `parse_row` leaves them out.
 
     Args:
       path: path of the table.
@@ -113,7 +117,8 @@ def read_header(
         with path.open("rb") as opened:
             content = read_record(opened.fileno(), span, location)
         names = tuple(parse_cells(content, delimiter, quotes, location, hint))
-        if len(set(names)) < len(names) or "" in names[1:] or names == ("",):
+        named = [name for name in names if name]
+        if len(set(named)) < len(named) or not named:
             raise InputError(
                 f"{location}: the columns are {shown(list(names))}, expected a unique "
                 "name for each"
@@ -133,7 +138,8 @@ def parse_row(
     """Parses one row of a table; returns its cells by column.
 
     Raises:
-      InputError: if it is not a row, or has another number of cells than columns.
+      InputError: if it is not a row, has another number of cells than columns, or has a
+        text after the last column with a name.
     """
     cells = parse_cells(content, delimiter, quotes, location, hint)
     if len(cells) != len(header):
@@ -142,7 +148,12 @@ def parse_row(
             f"the columns {shown(list(header))}"
         )
     row = dict(zip(header, cells, strict=True))
-    row.pop("", None)  # the column of pandas' row numbers
+    if row.pop("", "") and not header[-1]:
+        raise InputError(
+            f"{location}: the last cell is {shown(cells[-1])}, but its column has no "
+            "name: name it in the header, or enclose cells that have the delimiter in "
+            "quotes"
+        )
     return row
 
 

@@ -1,5 +1,6 @@
 """The records of text files: lines of jsonl, rows of tables, objects of a JSON list."""
 
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,14 @@ def _read_table(path: Path, quotes: bool) -> Iterator[JsonLine]:
 
 
 def _read_list(path: Path) -> Iterator[JsonLine]:
-    """Yields the objects of a file that is one JSON list, or one object of columns."""
+    """Yields the objects of a file that is one JSON list, or one object of columns.
+
+    Some programs give the name `.json` to files with an object in each line.
+    """
+    with open_content(path) as stream:
+        if _has_objects_in_lines(stream, path):
+            yield from read_lines(path)
+            return
     with open_content(path) as stream:
         text = stream.read(MAXIMUM_BYTES + 1)
     content = parse_json(text, str(path))
@@ -83,6 +91,18 @@ def _read_list(path: Path) -> Iterator[JsonLine]:
                 "values are text"
             )
         yield JsonLine(path, number, item, unit="item")
+
+
+def _has_objects_in_lines(stream: io.BufferedIOBase, path: Path) -> bool:
+    """Returns whether the first line is an object, and another one follows it."""
+    first = stream.readline(MAXIMUM_LINE + 1).strip()
+    second = stream.readline(MAXIMUM_LINE + 1).lstrip()
+    if not first.endswith(b"}") or not second.startswith(b"{"):
+        return False
+    try:
+        return isinstance(parse_json(first, str(path)), dict)
+    except InputError:
+        return False
 
 
 def _rows_of_columns(path: Path, columns: dict[str, Any]) -> list[dict[str, Any]]:

@@ -24,13 +24,13 @@ LINES = [
 SETTINGS = {"example_weight_key": "weight", "balance_key": "task"}
 
 
-def write_table(path, delimiter, index=False):
+def write_table(path, delimiter, before=0, after=0):
     with path.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file, delimiter=delimiter)
-        # pandas writes the numbers of the rows in a column without a name.
-        writer.writerow([*([""] if index else []), *LINES[0]])
+        # pandas writes the numbers of the rows in columns without a name.
+        writer.writerow([*[""] * before, *LINES[0], *[""] * after])
         for number, line in enumerate(LINES):
-            writer.writerow([*([number] if index else []), *line.values()])
+            writer.writerow([*[number] * before, *line.values(), *[""] * after])
 
 
 def write_parquet(path, lines):
@@ -61,7 +61,7 @@ def folder(tmp_path):
 
 def write_kind(path, kind):
     """Writes `LINES` as one of `KINDS`."""
-    if kind in ("parquet", "BOM.jsonl"):
+    if kind in ("parquet", "BOM.jsonl", "ndjson", "lines.json"):
         if kind == "parquet":
             write_parquet(path, LINES)
         else:
@@ -78,13 +78,15 @@ def write_kind(path, kind):
         write_kind(plain, kind.removesuffix(".gz"))
         path.write_bytes(gzip.compress(plain.read_bytes()))
     else:
-        delimiter = {"tsv": "\t", "semicolon.csv": ";"}.get(kind, ",")
-        write_table(path, delimiter, kind == "index.csv")
+        delimiters = {"tsv": "\t", "tabs.csv": "\t", "semicolon.csv": ";"}
+        unnamed = {"index.csv": (1, 0), "two.csv": (2, 0), "after.csv": (0, 2)}
+        write_table(path, delimiters.get(kind, ","), *unnamed.get(kind, ()))
 
 
 KINDS = (
     *("csv", "tsv", "json", "parquet", "BOM.jsonl", "index.csv", "semicolon.csv"),
     *("lists.json", "pandas.json", "BOM.jsonl.gz", "csv.gz", "json.gz"),
+    *("tabs.csv", "two.csv", "after.csv", "ndjson", "lines.json"),
 )
 
 
@@ -141,6 +143,8 @@ def test_parquet_has_limits(tmp_path, monkeypatch):
     [
         ("a.csv", "", "is empty, expected at least one record"),
         ("a.csv", "prompt,prompt\n", "expected a unique name for each"),
+        ("a.csv", ",,\n", "expected a unique name for each"),
+        ("a.csv", "p,c,\n1,2, 3\n", "the last cell is ' 3', but its column has no"),
         ("a.csv", "p,c\n1,2\n1\n", "a.csv, line 3: 1 cells, expected 2, one for each"),
         ("a.csv", 'p,c\n1,"2\n', "line 2: a quote is opened and never closed; write a"),
         ("a.tsv", "p\tc\n\xe9", "a.tsv, line 2: 1 cells"),
