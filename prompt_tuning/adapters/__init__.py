@@ -1,5 +1,6 @@
-"""Reads and writes adapters as files, converts them from and to PEFT, and merges them.
+"""Adapters as files: read and write them, convert them to and from PEFT, merge them.
 
-Start with `adapter.Adapter`, an adapter in memory. `peft` has all that knows PEFT's
-folders, `prompt_files` single arrays, and `merge` puts LoRA and IA3 into the weights.
+Start with `adapter.Adapter`, an adapter in memory. `peft` knows PEFT's folders,
+`prompt_files` files with a single array, and `merge` folds LoRA and IA3 into the
+weights.
 """

@@ -1,4 +1,4 @@
-"""Trained parameters, apart from the frozen model and from any file format."""
+"""Trained parameters, independent of the frozen model and of file formats."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ LORA = "LORA"
 IA3 = "IA3"
 TOKENS = "TRAINABLE_TOKENS"
 CLASSES = "CLASS_HEAD"
-"""The kind of a head of classes alone, which PEFT has only beside an adapter."""
+"""The kind of a class head by itself; PEFT has it only together with an adapter."""
 PEFT_KINDS = (PROMPT, PREFIX, MULTITASK, LORA, IA3, TOKENS)
-"""The kinds that PEFT has a method for, by the name of the method."""
+"""Kinds that are methods of PEFT, by PEFT's names."""
 
 CARTRIDGE = "CARTRIDGE"
-"""PEFT's type of a prefix whose first positions are frozen."""
+"""PEFT's type for a prefix with frozen first positions."""
 PREFIX_PATH = "decoder/prompt/prompt"
 """Path of a decoder's key/value prefix."""
 ROWS_PATH, HEAD_PATH = (
     "token_embedder/adapters/tokens/rows",
     "token_embedder/adapters/tokens/head",
 )
-"""Paths of trained rows of tokens, of the embedding table and of a head of its own."""
+"""Paths of trained token rows of the embedding table and of a separate head."""
 
 CLASSES_FOLDER = "head/adapters/classes/"
-"""Start of the paths of a trained head of classes, which may be beside any adapter."""
+"""Path prefix of a trained class head, which any adapter may include."""
 CLASSES_PATH = f"{CLASSES_FOLDER}kernel"
-"""Path of its rows, `[C, D]`."""
+"""Path of the class head's rows, `[C, D]`."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,7 +41,7 @@ class TokenIds:
 
     Attributes:
       rows: id of each row of the embedding table.
-      head: id of each row of an output head of its own.
+      head: id of each row of a separate output head.
     """
 
     rows: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Turns multi-task prompts into the factors that PEFT stores."""
+"""Factorize multi-task prompts into the factors that PEFT stores."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ def factorize(vectors: Float[np.ndarray, "N P D"]) -> Arrays:
     other holds the prompts bit for bit.
 
     Returns:
-      `shared`, `columns` and `rows`, of the shapes `[P, D]`, `[N, P, r]`, `[N, r, D]`.
+      `shared`, `columns` and `rows`, with shapes `[P, D]`, `[N, P, r]`, `[N, r, D]`.
     """
     count, length, width = vectors.shape
     identity = np.eye(min(length, width), dtype=np.float32)
@@ -27,7 +27,7 @@ def factorize(vectors: Float[np.ndarray, "N P D"]) -> Arrays:
 
 
 def factorized_adapter(prompts: Mapping[str, Float[np.ndarray, "N P D"]]) -> Adapter:
-    """Returns the multi-task adapter of some prompts.
+    """Returns a multi-task adapter.
 
     Args:
       prompts: one prompt per task, by stack ("encoder", "decoder").

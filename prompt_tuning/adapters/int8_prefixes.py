@@ -1,4 +1,4 @@
-"""Key/value prefixes in int8, with a scale for each head of each slot.
+"""Key/value prefixes in int8, with a scale per head and slot.
 
 A vector of `K` numbers takes `K + 4` bytes: a quarter of float32, and half of bfloat16.
 """
@@ -12,11 +12,11 @@ from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.quantization.channels import channel_scale, quantize
 
 CODES, SCALES = "prefix_codes", "prefix_scales"
-"""Names of the tensors of a file, `[L, 2, P, G, K]` and `[L, 2, P, G]`."""
+"""Names of a file's tensors, `[L, 2, P, G, K]` and `[L, 2, P, G]`."""
 
 
 def to_int8(prefix: Float[np.ndarray, "L 2 P G K"]) -> dict[str, np.ndarray]:
-    """Returns the tensors that stand for a prefix."""
+    """Returns the tensors that encode a prefix."""
     vectors = np.asarray(prefix, np.float32)[..., None]  # [L, 2, P, G, K, 1]
     scale = np.asarray(channel_scale(vectors))
     codes = np.asarray(quantize(vectors, scale))
@@ -26,10 +26,10 @@ def to_int8(prefix: Float[np.ndarray, "L 2 P G K"]) -> dict[str, np.ndarray]:
 def from_int8(
     tensors: Mapping[str, np.ndarray], source: str
 ) -> Float[np.ndarray, "L 2 P G K"]:
-    """Returns the prefix that tensors stand for.
+    """Decodes the prefix in some tensors.
 
     Raises:
-      InputError: if their types or shapes are others than `to_int8` returns.
+      InputError: if their types or shapes differ from those of `to_int8`.
     """
     codes, scales = tensors[CODES], tensors[SCALES]
     kinds = (codes.dtype, scales.dtype) == (np.int8, np.float32)

@@ -1,9 +1,9 @@
-"""Merges LoRA and IA3 into the weights of a Hugging Face model.
+"""Merge LoRA and IA3 into the weights of a Hugging Face model.
 
-The result is an ordinary model without adapters: `w + scaling * a @ b` for LoRA (Hu et
-al. 2021, section 4.1), with its columns rescaled to DoRA's magnitudes; for IA3 the
-columns of a kernel and its bias times the scale, or its rows where the input is scaled.
-All other arrays and files are copied.
+The result is an ordinary model without adapters. LoRA gives `w + scaling * a @ b` (Hu
+et al. 2021, section 4.1), with columns rescaled to DoRA's magnitudes. IA3 scales the
+columns of a kernel and its bias, or the kernel's rows where it scales the input. All
+other arrays and files are copied.
 """
 
 import itertools
@@ -60,14 +60,15 @@ def write_merged(
 ) -> None:
     """Writes a model with adapters merged into its weights.
 
-    The arrays keep the files and types that they have in the base model.
+    The arrays keep their files and dtypes.
 
     Args:
       folder: folder to write.
       base: Hugging Face folder of the frozen model.
-      adapters: adapters of kind LORA or IA3, in the order of their application.
-      encoder: whether the adapters are of the encoder alone; see `as_tagger`.
-      force: whether to replace a model that was written to this folder before.
+      adapters: adapters of kind LORA or IA3, in the order of application.
+      encoder: whether the adapters belong to the model's encoder alone, as in a T5 that
+        tags tokens; see `as_tagger`.
+      force: whether to replace a merged model in this folder.
 
     Raises:
       InputError: if an adapter is of another kind, or does not belong to the model.
@@ -140,9 +141,9 @@ def _merge(
     by_name: Mapping[str, list[Projection]],
     adapters: Sequence[Adapter],
 ) -> np.ndarray:
-    """Returns one stored array with the adapters merged in, else the same bits.
+    """Returns a stored array with the adapters merged in, else the same bits.
 
-    A trained `bias` takes its place.
+    A trained `bias` replaces the stored one.
     """
     module, _, leaf = name.rpartition(".")
     adapted = [part for part in by_name.get(module, ()) if _adapted(part, adapters)]
@@ -165,13 +166,13 @@ def _merge(
 
 
 class _ExpertPart(NamedTuple):
-    """Experts' kernels of one projection in a stored array.
+    """Expert kernels of one projection in a stored array.
 
     Attributes:
       projection: the projection.
-      layer: number of its layer among those with experts.
-      expert: the expert that the array belongs to; None if it has those of all.
-      transform: takes the kernels out of the array.
+      layer: index of its layer among those with experts.
+      expert: the expert that the array belongs to; None if it has all experts.
+      transform: extracts the kernels from the array.
     """
 
     projection: Projection
@@ -183,7 +184,7 @@ class _ExpertPart(NamedTuple):
 def _parts_of_experts(
     config: ModelConfig, stored: Collection[str], experts: Mapping[str, Projection]
 ) -> dict[str, list[_ExpertPart]]:
-    """Returns the parts with experts' kernels of each stored array, by its name."""
+    """Returns the parts with expert kernels in each stored array, by its name."""
     parts: dict[str, list[_ExpertPart]] = {}
     recipes = find_recipes(config, stored)
     for path, projection in experts.items():
@@ -199,7 +200,7 @@ def _parts_of_experts(
 def _merge_experts(
     array: np.ndarray, parts: Sequence[_ExpertPart], adapters: Sequence[Adapter]
 ) -> np.ndarray:
-    """Returns a stored array with the LoRA of experts, else the same bits."""
+    """Returns a stored array with the experts' LoRA, else the same bits."""
     wide = None
     for (projection, layer, expert, transform), adapter in itertools.product(
         parts, adapters
@@ -227,7 +228,7 @@ def _scales_input(adapter: Adapter, projection: Projection) -> bool:
 def _change_kernel(
     kernel: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Merges an adapter into a kernel `[in, out]` by changing it."""
+    """Merges an adapter into a kernel `[in, out]` in place."""
     if adapter.kind == IA3:
         scale = read_scale(adapter.parameters, projection, module)
         kernel *= scale[:, None] if projection.scales_input else scale
@@ -243,6 +244,6 @@ def _change_kernel(
 def _change_bias(
     bias: np.ndarray, projection: Projection, module: str, adapter: Adapter
 ) -> None:
-    """Merges an adapter into a bias `[out]` by changing it."""
+    """Merges an adapter into a bias `[out]` in place."""
     if adapter.kind == IA3 and not _scales_input(adapter, projection):
         bias *= read_scale(adapter.parameters, projection, module)

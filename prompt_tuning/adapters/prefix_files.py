@@ -1,10 +1,10 @@
-"""Reads key/value prefixes from any of the files that users have.
+"""Read key/value prefixes from all kinds of files.
 
-These are runs and their checkpoints, PEFT folders of the kinds PREFIX_TUNING and
-CARTRIDGE, NumPy and safetensors files `[L, 2, P, G, K]`, and what `torch.save` wrote of
-a cartridge of HazyResearch/cartridges: lists with a tensor `[1, G, P, K]` for each
-layer, `trainable_keys`, `trainable_values`, and perhaps `frozen_keys` and
-`frozen_values` of the slots before them. Nothing is unpickled.
+These are runs and checkpoints, PEFT folders of the kinds PREFIX_TUNING and CARTRIDGE,
+NumPy and safetensors files `[L, 2, P, G, K]`, and cartridges of HazyResearch/cartridges
+in `torch.save` files. The latter have, per layer, a tensor `[1, G, P, K]` in the lists
+`trainable_keys` and `trainable_values`, and optionally `frozen_keys` and
+`frozen_values` for the slots before them. Nothing is unpickled.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,16 +35,16 @@ MovePrefix = Callable[[Float[Array, "L 2 P G K"], int], Float[Array, "L 2 P G K"
 def read_prefixes(
     path: str | Path | Sequence[str], shape: tuple[int, ...], move: MovePrefix | None
 ) -> Float[Array, "L 2 P G K"]:
-    """Reads one or more prefixes, one behind the other.
+    """Reads one or more prefixes, and joins them.
 
     Args:
       path: file or folder, or a list of them.
       shape: shape `[L, 2, P, G, K]` of all of them together.
-      move: moves the keys of a prefix, so that the text behind it may begin some
+      move: moves the keys of a prefix so that the following text may start some
         positions later; None if no model is known.
 
     Raises:
-      InputError: as `read_prefix_file`, and for another number of slots.
+      InputError: as `read_prefix_file`, and if the number of slots differs.
     """
     paths = [path] if isinstance(path, str | Path) else path
     if not paths:
@@ -66,11 +66,11 @@ def read_prefixes(
 def read_prefix_file(
     path: Path | str, stack: tuple[int, int, int]
 ) -> Float[np.ndarray, "L 2 P G K"]:
-    """Reads a prefix, in float32.
+    """Reads a prefix in float32.
 
     Args:
       path: file or folder.
-      stack: numbers of layers `L` and of key/value heads `G`, and their width `K`.
+      stack: number of layers `L`, number of key/value heads `G`, and their width `K`.
 
     Raises:
       InputError: if there is no prefix, or it belongs to a model of another shape.
@@ -122,7 +122,7 @@ def _read_layers(
     file: Path,
     stack: tuple[int, int, int],
 ) -> Float[np.ndarray, "L G P K"]:
-    """Reads the keys or the values of all layers; without slots if there are none."""
+    """Reads the keys or the values of all layers; zero slots if there are none."""
     layers, groups, width = stack
     tensors = lists.get(name, [])
     if not tensors:

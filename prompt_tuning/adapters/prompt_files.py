@@ -1,4 +1,4 @@
-"""Reads one prompt from any of the formats that users have.
+"""Read one prompt from all kinds of files.
 
 These are NumPy files (with `.npy` or, as google-research/prompt-tuning released them,
 without), safetensors files of one tensor, checkpoints and run directories of this
@@ -37,15 +37,14 @@ def read_prompt(
 
     Args:
       path: a NumPy or safetensors file, a checkpoint, a run directory (its best
-        checkpoint if the run kept one, else its latest), or a PEFT adapter's folder.
-      on_damage: called with a message for each damaged checkpoint of a run directory
-        that is skipped.
+        checkpoint if it kept one, else the latest), or the folder of a PEFT adapter.
+      on_damage: called with a message for each damaged checkpoint that is skipped.
 
     Returns:
-      The vectors in float32, whatever floating type the file has.
+      the vectors in float32, whatever the file's floating-point type.
 
     Raises:
-      InputError: if the path does not contain a prompt.
+      InputError: if there is no prompt at the path.
     """
     path = Path(path)
     if path.is_file():
@@ -69,7 +68,7 @@ def find_checkpoint(
 ) -> Path | None:
     """Finds the checkpoint that a folder is or contains.
 
-    Of a run directory this is the best checkpoint if the run kept one, else the latest.
+    In a run directory this is the best checkpoint if the run kept one, else the latest.
 
     Raises:
       InputError: if all checkpoints of the folder are damaged.
@@ -86,12 +85,12 @@ def find_checkpoint(
 
 
 def read_array(path: Path) -> np.ndarray:
-    """Reads the one array of a safetensors file, or of a NumPy file of any name.
+    """Reads the only array of a safetensors file, or of a NumPy file of any name.
 
-    A prefix in int8 is restored; see `int8_prefixes`.
+    A prefix in int8 is decoded; see `int8_prefixes`.
 
     Raises:
-      InputError: if the file is damaged, of another format, or has several arrays.
+      InputError: if the file is damaged, of another format, or has more than one array.
     """
     if path.suffix != SAFETENSORS:
         return read_npy(path)
@@ -113,8 +112,8 @@ def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
     """Checks that an array can be prompt vectors, and casts it.
 
     Raises:
-      InputError: unless the array is `[P, D]` or `[1, P, D]`, as a batch of one, not
-        empty, floating and finite.
+      InputError: unless the array is `[P, D]` or, as a batch of one, `[1, P, D]`, and
+        not empty, floating-point and finite.
     """
     array = array[0] if array.ndim == 3 and len(array) == 1 else array
     if array.ndim != 2 or not array.size:
@@ -132,10 +131,10 @@ def _check_prompt(array: np.ndarray, path: Path) -> Float[np.ndarray, "P D"]:
 
 
 def read_checkpoint(directory: Path) -> np.ndarray:
-    """Reads the one trained leaf of a checkpoint.
+    """Reads the only trained leaf of a checkpoint.
 
     Raises:
-      InputError: if the checkpoint is damaged, or has several trained leaves.
+      InputError: if the checkpoint is damaged, or has more than one trained leaf.
     """
     state = checkpoint_files.verify(directory)
     if len(state["trained"]) != 1:
@@ -150,8 +149,8 @@ def read_checkpoint(directory: Path) -> np.ndarray:
 def _read_adapter(folder: Path) -> np.ndarray:
     """Reads the prompt vectors of a PEFT adapter.
 
-    For an encoder-decoder PEFT saves a second half that it neither trains nor uses (one
-    per transformer submodule); only the first `num_virtual_tokens` rows count.
+    For an encoder-decoder PEFT saves a second half that it neither trains nor uses;
+    only the first `num_virtual_tokens` rows count.
 
     Raises:
       InputError: if the adapter cannot be read, or is of another kind.

@@ -1,4 +1,4 @@
-"""Opens the arrays of any checkpoint or array file by name, and compares two."""
+"""Open the arrays of any checkpoint or array file by name, and compare them."""
 
 import dataclasses
 import functools
@@ -25,12 +25,12 @@ from prompt_tuning.core.numpy_files import MAGIC, read_npy, read_npz
 EQUAL, DIFFERENT, SHAPES = "equal", "different", "shapes differ"
 ONLY_FIRST, ONLY_SECOND = "only in the first", "only in the second"
 BLOCK_SIZE = 2**24
-"""Number of elements of each array that are compared at once."""
+"""Number of elements of each array that are compared at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDifference:
-    """Comparison of the two arrays of one name.
+    """Comparison of two arrays with the same name.
 
     Attributes:
       name: the name.
@@ -39,9 +39,9 @@ class ArrayDifference:
       first: dtype and shape in the first checkpoint; None if absent.
       second: the same in the second one.
       unequal: number of elements that differ; NaN equals NaN.
-      not_finite: number of them that are infinite or NaN in either array.
+      not_finite: how many of these are infinite or NaN in either array.
       maximum: maximum absolute difference of finite elements.
-      mean: sum of these differences by the number of elements of the array.
+      mean: sum of these differences divided by the array's number of elements.
     """
 
     name: str
@@ -54,22 +54,22 @@ class ArrayDifference:
     mean: float = 0.0
 
     def exceeds(self, tolerance: float | int) -> bool:
-        """Returns whether the arrays differ by more than a tolerance."""
+        """Whether the arrays differ by more than a tolerance."""
         if self.outcome == DIFFERENT:
             return self.not_finite > 0 or self.maximum > tolerance
         return self.outcome != EQUAL
 
 
 def open_arrays(path: Path) -> dict[str, StoredTensor]:
-    """Opens all arrays of a checkpoint without reading them where possible.
+    """Opens all arrays of a checkpoint, where possible without reading them.
 
     Args:
       path: a Hugging Face or PEFT folder, a T5X checkpoint, a run directory (its best
-        checkpoint if the run kept one, else its latest) or one of its checkpoints, or a
+        checkpoint if it kept one, else the latest) or one of its checkpoints, or a
         safetensors, .npy or .npz file. The array of a .npy file is named "array".
 
     Raises:
-      InputError: if the path contains no arrays in these formats.
+      InputError: if there are no arrays in these formats at the path.
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; expected a checkpoint")
@@ -90,7 +90,7 @@ def open_arrays(path: Path) -> dict[str, StoredTensor]:
 
 
 def _is_t5x(path: Path) -> bool:
-    """Returns whether a folder is, or directly contains, a checkpoint of T5X."""
+    """Whether a folder is, or directly contains, a T5X checkpoint."""
     folders = (path, *path.glob("checkpoint_*"))
     return any((folder / "checkpoint").is_file() for folder in folders)
 
@@ -180,7 +180,7 @@ def _is_nan(array: np.ndarray) -> np.ndarray:
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    """Converts to a dtype that neither wraps nor rounds differences of elements."""
+    """Converts to a dtype in which differences neither wrap nor round."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 

@@ -1,7 +1,7 @@
-"""The parts of an answer: its content, its reasoning and its calls of tools.
+"""Split an answer into content, reasoning and tool calls.
 
-A reader gets the text of an answer piece by piece, and returns the parts that are
-certain. The whole text gives the same parts as its pieces.
+A reader gets the text of an answer piece by piece, and returns the parts that can no
+longer change. The result does not depend on how the text is cut into pieces.
 """
 
 import abc
@@ -20,9 +20,9 @@ class Part(NamedTuple):
     """A part of an answer.
 
     Attributes:
-      kind: what it is.
-      text: its text; of a call, its arguments as JSON.
-      name: name of the function that is called.
+      kind: kind of part.
+      text: its text; for a call, its arguments as JSON.
+      name: name of the called function.
     """
 
     kind: Kind
@@ -31,10 +31,10 @@ class Part(NamedTuple):
 
 
 class AnswerReader(abc.ABC):
-    """Splits the text of one answer into its parts.
+    """Splits the text of one answer into parts.
 
     Args:
-      markers: texts that are no part of any part.
+      markers: texts that separate parts.
     """
 
     def __init__(self, markers: Sequence[str]):
@@ -45,7 +45,7 @@ class AnswerReader(abc.ABC):
         self._parts: list[Part] = []
 
     def feed(self, text: str) -> list[Part]:
-        """Adds text, and returns the parts that are certain since."""
+        """Adds text, and returns the parts that are now final."""
         self._pending += text
         for piece, is_marker in self._split():
             if is_marker:
@@ -67,7 +67,7 @@ class AnswerReader(abc.ABC):
         return parts
 
     def _split(self) -> Iterator[tuple[str, bool]]:
-        """Yields texts and markers; the beginning of a marker is kept."""
+        """Yields texts and markers; holds back the beginning of a marker."""
         while found := self._pattern.search(self._pending):
             before, self._pending = (
                 self._pending[: found.start()],
@@ -81,7 +81,7 @@ class AnswerReader(abc.ABC):
         yield piece, False
 
     def _begun(self, marker: str) -> int:
-        """Returns how many characters at the end may be the beginning of a marker."""
+        """Returns how many last characters may be the beginning of a marker."""
         sizes = range(min(len(marker) - 1, len(self._pending)), 0, -1)
         return next((n for n in sizes if self._pending.endswith(marker[:n])), 0)
 
@@ -99,13 +99,13 @@ class AnswerReader(abc.ABC):
 
 
 class TaggedReader(AnswerReader):
-    """Reads answers whose reasoning and calls are between tags.
+    """Reads answers with tags around reasoning and calls.
 
     Args:
       thinking: tags before and after the reasoning; None for none.
-      opened: whether the text before the answer opened the reasoning.
-      syntax: syntax of calls; None if calls are not read.
-      schemas: schemas of the arguments of the functions that may be called.
+      opened: whether the text before the answer has opened the reasoning.
+      syntax: syntax of calls; None to read no calls.
+      schemas: argument schemas of the functions that may be called.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class TaggedReader(AnswerReader):
             self._parts.append(Part(self._kind, shown))
 
     def _is_bare_call(self, text: str) -> bool:
-        """Returns whether a text may be a call without a tag before it."""
+        """Whether a text may be a call without an opening tag."""
         if self._syntax is None or not self._syntax.bare or "content" in self._read:
             return False
         return self._kind == "content" and text.lstrip().startswith(("{", "["))
@@ -171,7 +171,7 @@ class TaggedReader(AnswerReader):
         self._kind, self._opening, self._space, self._call = kind, opening, "", ""
 
     def _end_call(self, closing: str = "") -> None:
-        """Adds the calls that were read; text that is none becomes content."""
+        """Adds the calls that were read; text that is not a call becomes content."""
         assert self._syntax is not None
         calls = self._syntax.read(self._call, self._schemas)
         text = self._opening + self._call + closing
@@ -192,7 +192,7 @@ HARMONY = (
     *("<|start|>", "<|channel|>", "<|message|>"),
     *("<|end|>", "<|call|>", "<|return|>"),
 )
-"""Tokens of gpt-oss's answers: messages, each with a header."""
+"""Tokens in gpt-oss's answers, which consist of messages with headers."""
 ANALYSIS = "analysis"
 """Channel of reasoning."""
 
@@ -201,7 +201,7 @@ class HarmonyReader(AnswerReader):
     """Reads gpt-oss's answers.
 
     Args:
-      calls: whether calls are read; otherwise they are content.
+      calls: whether to read calls; otherwise they are content.
     """
 
     def __init__(self, *, calls: bool):

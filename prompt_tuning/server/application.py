@@ -46,7 +46,7 @@ class ServerApplication:
     """Answers OpenAI's requests.
 
     Args:
-      models: the models that are served.
+      models: the served models.
       engine: engine that generates.
       settings: settings of the server.
       on_failure: called if the engine fails.
@@ -88,8 +88,8 @@ class ServerApplication:
         """Returns the ASGI application.
 
         Args:
-          api_keys: keys of which clients send one; none for a server that is open.
-          hosts: names of the `Host` header that are answered; empty for all.
+          api_keys: keys, one of which a client must send; empty for an open server.
+          hosts: accepted values of the `Host` header; empty for all.
           origins: origins of web pages that may read answers, or `*`.
         """
         routes = [
@@ -129,7 +129,7 @@ class ServerApplication:
         return self._requests
 
     def stop(self) -> None:
-        """Refuses new requests, and ends those that run some seconds later."""
+        """Refuses new requests, and ends running ones some seconds later."""
         self._running.refuse()
         asyncio.get_running_loop().call_later(STOP_SECONDS, self._end)
 
@@ -144,7 +144,7 @@ class ServerApplication:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread works that nobody waits for any more."""
+        """Whether a thread still works although nobody waits for its result."""
         pools = (self.generation, self.embedding, self.models, self.thread)
         return any(each.busy for each in pools)
 

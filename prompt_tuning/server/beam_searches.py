@@ -1,4 +1,4 @@
-"""Beam searches of the server, in a thread apart from the engine's."""
+"""Beam searches of the server, in a thread of their own."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from prompt_tuning.server.fair_workers import FairWorkers
 
 
 class BeamSearches:
-    """Searches beams of one row after the other, while the engine goes on.
+    """Searches row by row while the engine goes on.
 
     Args:
       queue_length: number of rows that may wait.
@@ -36,7 +36,7 @@ class BeamSearches:
     ) -> list[RequestHandle]:
         """Returns the requests with their continuations, best first.
 
-        Once the caller is cancelled, rows that have not begun are left out.
+        If the caller is cancelled, rows that have not started are skipped.
 
         Raises:
           InputError: if a row cannot be served.
@@ -68,11 +68,7 @@ def _search(
 def _check(
     engine: DecodingEngine, request: Request, settings: BeamSearch
 ) -> tuple[ResidentAdapter, BeamSearch]:
-    """Returns the adapter of a request, and settings with new tokens that fit.
-
-    Raises:
-      InputError: if the request cannot be served.
-    """
+    """Returns the adapter of a request, and settings with new tokens that fit."""
     adapter, ids = engine.find_adapter(request.adapter), request.ids or ()
     check_ids(ids, adapter)
     new_tokens = fitting_tokens(

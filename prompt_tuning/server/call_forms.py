@@ -1,8 +1,8 @@
-"""Reads calls of tools from the forms in which models write them.
+"""Parse tool calls in the forms that models write.
 
-Each reader takes the text between the tags of calls and the schemas of the functions'
-arguments, and returns the calls; None for a text that is no call. Forms without quotes
-around texts need the schemas: `5` is a text or a number.
+Each reader takes the text between call tags and the argument schemas of the functions,
+and returns the calls, or None for any other text. Forms without quotes around texts
+need the schemas: `5` may be a text or a number.
 """
 
 import ast
@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Schemas = Mapping[str, Any]
-"""Schema of the arguments of each function, by its name."""
+"""Argument schema of each function, by name."""
 
 
 class Call(NamedTuple):
-    """A call of a function.
+    """A function call.
 
     Attributes:
       name: name of the function.
-      arguments: its arguments, an object of JSON.
+      arguments: its arguments, a JSON object.
     """
 
     name: str
@@ -28,10 +28,10 @@ class Call(NamedTuple):
 
 
 def json_calls(text: str, schemas: Schemas | None = None) -> list[Call] | None:
-    """Reads calls that are objects of JSON, or a list of them.
+    """Reads calls that are JSON objects, or a list of them.
 
-    Each has a `name`, and `arguments` or `parameters`. Several may be separated by
-    commas or semicolons.
+    Each has a `name`, and `arguments` or `parameters`. Commas or semicolons may
+    separate calls.
     """
     del schemas
     decoder, calls, rest = json.JSONDecoder(), [], text.strip()
@@ -68,7 +68,7 @@ def _dumped(arguments: Mapping[str, Any]) -> str:
 
 
 def named_calls(text: str, schemas: Schemas) -> list[Call] | None:
-    """Reads a name that its arguments follow, or calls as JSON (Mistral)."""
+    """Reads a name followed by its arguments, or calls as JSON (Mistral)."""
     name = r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)"
     found = re.fullmatch(name, text, re.DOTALL)
     if found is None:
@@ -79,7 +79,7 @@ def named_calls(text: str, schemas: Schemas) -> list[Call] | None:
 def parameter_calls(text: str, schemas: Schemas) -> list[Call] | None:
     """Reads `<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder).
 
-    Values are on lines of their own.
+    Each value is on its own line.
     """
     calls = []
     for name, body in re.findall(
@@ -106,7 +106,7 @@ def keyed_calls(text: str, schemas: Schemas) -> list[Call] | None:
 
 
 def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> Call:
-    """Returns a call whose arguments are texts, to be read by their schemas."""
+    """Returns a call, with its texts converted by their schemas."""
     properties = schemas.get(name, {}).get("properties", {})
     return Call(
         name, _dumped({key: _typed(text, properties.get(key)) for key, text in pairs})
@@ -114,7 +114,7 @@ def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> Ca
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Reads an argument: a text if its schema says so, else JSON if it is that."""
+    """Converts an argument: a text if its schema says so, else JSON if it parses."""
     types = types_of(schema)
     if "string" in types and not (text == "null" and "null" in types):
         return text
@@ -126,7 +126,7 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 def types_of(schema: Any) -> set[Any]:
-    """Returns the types that a schema names, in its alternatives too."""
+    """Returns the types that a schema allows, including those of its alternatives."""
     if not isinstance(schema, dict):
         return set()
     own = schema.get("type")
@@ -139,9 +139,9 @@ def types_of(schema: Any) -> set[Any]:
 
 
 def python_calls(text: str, schemas: Schemas) -> list[Call] | None:
-    """Reads a list of calls in Python, such as `[f(a='x', b=2)]` (LFM2).
+    """Reads a Python list of calls, e.g. `[f(a='x', b=2)]` (LFM2).
 
-    Nothing is evaluated: the arguments are literals.
+    Nothing is evaluated: arguments are literals.
     """
     del schemas
     try:
@@ -167,7 +167,7 @@ def _python_call(node: ast.expr) -> Call:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Returns the value of a literal of Python or JSON."""
+    """Returns the value of a Python or JSON literal."""
     if isinstance(node, ast.Name):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.List):
@@ -179,11 +179,11 @@ def _literal(node: ast.expr) -> Any:
 
 
 QUOTE = '<|"|>'
-"""Token around texts in Gemma 4's calls."""
+"""Token that serves as a quotation mark in Gemma 4's calls."""
 
 
 def braced_calls(text: str, schemas: Schemas) -> list[Call] | None:
-    """Reads `call:NAME{KEY:VALUE}`, where tokens are quotes (Gemma 4)."""
+    """Reads `call:NAME{KEY:VALUE}`, with tokens as quotation marks (Gemma 4)."""
     del schemas
     found = re.fullmatch(r"\s*call:([\w.-]+)(\{.*\})\s*", text, re.DOTALL)
     if found is None:

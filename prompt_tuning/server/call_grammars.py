@@ -1,7 +1,7 @@
-"""Grammars of calls of tools, in the forms that `call_forms` reads.
+"""Grammars of tool calls, in the forms that `call_forms` reads.
 
-They are in llguidance's form of Lark. What is written as JSON matches its schema. Of
-the schemas of texts without JSON's quotes, only `enum` and `const` hold.
+They use llguidance's form of Lark. Arguments written as JSON match their schema; for
+texts without JSON's quotes, only `enum` and `const` of their schema are enforced.
 """
 
 import abc
@@ -17,11 +17,11 @@ PLAIN_KEYS = {
     *("type", "properties", "required", "additionalProperties", "title"),
     *("description", "$schema", "$defs", "definitions", "$id", "$comment"),
 }
-"""Keys of a schema that says of an object only which properties it has."""
+"""Schema keys of an object that constrain nothing but its properties."""
 
 
 class UnwritableError(Exception):
-    """A schema or a name that a form of calls cannot have."""
+    """A form of calls cannot express a schema or a name."""
 
 
 class Rules:
@@ -36,15 +36,15 @@ class Rules:
         self._bodies: dict[str, str] = {}
 
     def lines(self) -> list[str]:
-        """Returns the rules, one a line."""
+        """Returns the rules, one per line."""
         return [f"{name}: {body}" for name, body in self._bodies.items()]
 
     def add(self, body: str, prefix: str = "r", attributes: str = "") -> str:
-        """Returns the name of a rule, which is new unless there is an equal one.
+        """Returns the name of a rule; adds the rule unless there is an equal one.
 
         Args:
           body: the rule.
-          prefix: beginning of its name, with a capital letter for an expression.
+          prefix: prefix of its name, capitalized for a regular expression.
           attributes: attributes of the rule, in brackets.
         """
         for name, other in self._bodies.items():
@@ -55,37 +55,37 @@ class Rules:
         return name
 
     def recursive(self, name: str, body: Callable[[], str]) -> str:
-        """Returns the name of a rule whose body may refer to it."""
+        """Adds a rule that may refer to itself, and returns its name."""
         if name not in self._bodies:
             self._bodies[name] = ""
             self._bodies[name] = body()
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """Returns the name of the rule of JSON of a schema."""
+        """Returns the name of the rule for JSON of a schema."""
         whole = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
         if "$ref" in json.dumps(schema):
             whole["$defs"] = self._definitions
         return self.add(f"%json {json.dumps(whole)}")
 
     def text(self, end: str, forbidden: Sequence[str]) -> str:
-        """Returns the name of the rule of a text without some others, and its end."""
+        """Returns the name of the rule for a text without forbidden ones."""
         body = f"(/(?s:.)*/ & {without(forbidden)}) /{escaped(end)}/"
         return self.add(self.add(body, "R"), attributes="[lazy]")
 
 
 def without(texts: Sequence[str]) -> str:
-    """Returns the expression of everything that has none of some texts in it."""
+    """Returns the expression for any text that contains none of `texts`."""
     return f"~/(?s:.)*({'|'.join(map(escaped, texts))})(?s:.)*/"
 
 
 def escaped(text: str) -> str:
-    """Returns the expression of a text, in a grammar."""
+    """Returns the expression for a literal text."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def arguments_of(parameters: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
-    """Returns the name, the schema and the necessity of each argument.
+    """Returns name, schema and whether it is required for each argument.
 
     Raises:
       UnwritableError: if the schema has more than properties.
@@ -101,7 +101,7 @@ def arguments_of(parameters: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
 
 
 class CallForm(abc.ABC):
-    """How a call is written.
+    """The form in which a call is written.
 
     Args:
       between: text between calls.
@@ -115,47 +115,47 @@ class CallForm(abc.ABC):
         """Returns the grammar of a call.
 
         Raises:
-          UnwritableError: if the form cannot have it.
+          UnwritableError: if the form cannot express it.
         """
 
     def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
-        """Returns the grammar of an answer of one call or several.
+        """Returns the grammar of an answer that consists of calls.
 
         Args:
           call: grammar of a call.
           opening: text before a call, or "".
-          closing: text after it, or "".
-          parallel: whether there may be several.
+          closing: text after a call, or "".
+          parallel: whether to allow more than one.
         """
         tagged = f"{quoted(opening)} {call} {quoted(closing)}"
         return repeated(tagged, self._between) if parallel else tagged
 
 
 def repeated(item: str, between: str) -> str:
-    """Returns the grammar of one item or several."""
+    """Returns the grammar of one or more items."""
     return f"({item}) ({quoted(between)} {item})*"
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a grammar writes it."""
+    """Returns a text as a quoted literal of the grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def check_name(name: str, pattern: str) -> None:
-    """Checks that a syntax can have a name.
+    """Checks that a name matches a pattern of the syntax.
 
     Raises:
-      UnwritableError: if it cannot.
+      UnwritableError: if it does not.
     """
     if re.fullmatch(pattern, name) is None:
         raise UnwritableError
 
 
 class JsonForm(CallForm):
-    """An object with the name and the arguments.
+    """A JSON object with the name and the arguments.
 
     Args:
-      arguments: name of the arguments.
+      arguments: key of the arguments.
       space: text before and after the object.
     """
 
@@ -175,7 +175,7 @@ class JsonForm(CallForm):
 
 
 class OneJsonForm(JsonForm):
-    """The same without tags, so that there can be only one."""
+    """The same without tags, so that there can be only one call."""
 
     def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
         """Returns the grammar of an answer."""
@@ -183,7 +183,7 @@ class OneJsonForm(JsonForm):
 
 
 class NamedForm(JsonForm):
-    """Mistral's: the name and the arguments as JSON, or a list of a `JsonForm`."""
+    """Mistral's form: the name, then the arguments as JSON; or a list of `JsonForm`."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +196,7 @@ class NamedForm(JsonForm):
 
 
 class HarmonyForm(CallForm):
-    """gpt-oss's: a message to the function, whose header may have two orders."""
+    """gpt-oss's form: a message to the function, with either order of its header."""
 
     def call(self, name: str, parameters: Mapping[str, Any], rules: Rules) -> str:
         """Returns the grammar of a call."""
@@ -206,7 +206,7 @@ class HarmonyForm(CallForm):
         return rules.add(f'({either}) "<|message|>" {rules.json(parameters)}')
 
     def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
-        """Returns the grammar of an answer: a token that ends it ends the call."""
+        """Returns the grammar of an answer; its end token ends the call."""
         return call
 
 
@@ -214,11 +214,11 @@ class ParameterForm(CallForm):
     """Arguments between tags: texts without quotes, everything else as JSON.
 
     Args:
-      opening: text before the arguments, with a place for the name.
-      closing: text after them.
-      before: text before an argument, with a place for its name.
-      after: text after it.
-      forbidden: texts that no text has.
+      opening: text before the arguments, with a placeholder for the name.
+      closing: text after the arguments.
+      before: text before an argument, with a placeholder for its name.
+      after: text after an argument.
+      forbidden: texts that must not occur in a text.
     """
 
     def __init__(
@@ -258,15 +258,15 @@ class ParameterForm(CallForm):
 
 
 def choices_of(schema: Mapping[str, Any]) -> list[Any]:
-    """Returns the values that a schema names, if it names all."""
+    """Returns the values that a schema lists, if it lists all."""
     return [schema["const"]] if "const" in schema else list_of(schema.get("enum", []))
 
 
 def list_of(value: Any) -> list[Any]:
-    """Returns a list of a schema, which may be anything.
+    """Returns a value of a schema if it is a list.
 
     Raises:
-      UnwritableError: if it is no list.
+      UnwritableError: if it is not.
     """
     if not isinstance(value, list):
         raise UnwritableError

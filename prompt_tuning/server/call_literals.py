@@ -1,4 +1,4 @@
-"""Grammars of calls whose arguments are literals of a language, nested ones too."""
+"""Grammars of calls with nested literals of a language as arguments."""
 
 import abc
 import functools
@@ -21,17 +21,17 @@ from prompt_tuning.server.call_grammars import (
 )
 
 KINDS = ("string", "number", "boolean", "null", "array", "object")
-"""Types of JSON's values."""
+"""Types of JSON values."""
 
 
 class LiteralForm(CallForm):
-    """Arguments as literals, whose syntax subclasses define.
+    """Arguments as literals; subclasses define their syntax.
 
     Args:
       between: text between calls.
-      comma: text between arguments, and between the items of a list.
-      names: expression of the names of arguments.
-      forbidden: texts that no text has.
+      comma: text between arguments, and between list items.
+      names: expression of argument names.
+      forbidden: texts that must not occur in a text.
     """
 
     def __init__(self, between: str, comma: str, names: str, forbidden: Sequence[str]):
@@ -40,18 +40,18 @@ class LiteralForm(CallForm):
 
     @abc.abstractmethod
     def _text(self, rules: Rules) -> str:
-        """Returns the grammar of a text with its quotes."""
+        """Returns the grammar of a quoted text."""
 
     @abc.abstractmethod
     def _literal(self, value: Any) -> str:
-        """Returns the literal of a text, a truth value or null."""
+        """Returns the literal of a text, a boolean or null."""
 
     @abc.abstractmethod
     def _mapping(self, schema: Mapping[str, Any], rules: Rules) -> str:
         """Returns the grammar of an object."""
 
     def _pairs(self, parameters: Mapping[str, Any], rules: Rules, sign: str) -> str:
-        """Returns the grammar of names and values, with commas between them."""
+        """Returns the grammar of names and values, separated by commas."""
         first, later, empty = "", "", True
         for key, schema, required in reversed(self._sorted(arguments_of(parameters))):
             check_name(key, self._names)
@@ -65,7 +65,7 @@ class LiteralForm(CallForm):
     def _sorted(
         self, arguments: list[tuple[str, Any, bool]]
     ) -> list[tuple[str, Any, bool]]:
-        """Returns the arguments in the order in which templates write them."""
+        """Returns the arguments in the order that templates write."""
         return arguments
 
     def _value(self, schema: Any, rules: Rules) -> str:
@@ -111,7 +111,7 @@ class LiteralForm(CallForm):
 
 
 class BracedForm(LiteralForm):
-    """Gemma 4's: `call:NAME{KEY:VALUE}`, with a token as quotes and sorted keys."""
+    """Gemma 4's form: `call:NAME{KEY:VALUE}`, sorted keys, a token as quotes."""
 
     def __init__(self):
         super().__init__("", ",", r"[\w.$-]+", (QUOTE, "<|tool_call>", "<tool_call|>"))
@@ -142,7 +142,7 @@ class BracedForm(LiteralForm):
 
 
 class PythonForm(LiteralForm):
-    """LFM2's: `[NAME(KEY=VALUE)]`, with texts of Python and objects of JSON."""
+    """LFM2's form: `[NAME(KEY=VALUE)]`, with Python texts and JSON objects."""
 
     def __init__(self):
         super().__init__(", ", ", ", r"[A-Za-z_]\w*", ("<|tool_call_",))
@@ -154,7 +154,7 @@ class PythonForm(LiteralForm):
         return rules.add(f'{quoted(f"{name}(")} {pairs} ")"')
 
     def answer(self, call: str, opening: str, closing: str, parallel: bool) -> str:
-        """Returns the grammar of an answer: all calls are in one list."""
+        """Returns the grammar of an answer: one list with all calls."""
         calls = repeated(call, self._between) if parallel else call
         return f"{quoted(opening + '[')} {calls} {quoted(']' + closing)}"
 

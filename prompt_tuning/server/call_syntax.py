@@ -1,4 +1,4 @@
-"""How the answers of models write calls of tools."""
+"""Syntaxes in which models write tool calls."""
 
 import dataclasses
 import re
@@ -34,11 +34,11 @@ class CallSyntax:
       name: name of the syntax.
       opening: text before calls; None if there is none.
       closing: text after calls; None if they end with the answer.
-      bare: whether an answer that begins with JSON is calls.
-      read: reads the text between; see `call_forms`.
-      form: grammar of a call that is enforced.
-      written: further special tokens that are part of calls.
-      id_length: number of characters of the ids of calls.
+      bare: whether an answer that starts with JSON consists of calls.
+      read: parses the text in between; see `call_forms`.
+      form: form of a call for grammars.
+      written: additional special tokens that are part of calls.
+      id_length: number of characters of call ids.
     """
 
     name: str
@@ -121,11 +121,11 @@ KNOWN = (
 OTHERS = re.compile(
     r"<[^\s<>]{0,3}(tool|function)[^\s<>]{0,8}call|<function=|<arg_key>"
 )
-"""Tags of syntaxes that are not read."""
+"""Tags of syntaxes that are not supported."""
 
 
 def syntax_of(template: str) -> CallSyntax | None:
-    """Returns the syntax that a chat template asks for; None for one that is not known.
+    """Returns the syntax that a chat template asks for; None if it is unknown.
 
     Templates that do not mention tools have none.
     """

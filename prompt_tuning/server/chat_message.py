@@ -1,4 +1,4 @@
-"""The message of an answer in OpenAI's form, whole and as deltas."""
+"""An answer's message in OpenAI's form, whole and as deltas."""
 
 import secrets
 from typing import Any
@@ -11,7 +11,7 @@ FIELDS = {"content": "content", "reasoning": "reasoning_content"}
 
 
 class ChatMessage:
-    """An answer whose text comes piece by piece.
+    """An answer that arrives piece by piece.
 
     Args:
       syntax: how it is written.
@@ -24,11 +24,9 @@ class ChatMessage:
         self._calls: list[dict[str, Any]] = []
 
     def add(self, text: str, *, ends: bool) -> dict[str, Any]:
-        """Adds text and returns a delta with what is certain since.
+        """Adds text, and returns a delta with the parts that are now final.
 
-        Args:
-          text: the text.
-          ends: whether it is the last one.
+        `ends` marks the last piece.
         """
         delta: dict[str, Any] = {}
         for part in self._parts(text, ends):
@@ -44,14 +42,14 @@ class ChatMessage:
         return delta
 
     def whole(self) -> dict[str, Any]:
-        """Returns the message, once it has ended."""
+        """Returns the message once it has ended."""
         content = None if self._calls else ""
         message = {"role": "assistant", "content": content, "refusal": None}
         message |= self._texts
         return message | ({"tool_calls": self._calls} if self._calls else {})
 
     def reason(self, completion: Completion) -> dict[str, str]:
-        """Returns why it ended, if that is not the reason of its text."""
+        """Returns the finish reason, if it differs from that of the text."""
         called = self._calls and completion.reason == "stop"
         return {"finish_reason": "tool_calls"} if called else {}
 

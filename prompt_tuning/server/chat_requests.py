@@ -1,4 +1,4 @@
-"""The conversation of a request, as a chat template reads it."""
+"""The conversation of a request, in the form that chat templates read."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 CONTINUES, BEGINS = "continue_final_message", "add_generation_prompt"
 VARIABLES, EFFORT = "chat_template_kwargs", "reasoning_effort"
 FIELDS = ("messages", VARIABLES, EFFORT, CONTINUES, BEGINS)
-"""Fields of a request that are read here; vLLM's names where OpenAI has none."""
+"""Request fields that are read here; vLLM's names where OpenAI has none."""
 
 
 def read_conversation(body: JsonObject) -> ChatRecord:
-    """Returns the messages and the template's variables of a request.
+    """Returns the messages and the template variables of a request.
 
     Raises:
-      InputError: if one has a wrong type, or they contradict each other.
+      InputError: if a field has a wrong type, or fields contradict each other.
     """
     messages = [
         _message(as_object(value, f"message {number}"), number)
@@ -31,7 +31,7 @@ def read_conversation(body: JsonObject) -> ChatRecord:
 
 
 def _message(message: JsonObject, number: int) -> dict[str, Any]:
-    """Returns a message with all its fields, which the template gets."""
+    """Returns a message with all its fields, which are passed to the template."""
     role, content = message.text("role"), message.values.get("content")
     if role not in ROLES:
         message.refuse("role", f"one of {', '.join(ROLES)}")
@@ -49,7 +49,7 @@ def _message(message: JsonObject, number: int) -> dict[str, Any]:
 
 
 def _part(part: JsonObject) -> dict[str, Any]:
-    """Returns a part of a content, of which templates know texts alone."""
+    """Returns a part of a message's content; templates only support texts."""
     if part.text("type") == "refusal":
         return {"type": "text", "text": part.text("refusal")}
     if part.text("type") != "text":
@@ -59,9 +59,9 @@ def _part(part: JsonObject) -> dict[str, Any]:
 
 
 def _check_end(body: JsonObject, role: str) -> None:
-    """Checks that the last message is answered, or continued, as it is asked for.
+    """Checks that the last message can be answered or continued as requested.
 
-    A last message of the assistant is continued, also without a word about it.
+    A last message of the assistant is continued, even if no field says so.
 
     Raises:
       InputError: if the request asks for something else.
@@ -86,7 +86,7 @@ def _check_end(body: JsonObject, role: str) -> None:
 
 
 def _variables(body: JsonObject) -> dict[str, Any] | None:
-    """Returns the variables of the template, of which OpenAI has one as a field."""
+    """Returns the template variables; OpenAI has a field of its own for one of them."""
     variables = dict(body.nested(VARIABLES, {}).values)
     for name in TEMPLATE_ARGUMENTS:
         if name in variables:

@@ -1,4 +1,4 @@
-"""How the answers to a conversation are written, by its chat template."""
+"""The syntax of answers to a conversation, derived from its chat template."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ from prompt_tuning.server.call_syntax import (
 from prompt_tuning.server.tool_choice import ToolChoice, calls_grammar
 
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Tags around reasoning, of which a chat template with thinking writes one pair."""
+"""Tags around reasoning; a chat template with thinking writes one of these pairs."""
 TAIL = 8
-"""Number of tokens at the end of a conversation that may open the reasoning."""
+"""Number of last tokens of a conversation that may open the reasoning."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +34,12 @@ class ChatSyntax:
     """How an answer is written.
 
     Attributes:
-      thinking: tags around its reasoning; None if it has none.
+      thinking: tags around its reasoning; None without reasoning.
       opened: whether the conversation ends with the tag that opens the reasoning.
-      calls: syntax of its calls; None if it may call nothing.
-      schemas: schemas of the arguments of the functions that it may call.
+      calls: syntax of its calls; None if it may not call anything.
+      schemas: argument schemas of the functions that it may call.
       harmony: whether it consists of gpt-oss's messages.
-      grammar: grammar that it must match, because it must call something; or None.
+      grammar: grammar that it must match because a call is required; or None.
     """
 
     thinking: tuple[str, str] | None = None
@@ -51,7 +51,7 @@ class ChatSyntax:
 
     @property
     def plain(self) -> bool:
-        """Whether all of the text is content."""
+        """Whether the whole text is content."""
         return self.thinking is None and self.calls is None and not self.harmony
 
     def reader(self) -> AnswerReader:
@@ -72,7 +72,7 @@ class ChatSyntax:
 
 
 def special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
-    """Returns the special tokens among some texts, which decoding leaves out."""
+    """Returns the special tokens, which decoding leaves out, among some texts."""
     if not isinstance(tokenizer, HuggingFaceTokenizer):
         return {}
     ids = {text: tokenizer.tokenizer.token_to_id(text) for text in texts}
@@ -95,8 +95,8 @@ def find_syntax(
       choice: the tools that the answer may call; None for none.
 
     Raises:
-      InputError: if it may call tools, and the template asks for calls in a syntax that
-        is not read.
+      InputError: if it may call tools, and the template uses an unsupported syntax for
+        calls.
     """
     calls = None if choice is None else syntax_of(template)
     harmony = "<|channel|>" in template and "<|message|>" in template
@@ -122,7 +122,7 @@ def find_syntax(
 def _with_required_call(syntax: ChatSyntax, choice: ToolChoice) -> ChatSyntax:
     """Returns the syntax of an answer that must call a tool.
 
-    It is JSON if the template's own syntax is not known, or cannot have the arguments.
+    It is JSON if the template's own syntax is unknown or cannot express the arguments.
     """
     thinking, opened = syntax.thinking, syntax.opened
     if syntax.calls is not None:
@@ -134,7 +134,7 @@ def _with_required_call(syntax: ChatSyntax, choice: ToolChoice) -> ChatSyntax:
 
 
 def _opens(tokenizer: Tokenizer, ids: Sequence[int], tag: str) -> bool:
-    """Returns whether a conversation ends with a tag, and space after it."""
+    """Whether a conversation ends with a tag, optionally followed by space."""
     special = special_tokens(tokenizer, [tag])
     tail = list(ids[-TAIL:])
     if tokenizer.decode(tail).rstrip().endswith(tag):

@@ -18,15 +18,15 @@ from prompt_tuning.server.server_limits import (
 )
 
 CLOSED = SPARE_CONNECTIONS // 2
-"""Number of idle connections that are closed for new ones."""
+"""Number of idle connections that are closed at a time."""
 ANSWER_SECONDS = 5
-"""Time in which the error about a slow body is sent before the connection is closed."""
+"""Time for sending the error about a slow body before the connection is closed."""
 
 
 def connection_limit() -> int:
-    """Returns the number of connections that may be open.
+    """Returns the maximum number of open connections.
 
-    The limit of this process for open files is raised if it may be.
+    Raises the limit of this process for open files if allowed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = MAXIMUM_CONNECTIONS + OTHER_FILES
@@ -42,12 +42,12 @@ def connection_limit() -> int:
 class TimedConnection(H11Protocol):
     """A connection that closes if its client sends or reads too slowly.
 
-    If too many are open, a new one closes some that have waited longest for the rest of
-    a request, so that clients that never send it exclude no others.
+    If too many are open, a new one closes those that have waited longest for the rest
+    of a request, so clients that never send it cannot lock out others.
     """
 
     def connection_made(self, transport: Any) -> None:
-        """Begins; see `asyncio.Protocol`."""
+        """Starts the connection; see `asyncio.Protocol`."""
         super().connection_made(transport)
         self._since = self._moved = time.monotonic()
         self._unread = 0
@@ -73,7 +73,7 @@ class TimedConnection(H11Protocol):
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client has not sent the whole of its next request."""
+        """Whether the client has not yet sent its whole next request."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 

@@ -39,9 +39,9 @@ class EmbeddingBody(NamedTuple):
       inputs: texts, or rows of token ids.
       pooling: how the states of a text become its vector.
       normalize: whether vectors are divided by their length.
-      packed: whether vectors are the base64 of float32 numbers.
+      packed: whether vectors are base64 of float32 numbers.
       dimensions: number of dimensions that the client expects, or None.
-      prompt_id: number of the prompt, for an adapter with several.
+      prompt_id: number of the prompt, if the adapter has more than one.
     """
 
     model: str | None
@@ -57,10 +57,10 @@ class EmbeddingRoutes:
     """Answers requests for embeddings, one text after the other.
 
     Args:
-      models: the models that are served.
+      models: the served models.
       limit: maximum number of tokens of a text.
       bodies: reads bodies.
-      unknown: notes fields of requests that are not known.
+      unknown: logs unknown request fields.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EmbeddingRoutes:
 
     @property
     def busy(self) -> bool:
-        """Whether a text is read."""
+        """Whether a text is being read."""
         return self._workers.busy
 
     async def embed(self, request: HttpRequest) -> Response:

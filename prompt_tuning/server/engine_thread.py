@@ -1,4 +1,4 @@
-"""The thread that steps the decoding engine, and the streams of its pieces."""
+"""The thread that runs the decoding engine, and streams of its pieces."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from prompt_tuning.server.server_limits import BusyError, RequestError
 STOPPED = "the engine has stopped"
 STOPPING = "the server is stopping"
 PATIENCE = 1.0
-"""Seconds in which the thread must end; it may compile for longer."""
+"""Seconds to wait for the thread to end; it may be compiling for longer."""
 
 
 class EngineThread:
-    """Runs an engine in a thread, for the coroutines of one event loop.
+    """Runs an engine in a thread, for coroutines of one event loop.
 
     Args:
-      engine: the engine, which only this thread uses from now on.
+      engine: the engine; only this thread uses it from now on.
       queue_length: number of rows that may wait for a slot.
       on_failure: called in the event loop if the engine fails.
     """
@@ -48,7 +48,7 @@ class EngineThread:
     # In the event loop
 
     async def call(self, function: Callable[[DecodingEngine], Any]) -> Any:
-        """Returns what a function of the engine returns, between two steps.
+        """Calls a function with the engine between two steps, and returns its result.
 
         Raises:
           RequestError: if the engine has stopped.
@@ -123,13 +123,13 @@ class EngineThread:
         self._end_all(RequestError(STOPPING, 503, "server_error"))
 
     async def stop(self) -> None:
-        """Ends the thread after the remaining rows, without a long wait."""
+        """Ends the thread after the remaining rows; waits only briefly."""
         self._calls.put(None)
         await asyncio.wait([self._done], timeout=PATIENCE)
 
     @property
     def busy(self) -> bool:
-        """Whether the thread has not ended."""
+        """Whether the thread is still alive."""
         return self._thread.is_alive()
 
     def put_cancel(self, generation: "Generation") -> None:
@@ -141,7 +141,7 @@ class EngineThread:
             generation.pieces.put_nowait(piece)
 
     def _fail(self) -> None:
-        """Ends all streams after a failure of the engine."""
+        """Ends all streams after the engine failed."""
         self.failed = True
         self._end_all(RequestError(STOPPED, 500, "server_error"))
         self._on_failure()
@@ -167,7 +167,7 @@ class EngineThread:
             )
 
     def cancel(self, generation: "Generation") -> None:
-        """Frees the slots of a generation; called in the thread."""
+        """Frees the slots of a generation; call it in the thread."""
         for handle in generation.handles:
             self._streams.pop(handle.number, None)
             if not handle.finished:
@@ -186,12 +186,12 @@ class EngineThread:
             self._post(self._done.set_result, None)
 
     def _post(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Calls a function in the event loop, unless that has ended."""
+        """Calls a function in the event loop, if that is still running."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _serve(self) -> None:
-        """Runs calls and steps until it is stopped and no row is left."""
+        """Runs calls and steps until stopped and no row is left."""
         stopping = False
         while not (stopping and self.engine.idle):
             # An idle engine sleeps until the next call.
@@ -223,7 +223,7 @@ class Generation:
     Attributes:
       handles: its requests, in order.
       numbers: index of each request among them, by the engine's number.
-      pieces: pieces that have not been read; an error ends them.
+      pieces: unread pieces; an error ends them.
     """
 
     def __init__(self, thread: EngineThread):
@@ -234,7 +234,7 @@ class Generation:
         self.closed = False
 
     def row(self, piece: Piece) -> int:
-        """Returns the number of a piece's row among all samples of all requests."""
+        """Returns the index of a piece's row among all samples of all requests."""
         samples = piece.handle.request.sampling.n
         return self.numbers[piece.handle.number] * samples + piece.sample
 
@@ -253,7 +253,7 @@ class Generation:
             yield piece
 
     def close(self) -> None:
-        """Frees the slots of rows that have not ended."""
+        """Frees the slots of unfinished rows."""
         if not self.closed:
             self.closed = True
             self._thread.put_cancel(self)

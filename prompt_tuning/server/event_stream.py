@@ -1,4 +1,4 @@
-"""Answers that end early when their client goes away."""
+"""Answers that end early when the client disconnects."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from prompt_tuning.server.server_limits import (
 
 
 def json_bytes(value: Any) -> bytes:
-    """Returns JSON in ASCII, which has every text, surrogates too."""
+    """Returns JSON in ASCII, which can express any text, including surrogates."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -36,7 +36,7 @@ def json_response(
 
 
 class BodyReader:
-    """Reads the bodies of requests, which take a limited memory together."""
+    """Reads request bodies within a common memory limit."""
 
     def __init__(self):
         self._held = 0
@@ -45,8 +45,8 @@ class BodyReader:
         """Returns the body of a request.
 
         Raises:
-          RequestError: if it is too long or too slow, or not declared as JSON, or if
-            too many others arrive.
+          RequestError: if it is too long, too slow or not declared as JSON, or if too
+            many other bodies are arriving.
         """
         _check_type(request)
         content = bytearray()
@@ -78,7 +78,7 @@ def _check_type(request: HttpRequest) -> None:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
-    """Returns the result of some work; None once the client has gone away."""
+    """Returns the result of some work; None once the client has disconnected."""
 
     async def wait() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -113,7 +113,7 @@ async def collect(receive: Receive, generation: Generation) -> bool:
 
 
 def check_completions(handles: Sequence[RequestHandle]) -> None:
-    """Checks that no row ended because its constraint left no token.
+    """Checks that no row ended because its constraint allowed no token.
 
     Raises:
       InputError: with the first problem.
@@ -124,13 +124,13 @@ def check_completions(handles: Sequence[RequestHandle]) -> None:
 
 
 class EventStream(Response):
-    """A stream of server-sent events, one for each piece.
+    """A stream of server-sent events, one per piece.
 
     Args:
       generation: source of the pieces.
       form: format of the events.
-      usage: whether an event with the numbers of tokens ends the stream.
-      headers: more headers.
+      usage: whether to end the stream with an event with token counts.
+      headers: additional headers.
     """
 
     media_type = "text/event-stream"
@@ -148,7 +148,7 @@ class EventStream(Response):
         self._generation, self._form, self._usage = generation, form, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events until the rows have ended or the client has gone away."""
+        """Sends events until the rows have ended or the client has disconnected."""
         del scope
         try:
             await unless_gone(receive, self._send(send))

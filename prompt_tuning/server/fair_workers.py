@@ -1,4 +1,4 @@
-"""Threads that work for the clients of the event loop, which take turns."""
+"""Worker threads for an event loop, shared fairly among clients."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,13 @@ Result = TypeVar("Result")
 
 
 class FairWorkers:
-    """Runs functions in some threads; clients take turns.
+    """Runs functions in a few threads; clients take turns.
 
-    If its caller is cancelled, a job does not begin; one that has begun ends by itself,
-    and its thread is taken until then.
+    If the caller is cancelled, a waiting job never starts; a running one goes on and
+    occupies its thread until it ends.
 
     Args:
-      name: what the jobs do, for messages and the names of the threads.
+      name: what the jobs do, for messages and thread names.
       workers: number of threads.
       waiting: number of jobs that may wait; see `FairQueue.has_room`.
     """
@@ -32,11 +32,11 @@ class FairWorkers:
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs."""
+        """Whether a job is running."""
         return self._free < self._workers
 
     async def run(self, client: Hashable, function: Callable[[], Result]) -> Result:
-        """Returns the result of a function, which runs in a thread.
+        """Returns the result of a function that runs in a thread.
 
         Raises:
           BusyError: if too many jobs wait.

@@ -46,22 +46,21 @@ from prompt_tuning.server.structured_outputs import has_constraint
 
 Body = TypeVar("Body", bound=CommonBody)
 GONE = 499
-"""Status that is counted for a client that went away; nobody receives it."""
+"""Status counted for a disconnected client; nobody receives it."""
 CLAMPED = "x-max-tokens-clamped"
-"""Header with the number of new tokens for which there was room, if it is smaller than
-the request's `max_tokens`."""
+"""Header with the number of new tokens that fit, if smaller than `max_tokens`."""
 
 
 class GenerationRoutes:
     """Answers the requests that generate.
 
     Args:
-      models: the models that are served.
+      models: the served models.
       engine: engine that generates.
       settings: settings of the server.
-      thread: returns the thread of the engine, while the server runs.
+      thread: returns the engine's thread while the server runs.
       bodies: reads bodies.
-      unknown: notes fields of requests that are not known.
+      unknown: logs unknown request fields.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class GenerationRoutes:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread works that nobody waits for any more."""
+        """Whether a thread still works although nobody waits for its result."""
         return self.constraints.busy or self._beams.busy
 
     async def complete(self, request: HttpRequest) -> Response:
@@ -111,7 +110,7 @@ class GenerationRoutes:
         adapter: str | None,
         client: str,
     ) -> Sequence[Sequence[int]]:
-        """Returns the ids of prompts, which are all texts or all ids."""
+        """Returns the ids of prompts, all of which are texts or ids."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         limit = self._engine.limit
         if texts:
@@ -162,7 +161,7 @@ class GenerationRoutes:
     async def _read(
         self, content: bytes, read: Callable[[JsonObject], Body], client: str
     ) -> Body:
-        """Reads a body; its constraint is compiled in a thread, which takes time."""
+        """Reads a body; compiles its constraint in a thread, which takes time."""
         body = openai_requests.read_body(content)
         if not has_constraint(body):
             return read(body)
@@ -185,7 +184,7 @@ class GenerationRoutes:
     def _common(
         self, body: CommonBody, adapter: str | None, client: str
     ) -> dict[str, Any]:
-        """Returns what all rows of a request have in common."""
+        """Returns the settings that all rows of a request share."""
         return {
             "adapter": adapter,
             "prompt_id": body.prompt_id,
@@ -201,7 +200,7 @@ class GenerationRoutes:
         form: AnswerFormat,
         beams: BeamSearch | None = None,
     ) -> "_Work":
-        """Returns what is to be done; begins what takes time in other threads."""
+        """Returns the work of a request; starts its slow parts in other threads."""
         masks: list[RowMask | None] = [None] * len(requests)
         if body.sampling.constraint is not None and beams is None:
 
@@ -235,7 +234,7 @@ class GenerationRoutes:
     async def _search(
         self, request: HttpRequest, work: "_Work", beams: BeamSearch
     ) -> Response:
-        """Searches beams, and answers at the end."""
+        """Runs a beam search, and answers at the end."""
         if beams.beams > self._settings.samples:
             raise InputError(
                 f"best_of is {beams.beams}, expected 2 to {self._settings.samples} "
@@ -258,7 +257,7 @@ class _Work(NamedTuple):
       body: its body.
       requests: the rows.
       masks: results of `DecodingEngine.open_mask`.
-      form: form of the answer.
+      form: format of the answer.
       beams: settings of beam search, or None.
     """
 
@@ -270,7 +269,7 @@ class _Work(NamedTuple):
 
 
 def _headers(body: CommonBody, handles: Sequence[RequestHandle]) -> dict[str, str]:
-    """Returns headers that say whether there is room for fewer tokens than asked."""
+    """Returns headers that tell if fewer tokens fit than requested."""
     room = min(handle.new_tokens for handle in handles)
     if body.asked is None or room >= body.asked:
         return {}

@@ -11,10 +11,10 @@ from prompt_tuning.core.typed_json import JsonObject
 
 
 def read_embeddings(body: JsonObject) -> list[np.ndarray]:
-    """Reads `prompt_embeds`, one or several matrices, as vLLM names them.
+    """Reads `prompt_embeds` (vLLM's name), one matrix or a list.
 
-    Each is the base64 of a safetensors file with one tensor `[T, D]`. vLLM's are
-    pickled by torch, which could run code, and are refused.
+    Each is base64 of a safetensors file with one tensor `[T, D]`. vLLM's are pickled by
+    torch, which could run code; they are refused.
 
     Raises:
       InputError: if one cannot be read.
@@ -29,7 +29,7 @@ def read_embeddings(body: JsonObject) -> list[np.ndarray]:
 
 
 def _embeddings(text: str) -> np.ndarray:
-    """Decodes one matrix; its width is checked by the engine."""
+    """Decodes one matrix; the engine checks its width."""
     try:
         content = base64.b64decode(text, validate=True)
         tensors = list(load(content).values())

@@ -1,4 +1,4 @@
-"""Parts of an answer that are about the given tokens: `echo` and `prompt_logprobs`."""
+"""Parts of an answer about the given tokens: `echo` and `prompt_logprobs`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,11 +9,11 @@ from prompt_tuning.decoding.request import Completion, TokenLogprob
 
 
 class GivenParts(NamedTuple):
-    """Which of these parts an answer has.
+    """Selects these parts.
 
     Attributes:
-      echo: whether its text begins with the given one.
-      logprobs: number of most probable tokens of each echoed token; None for no
+      echo: whether the answer's text starts with the given one.
+      logprobs: number of most probable tokens per echoed token; None for no
         log-probabilities.
       prompt_logprobs: the same for vLLM's field of this name.
     """
@@ -25,7 +25,7 @@ class GivenParts(NamedTuple):
     def count(self, new_tokens: int) -> int | None:
         """Returns the number of most probable tokens to compute; None for no scores.
 
-        A row without new tokens is only read for its scores.
+        A row without new tokens is read only for its scores.
         """
         counts = [x for x in (self.logprobs, self.prompt_logprobs) if x is not None]
         return max(counts, default=None if new_tokens else 0)
@@ -40,7 +40,7 @@ class GivenText(NamedTuple):
     Attributes:
       ids: the tokens; those that stand for prompt vectors have no text.
       text: the text, without a character that new tokens complete.
-      offsets: position of the first character of each token.
+      offsets: position of each token's first character.
     """
 
     ids: Sequence[int]
@@ -64,9 +64,9 @@ class GivenText(NamedTuple):
         }
 
     def logprobs(self, completion: Completion) -> list[TokenLogprob]:
-        """Returns the log-probabilities of the later given and of the new tokens.
+        """Returns the log-probabilities of later given and of new tokens.
 
-        The token that ended the row is the last of them, though no text shows it.
+        The token that ended the row is the last one, although no text shows it.
         """
         scores, begin = completion.given_logprobs or (), len(self.text)
         old = zip(scores, self.offsets[1:], strict=True)
@@ -80,7 +80,7 @@ class GivenText(NamedTuple):
 def prompt_logprobs(
     completion: Completion, tokenizer: Tokenizer, count: int
 ) -> list[dict[str, Any] | None]:
-    """Returns the log-probabilities of given tokens in vLLM's form, by token id."""
+    """Returns log-probabilities of given tokens in vLLM's form, by token id."""
     return [
         None,
         *(

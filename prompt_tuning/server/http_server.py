@@ -1,4 +1,4 @@
-"""Runs the application until a signal ends it."""
+"""Run the application until a signal ends it."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,17 @@ from prompt_tuning.server.connections import TimedConnection, connection_limit
 from prompt_tuning.server.server_limits import CUT_SECONDS, LAST_SECONDS
 
 ACCEPTED = 64
-"""Number of new connections that are accepted before others are served again."""
+"""Number of new connections accepted before existing ones are served again."""
 WAITING_CONNECTIONS = 2048
-"""Number of new connections that the system keeps until they are accepted."""
+"""Number of new connections that the system queues."""
 CHECK_SECONDS = 0.5
-"""Time between two checks of all connections."""
+"""Time between checks of all connections."""
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine in the `Host` header of its own clients."""
+"""`Host` header values with which local clients address this machine."""
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket with an address, which is not read from yet.
+    """Returns a bound socket that does not accept connections yet.
 
     Raises:
       OSError: if the address is in use or not this machine's.
@@ -48,27 +48,27 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only clients on this machine reach an address."""
+    """Whether only clients on this machine can reach an address."""
     return host.startswith("127.") or host in ("localhost", "::1")
 
 
 def address_of(opened: socket.socket, *, encrypted: bool = False) -> str:
-    """Returns the address of a socket as a browser reads it."""
+    """Returns the URL of a socket."""
     host, port = opened.getsockname()[:2]
     scheme = "https" if encrypted else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class HttpServer(uvicorn.Server):
-    """A server that ends after the requests that run, within a limited time.
+    """A server that finishes running requests within a limited time when it ends.
 
     Args:
       app: application.
-      on_start: called when requests are answered.
-      on_stop: called in the event loop when it begins to end.
+      on_start: called when the server starts to answer.
+      on_stop: called in the event loop when it starts to end.
       leave: ends the process immediately with a code; called at a second signal, and if
         the process still runs `LAST_SECONDS` after the first.
-      certificate: file of a certificate, for TLS; None for none.
+      certificate: certificate file, for TLS; None for none.
       private_key: file of its key; None if it is in the same file.
     """
 
@@ -127,7 +127,7 @@ class HttpServer(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Ends after the requests that run."""
+        """Ends after the running requests."""
         self._stopping = time.monotonic()
         self._on_stop()
         try:
@@ -136,7 +136,7 @@ class HttpServer(uvicorn.Server):
             self._checks.cancel()
 
     async def _check_connections(self) -> None:
-        """Closes the connections of slow clients, and all at the end."""
+        """Closes connections of slow clients; at the end, closes all."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             begun = self._stopping
@@ -150,7 +150,7 @@ class HttpServer(uvicorn.Server):
 
 @contextlib.contextmanager
 def ending_by_signals() -> Iterator[None]:
-    """Ignores the signals that uvicorn sends again once it has ended."""
+    """Ignores the signals that uvicorn raises again after it has ended."""
     names = (signal.SIGTERM, signal.SIGINT)
     before = {name: signal.signal(name, lambda *_: None) for name in names}
     try:

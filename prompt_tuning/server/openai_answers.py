@@ -1,4 +1,4 @@
-"""OpenAI's answers: completions, conversations and their streams of events."""
+"""OpenAI's answers: completions, conversations and their event streams."""
 
 import abc
 import dataclasses
@@ -31,12 +31,12 @@ from prompt_tuning.server.given_parts import (
 
 
 class AnswerFormat(abc.ABC):
-    """Writes the results of one request.
+    """Formats the results of one request.
 
     Args:
       model: name of the model.
       tokenizer: its tokenizer.
-      given: which parts of the answer are about the given tokens.
+      given: parts of the answer about the given tokens.
     """
 
     prefix = ""
@@ -62,7 +62,7 @@ class AnswerFormat(abc.ABC):
         }
 
     def opening(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """Returns events that precede the first piece: one for each row, or none."""
+        """Returns events before the first piece: one per row, or none."""
         choices = [
             {"logprobs": None, "finish_reason": None, **first}
             for request in requests
@@ -89,7 +89,7 @@ class AnswerFormat(abc.ABC):
         return {**self._head(self.part), "choices": [choice]}
 
     def usage_event(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
-        """Returns the event with the numbers of tokens."""
+        """Returns the event with token counts."""
         return {**self._head(self.part), "choices": [], "usage": usage(handles)}
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class AnswerFormat(abc.ABC):
         }
 
     def _prompt_logprobs(self, completion: Completion) -> dict[str, Any]:
-        """Returns vLLM's field about given tokens, if it was requested."""
+        """Returns vLLM's field about given tokens, if requested."""
         count = self.given.prompt_logprobs
         if count is None:
             return {}
@@ -121,21 +121,21 @@ class AnswerFormat(abc.ABC):
 
     @abc.abstractmethod
     def _first(self, request: Request) -> dict[str, Any]:
-        """Returns the fields of each row's first event; none if there is no event."""
+        """Returns the fields of each row's first event; none for no event."""
 
     @abc.abstractmethod
     def _content(self, completion: Completion) -> dict[str, Any]:
-        """Returns the fields of a choice that have its text."""
+        """Returns the fields of a choice with its text."""
 
     @abc.abstractmethod
     def _delta(self, row: int, piece: Piece) -> dict[str, Any]:
-        """Returns the fields of a streamed choice that have a part of its text."""
+        """Returns the fields of a streamed choice with a part of its text."""
 
     @abc.abstractmethod
     def _logprobs(
         self, logprobs: Sequence[TokenLogprob] | None
     ) -> dict[str, Any] | None:
-        """Returns the log-probabilities of tokens; None if they were not requested."""
+        """Returns the log-probabilities of tokens; None if not requested."""
 
 
 class CompletionFormat(AnswerFormat):
@@ -195,7 +195,7 @@ class ChatFormat(AnswerFormat):
       model: name of the model.
       tokenizer: its tokenizer.
       syntax: how its answers are written.
-      given: which parts of the answer are about the given tokens.
+      given: parts of the answer about the given tokens.
     """
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -212,7 +212,7 @@ class ChatFormat(AnswerFormat):
         self._messages: dict[int, ChatMessage] = {}
 
     def answer(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
-        """Returns the answer, with vLLM's field if it was requested."""
+        """Returns the answer, with vLLM's field if requested."""
         (handle,) = handles
         return super().answer(handles) | self._prompt_logprobs(handle.completions[0])
 
@@ -254,7 +254,7 @@ class ChatFormat(AnswerFormat):
 
 
 def usage(handles: Sequence[RequestHandle]) -> dict[str, int]:
-    """Returns the numbers of tokens of a request."""
+    """Returns the token counts of a request."""
     completions = [x for handle in handles for x in handle.completions]
     new = sum(len(each.ids) for each in completions)
     given = sum(

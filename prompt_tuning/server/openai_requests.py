@@ -33,13 +33,13 @@ from prompt_tuning.server.server_limits import (
 from prompt_tuning.server.tool_choice import ToolChoice, read_tool_choice
 
 COMPLETION_TOKENS = 16
-"""Maximum number of new tokens of a completion whose request gives none."""
+"""Default maximum number of new tokens of a completion."""
 SAMPLING = (
     *("max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     *("min_tokens", "ignore_eos", "stop_token_ids", *structured_outputs.FIELDS),
 )
-"""Fields that set how tokens are chosen; vLLM's names where OpenAI has none."""
+"""Fields of sampling settings; vLLM's names where OpenAI has none."""
 COMMON = (
     *("model", "stream", "stream_options", "logprobs", "prompt_logprobs"),
     *("prompt_id", *SAMPLING),
@@ -50,14 +50,14 @@ WITH_BEAMS = (
     *("model", "prompt", "prompt_id", "max_tokens", "n", "temperature", "seed"),
     *("stream", *BEAMS),
 )
-"""Fields that a request with beam search may have."""
+"""Fields allowed in a request with beam search."""
 COMPLETION = ("prompt", "prompt_embeds", "echo", *BEAMS, *COMMON)
 CHAT = (
     *(*chat_requests.FIELDS, "top_logprobs", "max_completion_tokens"),
     *(*tool_choice.FIELDS, *COMMON),
 )
 ADDS_SPECIAL = {"add_special_tokens": Changing((True,))}
-"""A completion's text begins as in training, with BOS if the model expects it."""
+"""A completion's text starts as in training, with BOS if the model expects it."""
 SMALLEST_TOP_P = 1e-6
 STREAM_OPTIONS = ("include_usage",)
 STREAM_CHANGING = {
@@ -72,13 +72,13 @@ class CommonBody:
 
     Attributes:
       model: name of the model; None for the frozen one.
-      prompt_id: number of the prompt of an adapter that has several.
+      prompt_id: number of the prompt, if the adapter has more than one.
       sampling: how tokens are chosen.
-      stream: whether the answer is a stream of events.
-      usage: whether the stream ends with the numbers of tokens.
-      asked: maximum number of new tokens that the request names, or None.
-      unknown: names of fields that are not known.
-      given: which parts of the answer are about the given tokens.
+      stream: whether the answer is an event stream.
+      usage: whether the stream ends with token counts.
+      asked: maximum number of new tokens in the request, or None.
+      unknown: names of unknown fields.
+      given: parts of the answer about the given tokens.
     """
 
     model: str | None
@@ -97,9 +97,9 @@ class CompletionBody(CommonBody):
 
     Attributes:
       prompts: texts, or rows of token ids.
-      embeddings: rows of vectors that are read instead of tokens; they come
-        before the prompts in the answer.
-      beams: settings of beam search; None to choose token after token.
+      embeddings: rows of vectors to read instead of tokens; in the answer they come
+        before the prompts.
+      beams: settings of beam search; None to sample.
     """
 
     prompts: Sequence[str] | Sequence[Sequence[int]]
@@ -112,7 +112,7 @@ class ChatBody(CommonBody):
     """Body of `/v1/chat/completions`.
 
     Attributes:
-      conversation: the messages with what else the chat template reads.
+      conversation: the messages and the variables of the chat template.
       tools: the tools that the answer may call; None for none.
     """
 
@@ -133,7 +133,7 @@ def read_completion(body: JsonObject) -> CompletionBody:
     """Reads the body of `/v1/completions`.
 
     Raises:
-      InputError: if it has an unknown field, or a value that cannot be used.
+      InputError: if a field is refused, or a value cannot be used.
     """
     unknown = check_known(body, COMPLETION, {**CHANGING, **ADDS_SPECIAL})
     embeddings = read_embeddings(body)
@@ -165,7 +165,7 @@ def read_completion(body: JsonObject) -> CompletionBody:
 
 
 def read_beams(body: JsonObject) -> BeamSearch:
-    """Reads the settings of beam search: `best_of` beams; `n` are returned.
+    """Reads the settings of beam search with `best_of` beams, `n` of them returned.
 
     Raises:
       InputError: if a field contradicts beam search.
@@ -198,10 +198,10 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
 
     Args:
       body: the body.
-      room: number of positions of a slot, which new tokens may all take.
+      room: number of positions in a slot; new tokens may take all of them.
 
     Raises:
-      InputError: if it has an unknown field, or a value that cannot be used.
+      InputError: if a field is refused, or a value cannot be used.
     """
     unknown = check_known(body, CHAT)
     top = body.integer("top_logprobs", None, maximum=MAXIMUM_LOGPROBS)
@@ -226,7 +226,7 @@ def read_chat(body: JsonObject, room: int) -> ChatBody:
 def read_prompts(
     body: JsonObject, name: str
 ) -> Sequence[str] | Sequence[Sequence[int]]:
-    """Returns the texts of a field: one or several, texts or token ids.
+    """Returns the texts or token ids in a field, as a list even if there is only one.
 
     Raises:
       InputError: if it is anything else.
@@ -245,10 +245,10 @@ def read_prompts(
 
 
 def check_tokens(name: str, ids: Sequence[int], size: int) -> None:
-    """Checks that ids are those of a vocabulary.
+    """Checks that ids are within a vocabulary.
 
     Raises:
-      InputError: with the name of the field, and the first other id.
+      InputError: with the field's name and the first id that is not.
     """
     outside = [token for token in ids if not 0 <= token < size]
     if outside:
@@ -301,7 +301,7 @@ def _common(
 def _sampling(
     body: JsonObject, tokens: int, logprobs: int | None, given: GivenParts
 ) -> Sampling:
-    """Returns the settings; values that change nothing are left out."""
+    """Returns the sampling settings, without values that change nothing."""
     samples = body.integer("n", 1, minimum=1, maximum=MAXIMUM_ROWS)
     new_tokens = body.integer("max_tokens", tokens, minimum=0)
     if new_tokens == 0 and (given == NOTHING_GIVEN or samples > 1):

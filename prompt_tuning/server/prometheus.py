@@ -21,7 +21,7 @@ HELP = {
 
 
 def prometheus_text(metrics: EngineMetrics, statuses: Mapping[int, int]) -> str:
-    """Returns the metrics of an engine and the numbers of answers by status."""
+    """Returns the metrics of an engine and the counts of answers by status."""
     lines = []
     for name, (kind, text) in HELP.items():
         label = f"prompt_tuning_{name}" + ("_total" if kind == "counter" else "")

@@ -1,4 +1,4 @@
-"""Fields of requests that we do not read: harmless, unknown, or refused."""
+"""Request fields that we do not read: harmless, unknown, or refused."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ IGNORED = (
 
 
 class Changing(NamedTuple):
-    """A field that would change the answer, and is not supported.
+    """An unsupported field that would change the answer.
 
     Attributes:
-      neutral: values that change nothing; it is accepted with these.
-      instead: what to send instead, if there is something.
+      neutral: accepted values, which change nothing.
+      instead: what to send instead, if anything.
     """
 
     neutral: Sequence[Any] = ()
@@ -84,22 +84,22 @@ CHANGING: Mapping[str, Changing] = {
     "stop_regex": Changing(),
     "think": Changing(instead="chat_template_kwargs: {enable_thinking: ...}"),
 }
-"""Fields that would change the answer, and are refused by name unless neutral."""
+"""Fields that would change the answer; refused by name unless neutral."""
 MAXIMUM_NOTED = 1000
-"""Maximum number of lines about unknown fields."""
+"""Maximum number of log lines about unknown fields."""
 
 
 class UnknownFields:
-    """Writes one line to the log for each unknown field and client."""
+    """Logs one line per unknown field and client."""
 
     def __init__(self):
         self._noted: set[tuple[str, str]] = set()
 
     def note(self, names: Sequence[str], client: str) -> None:
-        """Writes lines about fields, unless they were written before.
+        """Logs fields, unless already logged.
 
         Args:
-          names: the fields, each with what follows it in the line.
+          names: the fields, each with the rest of its line.
           client: address of the client, with or without a port.
         """
         host = client.rpartition(":")[0] or client
@@ -115,18 +115,18 @@ def check_known(
     known: Sequence[str],
     changing: Mapping[str, Changing] = CHANGING,
 ) -> list[str]:
-    """Refuses fields that would change the answer elsewhere and do not here.
+    """Checks for unsupported fields that would change the answer.
 
     Args:
-      body: the body; fields that are null are accepted.
-      known: fields that are read.
-      changing: fields that are accepted with some values only.
+      body: the body; null fields are accepted.
+      known: supported fields.
+      changing: fields that are accepted only with some values.
 
     Returns:
-      the fields that are unknown, each with those that may have been meant.
+      the unknown fields, each with a suggestion if a known name is similar.
 
     Raises:
-      InputError: for the first one that is refused.
+      InputError: for the first refused field.
     """
     unknown = []
     for name, value in body.values.items():
@@ -142,11 +142,11 @@ def check_known(
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    """Returns a question if the name resembles a known one."""
+    """Suggests a known name that resembles this one."""
     hint = did_you_mean(name, known)
     return hint if hint.endswith("?") else ""
 
 
 def _equal(value: Any, expected: Any) -> bool:
-    """Returns whether two values of JSON are equal; true and 1 are not."""
+    """Whether two JSON values are equal; true and 1 are not."""
     return value == expected and isinstance(value, bool) == isinstance(expected, bool)

@@ -1,4 +1,4 @@
-"""Checks each HTTP request before its body is read."""
+"""Check each HTTP request before its body is read."""
 
 import hashlib
 import hmac
@@ -11,17 +11,17 @@ from prompt_tuning.server.event_stream import error_of, json_response
 from prompt_tuning.server.server_limits import RequestError
 
 OPEN_PATHS = ("/", "/health")
-"""Paths that need no key: the page, which has no data, and whether the server runs."""
+"""Paths that need no key: the page, which has no data, and the health check."""
 
 
 class RequestGuard:
-    """Refuses requests without a key, and those sent to another host's name.
+    """Refuses requests without a key, and requests to the wrong host name.
 
     Args:
-      app: application that answers the others.
-      api_keys: keys of which clients send one; none for a server that is open.
-      hosts: names of the `Host` header that are answered; empty for all. On a loopback
-        address, other names mean that a web page tries to reach this machine.
+      app: application that answers all other requests.
+      api_keys: keys, one of which a client must send; empty for an open server.
+      hosts: accepted values of the `Host` header; empty for all. On a loopback address,
+        another name means that a web page tries to reach this machine.
     """
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], hosts: Sequence[str]):

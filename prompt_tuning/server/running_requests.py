@@ -1,4 +1,4 @@
-"""The requests that run, which end when the server ends."""
+"""The running requests, which end when the server ends."""
 
 import asyncio
 from collections import Counter
@@ -17,7 +17,7 @@ class RunningRequests:
     """Passes requests on, and counts their answers by status.
 
     Args:
-      app: application that answers.
+      app: application that answers requests.
 
     Attributes:
       statuses: number of answers by status.
@@ -34,7 +34,7 @@ class RunningRequests:
         self._stopping = True
 
     def end(self) -> None:
-        """Answers with status 503 what has no answer yet, whatever it waits for."""
+        """Answers all pending requests with status 503."""
         for task in self._unanswered:
             task.cancel()
 
@@ -72,10 +72,10 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def client_of(request: HttpRequest) -> str:
-    """Returns whose turn a request takes: that of its address.
+    """Returns the client that takes a turn for a request: its address.
 
-    All clients of this machine, and those of a proxy on it, have one address, so that
-    there each connection is a client.
+    On this machine, where all clients (and those of a proxy) share one address, each
+    connection is a client instead.
     """
     host, port = request.client or ("", 0)
     return f"{host}:{port}" if is_loopback(host) else host

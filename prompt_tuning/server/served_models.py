@@ -1,4 +1,4 @@
-"""The models that a server offers: the frozen one, and one for each adapter."""
+"""The models that a server offers: the frozen one, and one per adapter."""
 
 import asyncio
 import functools
@@ -23,10 +23,13 @@ from prompt_tuning.texts.loaded_adapter import LoadedAdapter
 from prompt_tuning.texts.texts import Texts
 
 SHORTEST_LIMIT, LONGEST_LIMIT = 32, 128
-"""Numbers of characters that a position may stand for. The longest token of a
-vocabulary may be a long run of spaces, and unknown characters may be one token."""
+"""Bounds on the number of characters that a position may stand for.
+
+The longest token of a vocabulary may be a long run of spaces, and a run of unknown
+characters may be one token.
+"""
 PART = 2**14
-"""Number of characters of several texts that are encoded in one turn."""
+"""Number of characters that are encoded in one turn of a client."""
 
 
 class ServedModels:
@@ -35,7 +38,7 @@ class ServedModels:
     Args:
       texts: the frozen model and its adapters.
       name: name of the frozen model.
-      loading: directory below which adapters may be loaded; None for none.
+      loading: directory from which adapters may be loaded; None for none.
     """
 
     def __init__(self, texts: Texts, name: str, loading: Path | None = None):
@@ -63,7 +66,7 @@ class ServedModels:
 
     @property
     def busy(self) -> bool:
-        """Whether texts are encoded, or files are read."""
+        """Whether texts are being encoded or files read."""
         workers = (self._encoding, self._conversations, self._files)
         return any(each.busy for each in workers)
 
@@ -71,7 +74,7 @@ class ServedModels:
         """Returns the adapter of a model name; None for the frozen model.
 
         Raises:
-          RequestError: if there is no such model.
+          RequestError: if no model has the name.
         """
         if name is None or name == self.name:
             return None
@@ -85,7 +88,7 @@ class ServedModels:
     def entries(self) -> dict[str, LoadedAdapter]:
         """Returns the models by name, the frozen one first.
 
-        The engine's thread may add and remove adapters meanwhile.
+        Safe while the engine's thread adds and removes adapters.
         """
         adapters = self.texts.adapters.copy()
         return {self.name if key is None else key: adapters[key] for key in adapters}
@@ -105,11 +108,11 @@ class ServedModels:
             raise InputError(f"{name} is the name of the frozen model: choose another")
 
     async def load(self, thread: EngineThread, name: str, path: str) -> None:
-        """Loads an adapter from below the allowed directory.
+        """Loads an adapter from the allowed directory.
 
         Raises:
           InputError: if it cannot be read or belongs to another model.
-          RequestError: if loading is off, or the path is elsewhere.
+          RequestError: if loading is off, or the path is outside the directory.
         """
         folder = self._below(path)
         self.check_name(name)
@@ -146,7 +149,7 @@ class ServedModels:
         return self.loading
 
     def _below(self, path: str) -> Path:
-        """Returns a path below the allowed directory."""
+        """Returns a path inside the allowed directory."""
         allowed = self._allowed()
         try:
             size = len(path.encode())
@@ -183,7 +186,7 @@ class ServedModels:
         Args:
           texts: the texts.
           adapter: the adapter; None for the frozen model.
-          client: whose texts they are; clients take turns.
+          client: who sent them; clients take turns.
           positions: maximum number of tokens of a text.
 
         Raises:
@@ -205,7 +208,7 @@ class ServedModels:
     async def encode_plain(
         self, text: str, client: Hashable, positions: int
     ) -> list[int]:
-        """Encodes a text as it is, without special tokens and templates.
+        """Encodes a text as it is, without special tokens or templates.
 
         Arguments and errors are as in `encode_texts`.
         """
@@ -261,7 +264,7 @@ class EncodedChat(NamedTuple):
     """A conversation as a model reads it.
 
     Attributes:
-      ids: the conversation, and what precedes its next answer.
+      ids: the conversation and the beginning of its next answer.
       ends: tokens that end the answer.
       syntax: how the answer is written.
     """
@@ -272,7 +275,7 @@ class EncodedChat(NamedTuple):
 
 
 def _parts(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yields texts in lists that take a limited time to encode."""
+    """Groups texts into lists that take a limited time to encode."""
     part: list[str] = []
     for text in texts:
         if part and sum(map(len, part)) + len(text) > PART:

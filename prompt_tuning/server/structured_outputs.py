@@ -1,4 +1,4 @@
-"""Fields of requests that the text of an answer must match."""
+"""Request fields that constrain the text of an answer."""
 
 import json
 import re
@@ -20,15 +20,15 @@ ANY_OBJECT = {"type": "object"}
 
 
 def has_constraint(body: JsonObject) -> bool:
-    """Returns whether a body may have a constraint, which takes time to compile."""
+    """Whether a body may have a constraint, which takes time to compile."""
     return any(name in body for name in FIELDS)
 
 
 def read_constraint(body: JsonObject) -> dict[str, Any]:
-    """Returns `regex`, `json_schema` or `grammar` of `Sampling`, or nothing.
+    """Returns `regex`, `json_schema` or `grammar` for `Sampling`, or nothing.
 
     Raises:
-      InputError: if a field cannot be used, or two name a constraint.
+      InputError: if a field cannot be used, or more than one sets a constraint.
     """
     forms = {
         "response_format": _response_format(body),
@@ -73,7 +73,7 @@ def _outputs(body: JsonObject) -> JsonObject:
 
 
 def _structured_outputs(outputs: JsonObject) -> dict[str, str]:
-    """Reads what names one constraint."""
+    """Reads the field that sets the constraint."""
     _check_names(outputs, STRUCTURED)
     given = [name for name in KINDS if name in outputs]
     if not outputs.values:
@@ -103,7 +103,7 @@ def _structured_outputs(outputs: JsonObject) -> dict[str, str]:
 
 
 def _spaced(schema: Any, outputs: JsonObject) -> Any:
-    """Returns a schema with the space that JSON may have between its parts."""
+    """Returns a schema that allows space between the parts of its JSON."""
     pattern = outputs.text("whitespace_pattern", None)
     if outputs.flag("disable_any_whitespace", False):
         pattern = ""
@@ -113,7 +113,7 @@ def _spaced(schema: Any, outputs: JsonObject) -> Any:
 
 
 def _choice(outputs: JsonObject) -> str:
-    """Returns the expression of some texts."""
+    """Returns the expression for a choice of texts."""
     texts = outputs.sequence("choice")
     if not texts or not all(isinstance(text, str) and text for text in texts):
         outputs.refuse("choice", "a list of texts that are not empty")
@@ -121,7 +121,7 @@ def _choice(outputs: JsonObject) -> str:
 
 
 def _check_names(part: JsonObject, known: tuple[str, ...]) -> None:
-    """Refuses fields that have no effect."""
+    """Checks that there are no fields without effect."""
     for name, value in part.values.items():
         if value is not None and name not in known:
             raise InputError(

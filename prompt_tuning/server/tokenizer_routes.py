@@ -1,4 +1,4 @@
-"""Routes about the tokenizer and the server, with the names and fields of vLLM."""
+"""Routes about the tokenizer and the server, named as in vLLM."""
 
 from typing import Any
 
@@ -23,10 +23,10 @@ class TokenizerRoutes:
     """Answers requests about tokens.
 
     Args:
-      models: the models that are served, which have one tokenizer.
-      limit: number of positions of a slot.
+      models: the served models, which share one tokenizer.
+      limit: number of positions in a slot.
       bodies: reads bodies.
-      unknown: notes fields of requests that are not known.
+      unknown: logs unknown request fields.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ class ToolChoice:
 
     Attributes:
       tools: the tools, as chat templates read them.
-      functions: schema of the arguments of each function that may be called, by name.
+      functions: argument schema of each function that may be called, by name.
       required: whether the answer must call one.
-      parallel: whether it may call several.
+      parallel: whether it may call more than one.
     """
 
     tools: list[dict[str, Any]]
@@ -70,7 +70,7 @@ def read_tool_choice(body: JsonObject) -> ToolChoice | None:
 
 
 def _function(value: Any, number: int) -> tuple[str, Any]:
-    """Returns the name and the schema of the arguments of a tool's function."""
+    """Returns the name and argument schema of a tool's function."""
     tool = as_object(value, f"tool {number}")
     if tool.text("type", "function") != "function":
         tool.refuse("type", "function")
@@ -83,9 +83,9 @@ def _function(value: Any, number: int) -> tuple[str, Any]:
 
 
 def _resolved(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a schema whose properties are no references to parts of it.
+    """Returns a schema with references to its own parts replaced in its properties.
 
-    The types of properties say how they are read.
+    The types of properties decide how they are read.
     """
     properties = schema.get("properties")
     if not isinstance(properties, dict):
@@ -125,11 +125,11 @@ def calls_grammar(
     Args:
       choice: the tools.
       syntax: syntax of calls.
-      thinking: tags around reasoning that may come before; None for none.
+      thinking: tags around reasoning that may precede them; None for none.
       opened: whether the reasoning was opened before the answer.
 
     Raises:
-      UnwritableError: if the syntax cannot have calls of one of the functions.
+      UnwritableError: if the syntax cannot express calls of one of the functions.
     """
     definitions: dict[str, Any] = {}
     rules, calls = Rules(definitions), []
@@ -153,7 +153,7 @@ def calls_grammar(
 
 
 def _apart(parameters: Mapping[str, Any], number: int) -> tuple[dict[str, Any], Any]:
-    """Returns the definitions of a schema by names with a number, and the rest."""
+    """Splits a schema into its definitions, with numbered names, and the rest."""
     definitions: dict[str, Any] = {}
     for name in ("definitions", "$defs"):
         definitions |= parameters.get(name) or {}
@@ -163,7 +163,7 @@ def _apart(parameters: Mapping[str, Any], number: int) -> tuple[dict[str, Any], 
 
 
 def _moved(schema: Any, number: int) -> Any:
-    """Returns a schema whose references are to definitions with a number."""
+    """Returns a schema whose references point to the numbered definitions."""
     if isinstance(schema, list):
         return [_moved(each, number) for each in schema]
     if not isinstance(schema, dict):

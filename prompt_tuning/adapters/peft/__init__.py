@@ -1,1 +1,1 @@
-"""PEFT's folders and names, translated to our adapters and back."""
+"""PEFT's folders and names, converted to our adapters and back."""

@@ -1,4 +1,4 @@
-"""Converts adapters of projections, LoRA and IA3, between PEFT's form and ours."""
+"""Convert LoRA and IA3 between PEFT's form and ours."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ from prompt_tuning.families import hf_folder
 
 
 def with_defaults(adapter: Adapter) -> dict[str, Any]:
-    """Returns PEFT's settings of an adapter: its own, and the defaults of others."""
+    """Returns an adapter's PEFT settings, completed with the defaults."""
     method = adapter.settings.get("peft_type", adapter.kind)
     return DEFAULTS[method] | {"peft_type": method} | dict(adapter.settings)
 
@@ -66,10 +66,10 @@ def read_projections(
     source: str,
     frozen: FrozenReader | None = None,
 ) -> Adapter:
-    """Returns a LoRA or IA3 of PEFT as ours.
+    """Converts PEFT's LoRA or IA3 to ours.
 
     Raises:
-      InputError: for a module or shape that does not fit the model.
+      InputError: if a module or shape does not fit the model.
     """
     known, experts = projections(config), expert_projections(config)
     if folder.kind == LORA:
@@ -123,14 +123,14 @@ def read_projections(
 
 
 def _starts_with(module: str, parts: Sequence[str]) -> bool:
-    """Returns whether a module belongs to one of the named parts of a model."""
+    """Whether a module belongs to one of the named parts of a model."""
     return module.removeprefix("model.").split(".")[0] in parts
 
 
 def write_projections(
     adapter: Adapter, config: ModelConfig
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Returns tensors of LoRA or IA3, and the settings that select their modules."""
+    """Returns the tensors of LoRA or IA3, and the settings that select modules."""
     known = projections(config)
     if adapter.kind == LORA:
         known |= expert_projections(config)
@@ -165,10 +165,10 @@ def write_projections(
 
 
 def _has_dora(tensors: Arrays) -> bool:
-    """Returns whether the modules have DoRA.
+    """Whether the modules have DoRA.
 
     Raises:
-      InputError: if only some have, since PEFT has one setting for all.
+      InputError: if only some have, because PEFT has one setting for all.
     """
     modules = {module_name(name) for name in tensors}
     with_dora = {module_name(name) for name in tensors if name.endswith(LORA_MAGNITUDE)}
@@ -184,7 +184,7 @@ def check_projections(adapter: Adapter, known: Mapping[str, Projection]) -> None
     """Checks that every parameter of a LoRA or IA3 belongs to a projection.
 
     Raises:
-      InputError: with the first parameter that does not, or if there are no parameters.
+      InputError: for the first parameter that does not, or if there are none.
     """
     for path in adapter.parameters:
         projection, _, leaf = path.partition("/adapters/")

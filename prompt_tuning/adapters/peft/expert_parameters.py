@@ -1,13 +1,13 @@
-"""Names the LoRA of experts, which PEFT selects by `target_parameters`.
+"""Names of LoRA for experts, which PEFT selects by `target_parameters`.
 
 Transformers holds a projection of all experts as one parameter of the module `experts`.
-PEFT wraps that module once for each of its adapted parameters, in their order, so that
-the last one is the outermost:
+PEFT wraps that module once per adapted parameter, in order, so the last one is
+outermost:
 
     mlp.experts.lora_A.weight             of down_proj
     mlp.experts.base_layer.lora_A.weight  of gate_up_proj, if both are adapted
 
-Here the parameter is a part of the name, as in `mlp.experts.gate_up_proj`.
+Here the parameter is a part of the name, e.g. `mlp.experts.gate_up_proj`.
 """
 
 import re
@@ -18,8 +18,10 @@ from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.core.errors import InputError, shortened, shown
 
 PARAMETERS = ("gate_up_proj", "up_proj", "down_proj")
-"""The parameters of `experts`, in the order in which PEFT wraps them; those without
-gates (Nemotron-H) have the second instead of the first."""
+"""Parameters of `experts`, in the order in which PEFT wraps them.
+
+Experts without gates (Nemotron-H) have the second one instead of the first.
+"""
 
 _WRAPPED = re.compile(r"(.*\.experts)((?:\.base_layer)*)(\.lora_[AB]\.weight)")
 _NAMED = re.compile(rf"(.*\.experts)\.({'|'.join(PARAMETERS)})(\.lora_[AB]\.weight)")
@@ -35,16 +37,19 @@ MISREAD_FAMILIES = frozenset(
         "qwen3_next",
     ]
 )
-"""Families in which PEFT (0.21, for transformers 5) takes the names of `MISREAD`, in
-any module, for parameters of experts."""
+"""Families in which PEFT mistakes other modules for experts.
+
+PEFT 0.21 (for transformers 5) takes the names in `MISREAD`, in any module, for
+parameters of experts.
+"""
 MISREAD = ("gate_proj", "up_proj", "down_proj")
 
 
 def check_names(modules: Collection[str], family: str | None) -> None:
-    """Checks that PEFT does not take other modules for experts.
+    """Checks that PEFT does not mistake other modules for experts.
 
     Raises:
-      InputError: with the first module that it takes for them.
+      InputError: with the first such module.
     """
     if family not in MISREAD_FAMILIES:
         return
@@ -58,16 +63,16 @@ def check_names(modules: Collection[str], family: str | None) -> None:
 
 
 def is_of_experts(module: str) -> bool:
-    """Returns whether a module's name is that of a parameter of experts."""
+    """Whether a module's name belongs to a parameter of experts."""
     return module.endswith(tuple(f".experts.{name}" for name in PARAMETERS))
 
 
 def name_parameters(settings: Settings, tensors: Arrays, source: str) -> Arrays:
-    """Returns an adapter's tensors with the parameters of experts in their names.
+    """Returns an adapter's tensors with expert parameters in their names.
 
     Raises:
-      InputError: if `target_parameters` has others than those of experts, or selects
-        fewer parameters than have tensors.
+      InputError: if `target_parameters` includes others than experts', or selects fewer
+        parameters than have tensors.
     """
     targets = settings.get("target_parameters")
     if settings["peft_type"] != LORA or not targets:
@@ -101,7 +106,7 @@ def _is_selected(parameter: str, targets: list[str]) -> bool:
 
 
 def wrap_parameters(tensors: Arrays) -> Arrays:
-    """Returns an adapter's tensors as PEFT names them; see `name_parameters`."""
+    """Returns an adapter's tensors by PEFT's names; inverse of `name_parameters`."""
     matches = {name: _NAMED.fullmatch(name) for name in tensors}
     adapted = {(m[1], m[2]) for m in matches.values() if m is not None}
     wrapped: Arrays = {}

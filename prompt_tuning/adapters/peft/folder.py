@@ -1,12 +1,12 @@
-"""Reads and writes a PEFT adapter's folder: its settings and its arrays.
+"""Read and write the folder of a PEFT adapter: its settings and arrays.
 
     adapter_config.json         settings: JSON, indented by 2, keys sorted
     adapter_model.safetensors   float32 arrays, with the metadata {"format": "pt"}
 
-Old folders have `adapter_model.bin` instead, whose pickle is read but never run.
-The files equal those of PEFT 0.21 (`save_pretrained`) byte for byte; older releases
-omit some settings. `peft_conversion` interprets the arrays. Folders of MLX are read,
-too; see `mlx_folder`.
+Old folders have `adapter_model.bin` instead, a pickle that is parsed but never run. The
+files equal those of PEFT 0.21 (`save_pretrained`) byte for byte; older releases omit
+some settings. `peft_conversion` interprets the arrays. MLX folders are read, too; see
+`mlx_folder`.
 """
 
 import dataclasses
@@ -58,18 +58,18 @@ class AdapterFolder:
 
     @property
     def kind(self) -> str:
-        """PEFT's name for the method, such as "LORA"."""
+        """PEFT's name of the method, e.g. "LORA"."""
         return self.settings["peft_type"]
 
 
 def find_folder(path: Path | str) -> Path | None:
     """Finds the folder with the adapter's files; None if there is none.
 
-    PEFT puts an adapter whose name is not "default" into a subfolder of that name.
+    PEFT puts an adapter with a name other than "default" into a subfolder of that name.
 
     Raises:
-      InputError: if the path has several adapters in subfolders, or the adapter's files
-        are links out of its folder.
+      InputError: if there is more than one adapter in subfolders, or the files are
+        links out of the folder.
     """
     path = Path(path)
     if _is_adapter(path):
@@ -96,8 +96,8 @@ def read_folder(path: Path | str) -> AdapterFolder:
       path: the adapter's folder, or the parent folder of a named adapter.
 
     Raises:
-      InputError: if a file is missing or damaged, if it has several adapters, or if
-        the shapes of its arrays contradict the settings.
+      InputError: if a file is missing or damaged, there is more than one adapter, or
+        array shapes contradict the settings.
     """
     folder = find_folder(path)
     if folder is None:
@@ -117,7 +117,7 @@ def read_folder(path: Path | str) -> AdapterFolder:
 
 
 def _read_archive(file: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file of `torch.save` as float32; see `_read_tensors`."""
+    """Reads the arrays of a `torch.save` file as float32; see `_read_tensors`."""
     if not file.is_file():
         raise InputError(f"{file.with_name(TENSORS)} is missing, and {file.name} too")
     try:
@@ -129,11 +129,7 @@ def _read_archive(file: Path) -> dict[str, np.ndarray]:
 
 
 def _finite(array: np.ndarray, name: str, file: Path) -> np.ndarray:
-    """Returns an array as float32.
-
-    Raises:
-      InputError: if a number is not finite.
-    """
+    """Returns an array as float32; checks that all numbers are finite."""
     with np.errstate(over="ignore"):
         array = array.astype(np.float32)
     if not np.isfinite(array).all():
@@ -145,7 +141,8 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of a safetensors file as float32.
 
     Raises:
-      InputError: if it is damaged, or an array has no finite floating numbers.
+      InputError: if the file is damaged, or an array is not of finite floating-point
+        numbers.
     """
     tensors = {}
     for name, stored in read_header(file).items():
@@ -163,13 +160,13 @@ def write_folder(
     """Writes an adapter's two files atomically.
 
     Args:
-      path: folder to write; its model card, if there is one, is kept.
+      path: folder to write; an existing model card is kept.
       folder: contents to write.
       force: whether to replace an adapter in this folder.
 
     Raises:
-      InputError: if the folder has other files, or the shapes of the arrays contradict
-        the settings. Then nothing is written.
+      InputError: if the folder has other files, or array shapes contradict the
+        settings. Nothing is written then.
     """
     path = Path(path)
     check_shapes(folder.settings, folder.tensors, f"the adapter for {path}")
@@ -189,11 +186,7 @@ def write_folder(
 
 
 def _encode(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Returns the bytes of a safetensors file.
-
-    Raises:
-      InputError: for an array that is not float32.
-    """
+    """Returns the bytes of a safetensors file; all arrays must be float32."""
     for name, array in tensors.items():
         if array.dtype != np.float32:
             raise InputError(f"{name} is {array.dtype}, expected float32")
@@ -210,7 +203,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     """Reads the settings of an adapter of any kind.
 
     Raises:
-      InputError: if they are missing, not JSON, lack the kind or are of another type.
+      InputError: if they are missing, invalid, or lack the kind.
     """
     if not path.is_file():
         raise InputError(f"{path} is missing from the adapter")

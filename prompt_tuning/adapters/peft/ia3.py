@@ -1,4 +1,4 @@
-"""Converts IA3 between PEFT's tensors and our parameters (Liu et al. 2022, 3.3).
+"""Convert IA3 between PEFT's tensors and our parameters (Liu et al. 2022, 3.3).
 
 PEFT stores `ia3_l [out, 1]` if it scales the output of a module, and `[1, in]` if it
 scales the input. We store `scale [L, out]`, or `[L, in]` for the feed-forward layer's
@@ -24,7 +24,7 @@ def read_ia3(
     known: Mapping[str, Projection],
     source: str,
 ) -> Arrays:
-    """Returns our parameters; the scales of layers without an adapter are ones.
+    """Returns our parameters; layers without an adapter get ones.
 
     Args:
       tensors: PEFT's tensors.
@@ -33,8 +33,7 @@ def read_ia3(
       source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a shape that does not fit the projection, or a scale of its other
-        side.
+      InputError: if a shape does not fit the projection, or the wrong side is scaled.
     """
     parameters: Arrays = {}
     for path, projection in known.items():
@@ -54,7 +53,7 @@ def write_ia3(parameters: Arrays, known: Mapping[str, Projection]) -> Arrays:
     """Returns PEFT's tensors; a part of a module without a scale gets ones.
 
     Raises:
-      InputError: for a shape that does not fit the projection.
+      InputError: if a shape does not fit the projection.
     """
     tensors: Arrays = {}
     for module, parts in by_module(known).items():
@@ -76,7 +75,7 @@ def _size(projection: Projection) -> int:
 def _read_part(
     stored: np.ndarray, projection: Projection, source: str
 ) -> Float[np.ndarray, "size"]:
-    """Returns the part of a stored scale that belongs to one projection."""
+    """Returns the part of a stored scale for one projection."""
     scales_input = projection.scales_input
     count = projection.size_in if scales_input else projection.module_out
     expected = (1, count) if projection.scales_input else (count, 1)
@@ -93,10 +92,10 @@ def _read_part(
 def read_scale(
     parameters: Arrays, projection: Projection, module: str
 ) -> Float[np.ndarray, "size"]:
-    """Returns the scale of one projection in one layer; ones if there is none.
+    """Returns the scale of one projection in one layer; ones if it has none.
 
     Raises:
-      InputError: for a shape that does not fit the projection.
+      InputError: if the shape does not fit the projection.
     """
     scale = parameters.get(f"{projection.path}/{SCALE}")
     if scale is None:

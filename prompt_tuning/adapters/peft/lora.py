@@ -1,10 +1,10 @@
-"""Converts LoRA between PEFT's tensors and our parameters (Hu et al. 2021).
+"""Convert LoRA between PEFT's tensors and our parameters (Hu et al. 2021).
 
-PEFT stores `A [r, in]` and `B [out, r]` for each module of each layer, and adds
-`alpha / r * B A x`. We store `a [L, in, r]` and `b [L, r, out]` for each projection.
-With DoRA (Liu et al. 2024) there are also magnitudes, `[out]` and `[L, out]`.
+PEFT stores `A [r, in]` and `B [out, r]` for each module of each layer, and adds `alpha
+/ r * B A x`. We store `a [L, in, r]` and `b [L, r, out]` for each projection. With DoRA
+(Liu et al. 2024) there are also magnitudes, `[out]` and `[L, out]`.
 
-Of `E` experts PEFT stores `A [E * r, in]`, expert after expert, and `B [out, r * E]`,
+For `E` experts PEFT stores `A [E * r, in]`, expert after expert, and `B [out, r * E]`,
 rank after rank; we store `a [L, E, in, r]` and `b [L, E, r, out]`.
 """
 
@@ -41,10 +41,10 @@ class Factors:
     """The LoRA of one projection in one layer: `scaling * x @ a @ b`.
 
     Attributes:
-      a: first factor, of each of `E` experts; without experts `E` is 1.
+      a: first factor of each of `E` experts; `E` is 1 without experts.
       b: second factor.
       scaling: factor of the product.
-      magnitude: magnitude of each output, if it is a DoRA.
+      magnitude: magnitude of each output, for DoRA.
     """
 
     a: Float[np.ndarray, "E in r"]
@@ -63,7 +63,7 @@ def read_lora(
     """Returns our parameters and scalings.
 
     Layers of lower rank are padded with zeros, layers without a LoRA are zero, and if
-    the scalings of layers differ, `b` absorbs the difference.
+    scalings differ among layers, `b` absorbs the difference.
 
     Args:
       tensors: PEFT's tensors.
@@ -73,7 +73,7 @@ def read_lora(
       source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a shape that does not fit the projection.
+      InputError: if a shape does not fit the projection.
     """
     parameters: Arrays = {}
     scalings = {}
@@ -113,18 +113,13 @@ def read_single_experts(
     known: Mapping[str, Projection],
     source: str,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Returns the same of experts that have modules of their own.
+    """Returns the same for experts that have their own modules.
 
-    Args:
-      tensors: PEFT's tensors.
-      names: name in `tensors` of each adapted module, by the module's full name.
-      places: kernel of each such module.
-      settings: settings of the adapter.
-      known: projections of all experts, by path.
-      source: origin of the adapter, for messages.
+    `places` has the kernel of each such module. The other arguments are as in
+    `read_lora`.
 
     Raises:
-      InputError: for a shape that does not fit the kernel, or DoRA.
+      InputError: if a shape does not fit the kernel, or there is DoRA.
     """
     if names and setting(settings, "use_dora"):
         raise InputError(
@@ -157,7 +152,7 @@ def read_single_experts(
 def _stack_magnitudes(
     layers: Sequence[Factors | None], size_out: int
 ) -> Float[np.ndarray, "L out"]:
-    """Stacks the magnitudes of all layers; those without DoRA have zeros."""
+    """Stacks the magnitudes of all layers; zeros without DoRA."""
     magnitudes = np.zeros((len(layers), size_out), np.float32)
     for layer, factors in enumerate(layers):
         if factors is not None:
@@ -213,11 +208,10 @@ def write_lora(
 ) -> tuple[Arrays, dict[str, float]]:
     """Returns PEFT's tensors and the scaling of each module.
 
-    Layers of lower rank, and layers without a LoRA, are written without the zeros that
-    they are padded with here.
+    Zeros that pad lower ranks and layers without a LoRA are not written.
 
     Raises:
-      InputError: for a shape that does not fit the projection, or a missing scaling.
+      InputError: if a shape does not fit the projection, or a scaling is missing.
     """
     tensors: Arrays = {}
     module_scalings: dict[str, float] = {}
@@ -239,7 +233,7 @@ def write_lora(
 
 
 def _without_zeros(factors: Factors) -> Factors | None:
-    """Returns factors without ranks that are zero in both; None if all are."""
+    """Removes ranks that are zero in both factors; None if nothing is left."""
     used = factors.a.any(axis=(0, 1)) | factors.b.any(axis=(0, 2))
     if used.all():
         return factors
@@ -254,10 +248,10 @@ def read_factors(
     projection: Projection,
     module: str,
 ) -> Factors | None:
-    """Returns the LoRA of one projection in one layer, if there is one.
+    """Returns the LoRA of one projection in one layer, if it has one.
 
     Raises:
-      InputError: for a shape that does not fit the projection, or a missing scaling.
+      InputError: if a shape does not fit the projection, or a scaling is missing.
     """
     path = projection.path
     if f"{path}/{A}" not in parameters:
@@ -284,16 +278,16 @@ def read_factors(
 def fuse(parts: Sequence[Factors | None], projections: Sequence[Projection]) -> Factors:
     """Fuses the LoRAs of projections that are columns of one module.
 
-    If all have the same `a` and scaling, that `a` is kept, and a projection without a
-    LoRA gets zeros in `b`. Otherwise each LoRA gets its own ranks: `[a_1 a_2]` and
-    `[[b_1, 0], [0, b_2]]`.
+    If all have the same `a` and scaling, `a` is kept, and projections without a LoRA
+    get zeros in `b`. Otherwise each LoRA gets its own ranks: `[a_1 a_2]` and `[[b_1,
+    0], [0, b_2]]`.
 
     Args:
       parts: LoRA of each projection; at least one is not None.
       projections: all projections within the module.
 
     Raises:
-      InputError: if some but not all of the projections have DoRA.
+      InputError: if only some of the projections have DoRA.
     """
     present = [part for part in parts if part is not None]
     first, scaling = present[0], _common_scaling(present)
@@ -340,7 +334,7 @@ def lora_settings(
     settings: Settings,
     known: Mapping[str, Sequence[Projection]],
 ) -> dict[str, object]:
-    """Returns `r` and `lora_alpha`, with patterns for the modules that differ.
+    """Returns `r` and `lora_alpha`, with patterns for modules that differ.
 
     Args:
       tensors: PEFT's tensors.
@@ -369,19 +363,19 @@ def lora_settings(
 
 
 def _common_scaling(parts: Sequence[Factors]) -> float:
-    """Returns a common scaling for all parts: the first but zero."""
+    """Returns a common scaling for all parts: the first nonzero one."""
     return next((part.scaling for part in parts if part.scaling), 0.0)
 
 
 def _rescale(factors: Factors, scaling: float) -> Float[np.ndarray, "E r out"]:
-    """Returns `b` for another scaling; the same bits if the scaling is the same."""
+    """Returns `b` for another scaling; bit-identical if the scaling is unchanged."""
     if factors.scaling == scaling:
         return factors.b
     return (factors.b * np.float64(factors.scaling / scaling)).astype(np.float32)
 
 
 def _alpha(scaling: float, divided_by: float) -> float | int:
-    """Returns alpha, as an integer if it differs from one only by rounding."""
+    """Returns alpha, rounded to an integer if only rounding keeps it from one."""
     alpha = scaling * divided_by
     whole = round(alpha)
     return whole if abs(alpha - whole) <= 1e-9 * max(1.0, abs(alpha)) else alpha

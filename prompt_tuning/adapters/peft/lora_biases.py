@@ -1,7 +1,7 @@
-"""Biases that PEFT trains beside LoRA (`bias` is "lora_only" or "all").
+"""Biases that PEFT trains together with LoRA (`bias` is "lora_only" or "all").
 
-A file has them by their names in the model: `attn.c_attn.base_layer.bias` of an adapted
-module (without `base_layer` in older files), and `ln_1.bias` of any other.
+A file has them by their names in the model: `attn.c_attn.base_layer.bias` for an
+adapted module (without `base_layer` in older files), and `ln_1.bias` for any other.
 """
 
 import warnings
@@ -28,7 +28,7 @@ def trainable_biases(
 ) -> dict[str, Recipe]:
     """Returns the biases that PEFT trains, by the path of their layer.
 
-    These are the parameters of transformers' model whose names end with `.bias`.
+    These are all parameters of transformers' model with names that end in `.bias`.
 
     Args:
       config: config of the model.
@@ -52,7 +52,7 @@ def biases_of(adapter: Adapter) -> TrainedBiases:
 
 
 def split_biases(settings: Settings, tensors: Arrays) -> tuple[Arrays, Arrays]:
-    """Returns the trained biases of an adapter's file, and its other tensors."""
+    """Splits a file's tensors into trained biases and all others."""
     if settings["peft_type"] != "LORA" or setting(settings, "bias") == "none":
         return {}, tensors
     biases = {name: x for name, x in tensors.items() if name.endswith(ENDING)}
@@ -66,13 +66,12 @@ def read_biases(
 
     Args:
       tensors: the first result of `split_biases`.
-      adapter: the LoRA beside them. Where a layer has none, zeros stand for the frozen
-        bias.
+      adapter: the adapter's LoRA. Layers without one get zeros for the frozen bias.
       config: config of the model.
       source: origin of the adapter, for messages.
 
     Raises:
-      InputError: for a bias that the model does not have, is missing, or is no vector.
+      InputError: if a bias is unknown to the model, missing, or not a vector.
     """
     choice = setting(adapter.settings, "bias")
     recipes = trainable_biases(config)
@@ -112,11 +111,7 @@ def read_biases(
 def _by_name(
     tensors: Arrays, recipes: Mapping[str, Recipe], config: ModelConfig, source: str
 ) -> Arrays:
-    """Returns the biases by their names in transformers' model.
-
-    Raises:
-      InputError: for one that the model does not have.
-    """
+    """Returns the biases by their names in transformers' model."""
     known = {name for recipe in recipes.values() for name in recipe.sources}
     family = hf_folder.find_family(config)
     given: Arrays = {}
@@ -134,11 +129,7 @@ def _by_name(
 
 
 def _read(given: Arrays, name: str, recipe: Recipe, source: str) -> np.ndarray:
-    """Returns one layer's bias, or a projection's part of it.
-
-    Raises:
-      InputError: if it is missing, or not a vector that can be divided.
-    """
+    """Returns one layer's bias, or a projection's part of it."""
     if name not in given:
         raise InputError(
             f"{source} has trained biases, but none of {name}; is the file complete?"
@@ -157,15 +148,15 @@ def _read(given: Arrays, name: str, recipe: Recipe, source: str) -> np.ndarray:
 def write_biases(
     adapter: Adapter, config: ModelConfig, names: Collection[str] = ()
 ) -> Arrays:
-    """Returns the trained biases of modules by their names in transformers' model.
+    """Returns the modules' trained biases by their names in transformers' model.
 
     Args:
-      adapter: a LoRA, or any other adapter, which has none.
+      adapter: a LoRA, or another adapter, which has no biases.
       config: config of the model.
       names: names of the stored tensors, as for `hf_folder.find_recipes`.
 
     Raises:
-      InputError: if the model does not have one, or a part of a module is missing.
+      InputError: if the model lacks one, or a part of a module is missing.
     """
     recipes = trainable_biases(config, names)
     parameters, choice = adapter.parameters, biases_of(adapter)
@@ -197,11 +188,9 @@ def write_biases(
 
 
 def named_in_peft(biases: Arrays, adapted: Collection[str]) -> Arrays:
-    """Returns PEFT's tensors of trained biases.
+    """Returns the result of `write_biases` by PEFT's names.
 
-    Args:
-      biases: the result of `write_biases`.
-      adapted: the modules with LoRA.
+    `adapted` lists the modules with LoRA.
     """
     tensors: Arrays = {}
     for name, bias in biases.items():

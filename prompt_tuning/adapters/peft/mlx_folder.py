@@ -1,10 +1,10 @@
-"""Reads LoRA adapters of MLX (`mlx_lm.lora`) as PEFT adapters with the same effect.
+"""Read MLX's LoRA adapters (`mlx_lm.lora`) as PEFT adapters with the same effect.
 
     adapter_config.json    settings: JSON
     adapters.safetensors   `{module}.lora_a` `[in, r]`, `{module}.lora_b` `[r, out]`
 
 MLX computes `y + scale * x @ a @ b`; PEFT stores the transposes, and scales by `alpha /
-r`. The modules have the names of transformers.
+r`. Modules are named as in transformers.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ A, B = ".lora_a", ".lora_b"
 def read_mlx(
     config: JsonObject, tensors: Mapping[str, np.ndarray], file: Path
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns PEFT's settings and tensors of an adapter.
+    """Returns PEFT's settings and tensors for an MLX adapter.
 
     Args:
       config: its settings.
@@ -34,8 +34,8 @@ def read_mlx(
       file: the file of the arrays, for messages.
 
     Raises:
-      InputError: if it is no LoRA of projections, or a factor is missing or has another
-        rank.
+      InputError: if it is not a LoRA of projections, or a factor is missing or has
+        another rank.
     """
     kind = config.text("fine_tune_type", "lora")
     if kind != "lora":

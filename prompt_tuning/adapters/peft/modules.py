@@ -1,7 +1,7 @@
-"""Maps our projections to the modules of transformers, and to PEFT's target settings.
+"""Map our projections to transformers' modules, and to PEFT's target settings.
 
 The names come from the tables that restore the model (`families.hf_folder`). Some
-families fuse projections, e.g. query, key and value into one module of GPT-2.
+families fuse projections, e.g. query, key and value in GPT-2.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Projection:
     """One projection of a stack.
 
     Attributes:
-      path: our path, such as "decoder/layers/self_attention/query".
+      path: our path, e.g. "decoder/layers/self_attention/query".
       modules: name of each layer's module in transformers.
       part: columns of the projection within those modules.
       size_in: input size.
@@ -60,7 +60,7 @@ class Projection:
 
     @property
     def module_out(self) -> int:
-        """Output size of the module, with all of its parts."""
+        """Output size of the module with all of its parts."""
         part = self.part
         return self.size_out // part.shares[part.index] * sum(part.shares)
 
@@ -77,8 +77,8 @@ def projections(
 
     Args:
       config: config of the model.
-      names: names of a checkpoint's arrays, to name the modules as the checkpoint does;
-        without them, the names of a model with its head.
+      names: names of a checkpoint's arrays, to name modules as the checkpoint does;
+        without them, modules are named as in a model with its head.
     """
     sizes = _sizes(config)
     by_path = {}
@@ -174,8 +174,8 @@ def _attention_sizes(config: ModelConfig, kind: str) -> dict[str, tuple[int, int
 def expert_projections(config: ModelConfig) -> dict[str, Projection]:
     """Returns the projections of experts, by our path.
 
-    Transformers holds those of all experts as two parameters of a module `experts`,
-    whose names are those of PEFT's `target_parameters`.
+    Transformers holds those of all experts as two parameters of a module `experts`;
+    PEFT's `target_parameters` uses their names.
     """
     family = hf_folder.find_family(config)
     inner, width, found = config.feed_forward_width, config.width, {}
@@ -200,7 +200,7 @@ def expert_projections(config: ModelConfig) -> dict[str, Projection]:
 
 
 class ExpertPlace(NamedTuple):
-    """Which of a projection's kernels an expert's own module has."""
+    """The projection kernel that a single expert's module has."""
 
     path: str
     layer: int
@@ -221,11 +221,10 @@ def single_experts(config: ModelConfig) -> dict[str, ExpertPlace]:
 
 
 def _experts_of(source: str, renamed: str | None) -> str:
-    """Returns the module of all experts, from the name of a stored tensor of them.
+    """Returns the module of all experts, given the name of one of its stored tensors.
 
-    Args:
-      source: such as `model.layers.0.mlp.experts.3.up_proj.weight`.
-      renamed: the module around it in transformers, if that has another name.
+    `source` is e.g. `model.layers.0.mlp.experts.3.up_proj.weight`; `renamed` is the
+    module around it in transformers, if that has another name.
     """
     parts = source.split(".")
     after_layer = parts.index("layers") + 2
@@ -245,7 +244,7 @@ def by_module(known: Mapping[str, Projection]) -> dict[str, list[Projection]]:
 
 
 def unread_modules(config: ModelConfig) -> set[str]:
-    """Returns modules of transformers' model that ours lacks, named as ours are."""
+    """Returns modules of transformers' model that ours lacks."""
     patterns = hf_folder.find_family(config).unread_modules
     return {name.format(i) for name in patterns for i in range(config.layers)}
 
@@ -253,15 +252,15 @@ def unread_modules(config: ModelConfig) -> set[str]:
 def find_name(
     module: str, known: Collection[str], aliases: Sequence[str] = ()
 ) -> str | None:
-    """Finds the name that a module has in the model that transformers loads.
+    """Finds the name of a module in the model that transformers loads.
 
     Args:
       module: name in an adapter's file.
       known: names in the model.
-      aliases: prefixes that versions of the model have instead of each other.
+      aliases: interchangeable prefixes of different versions of the model.
 
     Returns:
-      The name, completed if the adapter's model lacked the head; None if the model has
+      the name, completed if the adapter's model lacked the head; None if the model has
       no such module.
     """
     stems = [module.removeprefix(alias) for alias in aliases]
@@ -290,13 +289,13 @@ def full_name(
 
 
 def shortest_names(wanted: Collection[str], known: Collection[str]) -> list[str]:
-    """Returns the shortest names by which PEFT finds the wanted modules and no others.
+    """Returns the shortest names that select exactly the wanted modules in PEFT.
 
     PEFT adapts a module if its name is one of them, or ends with one after a dot.
 
     Returns:
-      Suffixes such as "q_proj" or "attn.c_proj" where they are unambiguous, and full
-      names otherwise, sorted.
+      suffixes such as "q_proj" or "attn.c_proj" where unambiguous, and full names
+      otherwise, sorted.
     """
     names: set[str] = set()
     for module in sorted(wanted):
@@ -316,10 +315,10 @@ def _shortest(module: str, wanted: Collection[str], known: Collection[str]) -> s
 
 
 def match_targets(targets: Any, known: Iterable[str]) -> set[str]:
-    """Returns the modules that a `target_modules` of any form selects.
+    """Returns the modules that `target_modules` of any form selects.
 
     Raises:
-      InputError: for a text that is not a regular expression of RE2.
+      InputError: if it is a text but not an RE2 expression.
     """
     if not isinstance(targets, str):
         return {name for name in known if _is_matched(targets or (), name)}

@@ -1,7 +1,7 @@
-"""LoRAs of PEFT that took their first product out of the frozen weights.
+"""PEFT's LoRAs that subtracted their initial product from the frozen weights.
 
 PEFT does so again when it loads such an adapter. Here it becomes a plain LoRA of twice
-the rank, `[A; A_0]` and `[B, -B_0]`, which PEFT itself makes of it when it saves with
+the rank, `[A; A_0]` and `[B, -B_0]`. PEFT itself makes the same one when it saves with
 `path_initial_model_for_weight_conversion` (`subtract_mutated_init`).
 """
 
@@ -25,11 +25,11 @@ from prompt_tuning.adapters.peft.table_copies import FrozenReader
 from prompt_tuning.core.errors import InputError
 
 RECOMPUTED = ("pissa", "olora")
-"""The values of `init_lora_weights` whose first product follows from the weights."""
+"""Values of `init_lora_weights` with an initial product that depends on the weights."""
 
 
 def moves_base(settings: Settings) -> bool:
-    """Returns whether an adapter belongs to changed weights that can be recomputed."""
+    """Whether an adapter belongs to changed weights that can be recomputed."""
     return _initial(settings) in RECOMPUTED
 
 
@@ -55,7 +55,7 @@ def as_plain_lora(
       frozen: reads the model's weights; None if they are not available.
 
     Raises:
-      InputError: if they are not, are quantized, or have other shapes.
+      InputError: if the weights are not available, are quantized, or have other shapes.
     """
     initial = _initial(folder.settings)
     has = f"{source} has init_lora_weights = {initial!r}"
@@ -98,7 +98,7 @@ def as_plain_lora(
 def _fused(
     kernels: list[np.ndarray], parts: list[Projection]
 ) -> Float[np.ndarray, "in out"]:
-    """Returns the weights of a whole module, from those of its projections."""
+    """Returns the weights of a module from those of its projections."""
     count = parts[0].module_out
     whole = np.empty((parts[0].size_in, count), kernels[0].dtype)
     for kernel, part in zip(kernels, parts, strict=True):
@@ -109,7 +109,7 @@ def _fused(
 def _first_factors(
     kernel: Float[np.ndarray, "in out"], scaling: float, rank: int, initial: str
 ) -> tuple[Float[np.ndarray, "r in"], Float[np.ndarray, "out r"]]:
-    """Returns PEFT's first `A` and `B`; the signs of their ranks may differ."""
+    """Returns PEFT's initial `A` and `B`, up to the signs of their ranks."""
     if initial == "olora":
         q, r = np.linalg.qr(kernel.T)
         return r[:rank], q[:, :rank]

@@ -1,12 +1,11 @@
-"""Converts a trained head of classes between PEFT's tensors and our parameters.
+"""Convert a trained class head between PEFT's tensors and our parameters.
 
 With `task_type` SEQ_CLS or TOKEN_CLS, PEFT trains the module `score` or `classifier` as
-a whole (`modules_to_save`) and stores it beside any adapter: as
-`base_model.score.weight` with prompts and prefixes, and as
-`base_model.model.score.weight` with LoRA and IA3. The module of some encoders contains
-a dense layer, too (RoBERTa); that of BERT does not, and is only stored if
-`modules_to_save` also names its `pooler` (ModernBERT: `head`). The module of TOKEN_CLS
-is one layer with a bias.
+a whole (`modules_to_save`) and stores it with any adapter: as `base_model.score.weight`
+for prompts and prefixes, and as `base_model.model.score.weight` for LoRA and IA3. In
+some encoders the module contains a dense layer (RoBERTa); BERT's does not, and is only
+stored if `modules_to_save` also names its `pooler` (ModernBERT: `head`). The module of
+TOKEN_CLS is one layer with a bias.
 """
 
 from typing import Any
@@ -42,16 +41,16 @@ from prompt_tuning.families.hf_folder import find_family
 PREFIXES = ("base_model.", MODEL_PREFIX)
 _OURS = {HEAD: "kernel", BIAS: "bias", DENSE: "dense", DENSE_BIAS: "dense_bias"}
 _OURS[DENSE_NORM] = "dense_norm"
-"""Our leaves of what a model with a head of classes has frozen."""
+"""Our names for the frozen layers of a model with a class head."""
 
 
 def split_class_head(
     tensors: Arrays, settings: Settings, config: ModelConfig, source: str
 ) -> tuple[Arrays, Arrays]:
-    """Returns our parameters of a head, none without one, and the other tensors.
+    """Splits off our parameters of a class head, if any, from the other tensors.
 
     Raises:
-      InputError: for a head that is not the one of the model's family and width.
+      InputError: if the head does not fit the model's family and width.
     """
     task = settings.get("task_type")
     if task not in (SEQ_CLS, TOKEN_CLS):
@@ -102,13 +101,13 @@ def _shapes(leaves: dict[str, str], classes: int, width: int) -> dict[str, tuple
 
 
 def without_class_head(adapter: Adapter) -> Arrays:
-    """Returns the parameters of an adapter besides a head of classes."""
+    """Returns an adapter's parameters without its class head."""
     parameters = adapter.parameters.items()
     return {p: x for p, x in parameters if not p.startswith(CLASSES_FOLDER)}
 
 
 def class_head_of(adapter: Adapter) -> Arrays:
-    """Returns the parameters of an adapter's head of classes; none without one."""
+    """Returns the parameters of an adapter's class head; none without one."""
     parameters = adapter.parameters.items()
     return {p: x for p, x in parameters if p.startswith(CLASSES_FOLDER)}
 
@@ -120,16 +119,16 @@ def write_class_head(
     beside_prompt: bool,
     task: str | None = None,
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Returns PEFT's tensors of a head, and its settings.
+    """Returns PEFT's tensors and settings of a class head.
 
     Args:
       head: parameters of the head.
-      config: config of the model; None if it is unknown, and then a decoder.
-      beside_prompt: whether it is beside a prompt or a prefix.
+      config: config of the model; None if unknown, which stands for a decoder.
+      beside_prompt: whether the adapter is a prompt or a prefix.
       task: task type of the adapter; None for that of the model's head.
 
     Raises:
-      InputError: if the model is unknown, and the head not that of a decoder.
+      InputError: if the model is unknown, and the head is not a decoder's.
     """
     if config is None and head.keys() != {CLASSES_PATH}:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Converts adapters between PEFT's form and ours.
+"""Convert adapters between PEFT's form and ours.
 
 PEFT's files (`folder`) and our parameters by path (`adapter`) differ in names, axes and
 scalings. Where both forms can represent an adapter, no number changes.
@@ -94,13 +94,13 @@ def from_peft(
       folder: contents of the adapter's folder.
       config: config of the adapter's model.
       source: origin of the adapter, for messages.
-      frozen: reads the model's parameters: embeddings and head, to compare copies in
-        the folder with, and weights that a LoRA starts from; None if they are not
+      frozen: reads the model's parameters: embeddings and head for comparison with
+        copies in the folder, and weights that a LoRA starts from; None if not
         available.
 
     Raises:
-      InputError: for a method or variant that is not supported, a tensor that does not
-        belong to it, or a shape that does not fit the model.
+      InputError: if the method or variant is not supported, a tensor does not belong to
+        it, or a shape does not fit the model.
     """
     if folder.settings.get("task_type") == TOKEN_CLS:
         config = as_tagger(config)
@@ -115,7 +115,7 @@ def _read(
     source: str,
     frozen: FrozenReader | None,
 ) -> Adapter:
-    """Converts an adapter without a head of classes; see `from_peft`."""
+    """Converts an adapter without a class head; see `from_peft`."""
     kind, settings = folder.kind, folder.settings
     if kind not in READ:
         raise InputError(
@@ -159,11 +159,7 @@ def _read(
 
 
 def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
-    """Checks that an adapter's task is one of a model with this architecture.
-
-    Raises:
-      InputError: if it is that of the other architecture.
-    """
+    """Checks that an adapter's task fits the model's architecture."""
     task = settings.get("task_type")
     if task in TASKS.values() and task != TASKS[config.architecture]:
         trained, given = (
@@ -178,12 +174,9 @@ def _check_task(settings: Settings, config: ModelConfig, source: str) -> None:
 
 
 def _check_model(settings: Settings, config: ModelConfig, source: str) -> None:
-    """Checks that prompt vectors belong to a model of the same depth and heads.
+    """Checks that prompt vectors belong to a model with the same depth and heads.
 
-    Prompts of other models have the right shape if the widths agree.
-
-    Raises:
-      InputError: if the settings describe another model.
+    Prompts of other models have the right shape if only the widths agree.
     """
     # Where PEFT does not find the sizes itself, as of T5Gemma, users may have given
     # those of the decoder's keys, which PEFT needs for prefixes.
@@ -212,15 +205,15 @@ def to_peft(
 ) -> AdapterFolder:
     """Converts an adapter to PEFT's form.
 
-    Settings of a PEFT adapter that it was read from are kept, including unknown ones,
-    unless they are wrong now; the others are PEFT's defaults.
+    If the adapter was read from PEFT, its settings are kept, including unknown ones,
+    unless they no longer hold. All others get PEFT's defaults.
 
     Args:
       adapter: our adapter.
-      config: config of the adapter's model; None if it is unknown, which is enough for
-        prompts at the input.
-      base_model: `base_model_name_or_path`; unchanged if None.
-      task_type: PEFT's task type; if None, unchanged, or derived from the model.
+      config: config of the adapter's model; None if unknown, which is enough for input
+        prompts.
+      base_model: `base_model_name_or_path`; None to keep it.
+      task_type: PEFT's task type; None to keep it, or derive it from the model.
 
     Raises:
       InputError: if PEFT cannot represent the adapter, or its shapes do not fit the
@@ -246,7 +239,7 @@ def to_peft(
 
 
 def _without_frozen_tokens(adapter: Adapter) -> Adapter:
-    """Returns a cartridge, which PEFT has for decoders alone, as a plain prefix."""
+    """Returns a cartridge, which PEFT only has for decoders, as a plain prefix."""
     if adapter.settings.get("peft_type") != CARTRIDGE:
         return adapter
     dropped = ("peft_type", "num_frozen_tokens")
@@ -295,10 +288,10 @@ def _convert_tensors(
 
 
 def _check_stacks(adapter: Adapter, config: ModelConfig | None) -> None:
-    """Checks that the prompts of an encoder-decoder include the encoder's.
+    """Checks that an encoder-decoder's prompts include the encoder's.
 
     Raises:
-      InputError: if they do not, since PEFT would move the decoder's to the encoder.
+      InputError: if not, because PEFT would move the decoder's prompt to the encoder.
     """
     if (
         config is not None
@@ -332,7 +325,7 @@ def _describe_model(config: ModelConfig | None) -> dict[str, Any]:
 
 
 def _check_names(kind: str, tensors: Arrays, source: str) -> None:
-    """Checks that all tensors belong to the method, since others would be lost."""
+    """Checks that all tensors belong to the method; others would be lost."""
     endings, names = _ENDINGS.get(kind, ()), _NAMES.get(kind, set())
     others = [n for n in tensors if n not in names and not n.endswith(endings or "\0")]
     if others:

@@ -1,6 +1,6 @@
 """Settings of PEFT's adapters: their defaults and their meaning.
 
-The defaults come from PEFT 0.21.2. Like PEFT, we fill in missing settings.
+The defaults are those of PEFT 0.21.2. Like PEFT, we fill in missing settings.
 """
 
 import math
@@ -16,13 +16,15 @@ from prompt_tuning.core.typed_json import JsonObject
 Settings = Mapping[str, Any]
 
 SEQ_CLS, TOKEN_CLS, SAVED_HEADS = "SEQ_CLS", "TOKEN_CLS", ("classifier", "score")
-"""PEFT's task of a head of classes, and the names that this head may have."""
+"""PEFT's tasks for class heads, and the names of such a head."""
 POOLERS = ("pooler", "head", "classification_head")
-"""Modules with the dense layer before the head, in BERT and in ModernBERT, which PEFT
-trains if it is asked to."""
+"""Modules with the dense layer before the head that PEFT trains on request.
+
+BERT's is `pooler`, ModernBERT's `head`.
+"""
 
 LARGEST = 1e30
-"""Maximum absolute value of an alpha, which float32 can represent."""
+"""Maximum absolute value of an alpha; float32 can represent it."""
 SIZES = (
     "num_attention_heads",
     "num_layers",
@@ -156,10 +158,10 @@ _MOVES_BASE = ("pissa_", "corda", "lora_ga", "loftq")
 def check_types(settings: JsonObject) -> None:
     """Checks the types and ranges of all settings that we read.
 
-    Settings of an unsupported method are not checked.
+    Settings of unsupported methods are not checked.
 
     Raises:
-      InputError: for the first setting of another type or out of range.
+      InputError: for the first setting with a wrong type or out of range.
     """
     known = DEFAULTS.get(settings.text("peft_type"), {})
     for name in SIZES:
@@ -209,7 +211,7 @@ def setting(settings: Settings, name: str) -> Any:
 
 
 def check_supported(settings: Settings, source: str) -> None:
-    """Checks that an adapter does not use a variant that we cannot represent.
+    """Checks that an adapter does not use an unsupported variant.
 
     Raises:
       InputError: with the setting and the reason.
@@ -243,7 +245,7 @@ def check_supported(settings: Settings, source: str) -> None:
 
 
 def only_saves_head(settings: Settings) -> bool:
-    """Returns whether a head of classes is all that PEFT trained as a whole."""
+    """Whether a class head is all that PEFT trained as a whole."""
     saved = settings.get("modules_to_save")
     return (
         settings.get("task_type") in (SEQ_CLS, TOKEN_CLS)
@@ -253,7 +255,7 @@ def only_saves_head(settings: Settings) -> bool:
 
 
 def _warn_of_unknown(settings: Settings, source: str) -> None:
-    """Warns of each setting of LoRA or IA3 that may matter and that nobody reads."""
+    """Warns of each unknown setting of LoRA or IA3 that may matter."""
     if settings["peft_type"] not in ("LORA", "IA3"):
         return
     known = {*DEFAULTS[settings["peft_type"]], *_WITHOUT_EFFECT, "peft_type"}
@@ -282,7 +284,7 @@ def positive_setting(settings: Settings, name: str, source: str) -> int:
 
 
 def submodules(settings: Settings, source: str) -> int:
-    """Returns the number of stacks with rows: by default 2 for an encoder-decoder.
+    """Returns the number of stacks with rows, by default 2 for an encoder-decoder.
 
     Raises:
       InputError: if the setting is neither 1 nor 2.

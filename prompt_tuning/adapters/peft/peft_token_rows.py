@@ -1,10 +1,10 @@
-"""Converts trained rows of single tokens between PEFT's tensors and our parameters.
+"""Convert trained token rows between PEFT's tensors and our parameters.
 
 PEFT stores the rows of `trainable_token_indices`, a setting of LoRA, as
 `{module}.token_adapter.trainable_tokens_delta [n, D]`, and those of its method
-TRAINABLE_TOKENS as `{module}.trainable_tokens_delta`. They are rows, not differences.
-A head that shares the table shares them. If the vocabulary was resized, PEFT also
-stores the whole resized tables, whose rows behind the frozen model's are read too.
+TRAINABLE_TOKENS as `{module}.trainable_tokens_delta`. Despite the name, they are rows,
+not differences. A tied head shares them. If the vocabulary was resized, PEFT also
+stores the whole resized tables; rows beyond the frozen model's are read, too.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,12 @@ _SETTINGS = {LORA: "trainable_token_indices", TOKENS: "token_indices"}
 
 
 def has_token_rows(settings: Settings) -> bool:
-    """Returns whether an adapter of PEFT has trained rows of tokens."""
+    """Whether a PEFT adapter has trained token rows."""
     return bool(settings.get(_SETTINGS.get(settings["peft_type"], "")))
 
 
 def split_token_rows(tensors: Arrays, config: ModelConfig) -> tuple[Arrays, Arrays]:
-    """Returns the tensors of rows of tokens and of resized tables, and the others."""
+    """Splits tensors into those of token rows and resized tables, and all others."""
     names = [name for module in _modules(config) for name in _copies(module)]
     kept = {
         name: tensor
@@ -54,7 +54,7 @@ def split_token_rows(tensors: Arrays, config: ModelConfig) -> tuple[Arrays, Arra
 
 
 def without_rows(adapter: Adapter) -> Arrays:
-    """Returns the parameters of an adapter besides rows of tokens."""
+    """Returns an adapter's parameters without token rows."""
     rows = (ROWS_PATH, HEAD_PATH)
     return {path: x for path, x in adapter.parameters.items() if path not in rows}
 
@@ -76,8 +76,8 @@ def read_token_rows(
       frozen: reads the model's tables, to compare with resized ones.
 
     Raises:
-      InputError: for rows that do not fit the settings or the model, or tokens of the
-        head that ours cannot have.
+      InputError: if rows do not fit the settings or the model, or our head does not
+        support the tokens.
     """
     table, head = _modules(config)
     ids = _ids_by_module(settings, (table, head), source)
@@ -109,7 +109,7 @@ def read_token_rows(
 
 
 def _copies(module: str) -> list[str]:
-    """Returns the names that PEFT stores a whole table by."""
+    """Returns the names that PEFT uses for a whole table."""
     start = f"{MODEL_PREFIX}{module}"
     return [f"{start}{x}.weight" for x in (f"{BESIDE}{BASE}", BASE, "")]
 
@@ -125,7 +125,7 @@ def _modules(config: ModelConfig) -> tuple[str, str]:
 def _ids_by_module(
     settings: Settings, modules: tuple[str, str], source: str
 ) -> dict[str, list[int]]:
-    """Returns the tokens that the settings name, by the module they are rows of."""
+    """Returns the tokens in the settings, by the module with their rows."""
     name = _SETTINGS[settings["peft_type"]]
     given, (table, head) = settings[name], modules
     by_name = given if isinstance(given, dict) else {table: given}
@@ -186,10 +186,10 @@ def _copied_rows(
     path: str,
     frozen: FrozenReader | None,
 ) -> dict[int, Float[np.ndarray, "D"]]:
-    """Returns the rows of a resized table behind the frozen model's, by token.
+    """Returns the rows of a resized table beyond the frozen model's, by token.
 
     Raises:
-      InputError: if the other rows are not the frozen model's.
+      InputError: if the other rows differ from the frozen model's.
     """
     name = next((name for name in _copies(module) if name in tensors), None)
     if name is None:
@@ -215,7 +215,7 @@ def write_token_rows(
       parameters: our parameters, of an adapter of this kind.
       ids: their tokens.
       config: config of the model.
-      kind: LORA, or TRAINABLE_TOKENS for the rows alone.
+      kind: LORA, or TRAINABLE_TOKENS for rows alone.
 
     Raises:
       InputError: if PEFT's method cannot train these tokens of the head.

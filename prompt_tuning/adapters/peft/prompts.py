@@ -1,4 +1,4 @@
-"""Converts prompts and prefixes between PEFT's tensors and our parameters."""
+"""Convert prompts and prefixes between PEFT's tensors and our parameters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ STACKS = {"decoder_only": "decoder", "encoder_decoder": "encoder"}
 
 
 def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapter:
-    """Reads a plain prompt, or the vectors that P-tuning or CPT compute and save.
+    """Reads a plain prompt, or the vectors that P-tuning or CPT saved.
 
     For an encoder-decoder PEFT stores as many rows again, which it neither trains nor
     uses.
@@ -42,7 +42,7 @@ def read_prompt_tuning(tensors: Arrays, settings: Settings, stack: str) -> Adapt
 
 
 def _common_settings(settings: Settings) -> dict[str, Any]:
-    """Returns the settings of P-tuning that a plain prompt may have."""
+    """Returns the settings of P-tuning that also apply to a plain prompt."""
     names = ("base_model_name_or_path", "revision", "task_type")
     return {name: settings[name] for name in names if name in settings}
 
@@ -50,8 +50,8 @@ def _common_settings(settings: Settings) -> dict[str, Any]:
 def write_prompt_tuning(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
     """Returns PEFT's tensor and the settings that follow from it.
 
-    An encoder-decoder gets a second half: the decoder's prompt if there is one (PEFT
-    stores it and does not use it), else the rows that were read from PEFT, else zeros.
+    An encoder-decoder gets a second half, which PEFT stores but does not use: the
+    decoder's prompt if there is one, else the rows read from PEFT, else zeros.
 
     Raises:
       InputError: if the prompts of encoder and decoder differ in shape.
@@ -77,10 +77,10 @@ def read_multitask(
     """Reads a factorized prompt for each task (Wang et al. 2023, section 3.2).
 
     The second half of an encoder-decoder's rows is the decoder's prompt. Both prompts
-    share the factor's rows of the task.
+    share the task's factor `rows`.
 
     Args:
-      tensors: PEFT's tensors, of checked shapes.
+      tensors: PEFT's tensors, with checked shapes.
       settings: settings of the adapter.
       stack: stack of the first half.
       source: origin of the adapter, for messages.
@@ -144,10 +144,10 @@ def write_multitask(adapter: Adapter) -> tuple[Arrays, dict[str, Any]]:
 
 
 def check_vectors(config: ModelConfig) -> None:
-    """Checks that transformers reads the vectors of tokens as it reads tokens.
+    """Checks that transformers treats prompt vectors like token embeddings.
 
     Raises:
-      InputError: with what it does to tokens alone.
+      InputError: with what it does only to tokens.
     """
     reason, scaled = None, config.embedding_multiplier != 1
     if config.layer_input_width:
@@ -162,10 +162,10 @@ def check_vectors(config: ModelConfig) -> None:
 
 
 def _check_cached_heads(config: ModelConfig) -> None:
-    """Checks that the cache of transformers has keys and values of heads.
+    """Checks that transformers' cache has keys and values per head.
 
     Raises:
-      InputError: if it has compressed ones, or numbers of heads that differ.
+      InputError: if it has compressed ones, or layers differ in their number of heads.
     """
     if config.key_value_rank:
         raise InputError(
@@ -185,10 +185,11 @@ def read_prefix(
 ) -> Adapter:
     """Reads the keys and values of every decoder layer, `[L, 2, P, G, K]`.
 
-    PEFT stores `[P, L 2 G K]`, rotated as in the cache. In an encoder-decoder layer `l`
-    reads the stored layer `2 l mod L`: PEFT doubles the table for cross-attention, cuts
-    it into `L` parts of four and takes keys and values from the first half of each
-    (PEFT 0.21.2, `PeftModel.get_prompt`). With an even `L` half of it is never read.
+    PEFT stores `[P, L 2 G K]`, rotated as in the cache. In an encoder-decoder, layer
+    `l` reads the stored layer `2 l mod L`: PEFT doubles the table for cross-attention,
+    cuts it into `L` parts of four, and takes keys and values from the first half of
+    each (PEFT 0.21.2, `PeftModel.get_prompt`). With an even `L`, half of the table is
+    never read.
 
     Raises:
       InputError: if the prefix belongs to a model of another shape, or differs between
@@ -319,7 +320,7 @@ def _stored_layers(config: ModelConfig, stored: int, count: int) -> list[int]:
 
 
 def repeated_layers(settings: Settings, config: ModelConfig) -> tuple[int, ...]:
-    """Returns layers that read the same stored layer; none if each has its own."""
+    """Returns layers that share a stored layer; none if each has its own."""
     count = submodules(settings, "the prefix")
     order = _stored_layers(config, settings["num_layers"], count)[: config.layers]
     layers = tuple(i for i, stored in enumerate(order) if stored == order[0])

@@ -1,4 +1,4 @@
-"""Checks the shapes of a PEFT adapter's arrays against its settings."""
+"""Check the shapes of a PEFT adapter's arrays against its settings."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ IA3 = ".ia3_l"
 
 
 def check_shapes(settings: Settings, tensors: Tensors, source: str) -> None:
-    """Compares shapes with settings, for the kinds that this library supports.
+    """Compares shapes with settings for all supported kinds.
 
     Raises:
       InputError: for the first array that is missing or has another shape.
@@ -125,7 +125,7 @@ def _lora(settings: Settings, tensors: Tensors, source: str) -> None:
 def _check_magnitude(
     settings: Settings, tensors: Tensors, module: str, source: str
 ) -> None:
-    """Checks that a module has magnitudes if its settings are those of DoRA."""
+    """Checks that a module has magnitudes if and only if the settings use DoRA."""
     name, dora = module + LORA_MAGNITUDE, bool(setting(settings, "use_dora"))
     if dora != (name in tensors):
         found, needed = ("no ", "") if dora else ("", "not ")
@@ -145,7 +145,7 @@ def _ia3(settings: Settings, tensors: Tensors, source: str) -> None:
 
 
 def module_name(name: str) -> str:
-    """Returns the module that a tensor of LoRA or IA3 belongs to."""
+    """Returns the module that a LoRA or IA3 tensor belongs to."""
     name = name.removeprefix(MODEL_PREFIX)
     for suffix in (LORA_A, LORA_B, LORA_MAGNITUDE, IA3):
         name = name.removesuffix(suffix)

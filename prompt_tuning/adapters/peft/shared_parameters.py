@@ -1,4 +1,4 @@
-"""Handles PEFT's parameters that are more than one parameter here."""
+"""Parameters that are one in PEFT, but more than one here."""
 
 from prompt_tuning.adapters.adapter import LORA, PREFIX, Adapter
 from prompt_tuning.adapters.peft.lora import A
@@ -12,14 +12,14 @@ from prompt_tuning.core.model_config import ModelConfig
 
 
 def trained_as_one(adapter: Adapter, config: ModelConfig) -> str | None:
-    """Describes parameters that PEFT trains as one, and we as more.
+    """Describes parameters that PEFT trains as one, and we as several.
 
     Args:
       adapter: an adapter; without settings it is not PEFT's.
       config: config of the adapter's model.
 
     Returns:
-      A clause for messages; None if PEFT trains the same parameters.
+      a clause for messages; None if PEFT trains the same parameters.
     """
     if not adapter.settings:
         return None

@@ -39,16 +39,16 @@ def without_copies(
     source: str,
     frozen: FrozenReader | None,
 ) -> dict[str, np.ndarray]:
-    """Returns an adapter's tensors without copies of the model's embeddings and head.
+    """Removes copies of the model's embeddings and head from an adapter's tensors.
 
     Args:
       tensors: tensors by PEFT's names.
       config: config of the adapter's model.
       source: origin of the adapter, for messages.
-      frozen: reads the frozen model's parameters; None if they are not available.
+      frozen: reads the frozen model's parameters; None if not available.
 
     Raises:
-      InputError: if a copy differs from the model's, or cannot be compared, or if the
+      InputError: if a copy differs from the model's, or cannot be compared, or the
         embeddings or the head have a low-rank adapter.
     """
     tables = _tables(config)
@@ -79,7 +79,7 @@ def without_copies(
 
 
 def _tables(config: ModelConfig) -> dict[str, str]:
-    """Returns the path of each table, by its names in transformers' models."""
+    """Returns the path of each table by its names in transformers."""
     recipes, family = hf_folder.find_recipes(config), hf_folder.find_family(config)
     table = DECODER_EMBEDDING if DECODER_EMBEDDING in recipes else EMBEDDING
     head = HEAD if HEAD in recipes else table
@@ -97,7 +97,7 @@ def _check_copy(
     source: str,
     frozen: FrozenReader | None,
 ) -> None:
-    """Checks that a copy has the numbers of the frozen model."""
+    """Checks that a copy equals the frozen model's table."""
     has = f"{source} has a copy of the model's {TITLES[path]} ({shortened(name)})"
     if frozen is None:
         raise InputError(

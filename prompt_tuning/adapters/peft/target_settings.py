@@ -1,4 +1,4 @@
-"""Compares the modules that the settings select with the modules that have tensors.
+"""Compare the modules that settings select with those that have tensors.
 
 As in PEFT, a selected module without tensors stays as in the base model. PEFT ignores
 tensors of modules that are not selected.
@@ -21,7 +21,7 @@ from prompt_tuning.adapters.peft.peft_settings import Settings
 from prompt_tuning.core.errors import InputError, shortened, shown
 
 MAXIMUM_CHECKED = 32
-"""Maximum number of modules that are compared with a regular expression."""
+"""Maximum number of modules to match with a regular expression."""
 
 
 def check_selection(
@@ -30,7 +30,7 @@ def check_selection(
     known: Mapping[str, Projection],
     source: str,
 ) -> None:
-    """Warns of selected modules without tensors, which stay as in the base model.
+    """Warns of selected modules without tensors; they stay as in the base model.
 
     Args:
       settings: settings of the adapter.
@@ -39,7 +39,7 @@ def check_selection(
       source: origin of the adapter, for messages.
 
     Raises:
-      InputError: if the file has tensors of modules that the settings do not select.
+      InputError: if the file has tensors of modules that are not selected.
     """
     targets = settings.get("target_modules")
     if isinstance(targets, list) and targets:
@@ -76,10 +76,8 @@ def _selected(
 ) -> Iterator[str]:
     """Yields the modules that a list of targets selects, in the layers to adapt.
 
-    Args:
-      settings: settings of the adapter.
-      targets: names of modules, or ends of their names after a dot.
-      modules: name in the file of each module of the model, by its full name.
+    `targets` has module names, or their ends after a dot. `modules` has each module's
+    name in the file, by its full name.
     """
     excluded = settings.get("exclude_modules")
     excluded = set(excluded) if isinstance(excluded, list) else set()
@@ -94,7 +92,7 @@ def _selected(
 
 
 def _is_in_layers(settings: Settings, module: str) -> bool:
-    """Returns whether a module is in a layer that `layers_to_transform` lists."""
+    """Whether a module is in a layer that `layers_to_transform` lists."""
     layers = settings.get("layers_to_transform")
     layers = layers if isinstance(layers, list) else [layers]
     if layers in ([None], []):
@@ -115,7 +113,7 @@ def _suffixes(module: str) -> set[str]:
 def _partly_adapted(
     names: Collection[str], known: Mapping[str, Projection]
 ) -> Iterator[str]:
-    """Yields all modules of projections that some layer adapts."""
+    """Yields all modules of projections that are adapted in some layer."""
     for projection in known.values():
         if any(module in names for module in projection.modules):
             yield from projection.modules
@@ -129,7 +127,7 @@ def selects(
     Args:
       settings: settings of a PEFT adapter.
       modules: the adapted modules.
-      inputs: those that IA3 scales at their input.
+      inputs: modules with inputs scaled by IA3.
       names: all modules that PEFT can adapt.
     """
     targets = settings["target_modules"]

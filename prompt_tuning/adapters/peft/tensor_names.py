@@ -1,10 +1,9 @@
 """Names of an adapter's tensors, as PEFT and other programs write them.
 
-`save_pretrained` leaves the adapter's name out. A state dict that was saved without it
-has the name: `lora_A.default.weight`, `lora_magnitude_vector.default.weight`,
-`ia3_l.default`, or, for the vectors of a prompt,
-`prompt_encoder.default.embedding.weight`. A state dict of a wrapped model has the names
-of the wrappers too.
+`save_pretrained` leaves out the adapter's name. A state dict saved without it contains
+the name: `lora_A.default.weight`, `lora_magnitude_vector.default.weight`,
+`ia3_l.default`, or, for prompt vectors, `prompt_encoder.default.embedding.weight`. A
+state dict of a wrapped model also contains the wrappers' names.
 """
 
 import re
@@ -46,10 +45,10 @@ _PROMPTS = {"embedding.weight": EMBEDDINGS, COLUMNS: COLUMNS, ROWS: ROWS}
 def without_adapter_name(
     tensors: Mapping[str, np.ndarray], source: str
 ) -> dict[str, np.ndarray]:
-    """Returns an adapter's tensors by the names that PEFT gives them in its files.
+    """Returns an adapter's tensors by the names in PEFT's files.
 
     Raises:
-      InputError: if the file has the tensors of several adapters.
+      InputError: if the file has tensors of more than one adapter.
     """
     tensors = {_plain_name(name): tensor for name, tensor in tensors.items()}
     prompts = [_NAMED_PROMPT.fullmatch(name) for name in tensors]
@@ -70,7 +69,7 @@ def without_adapter_name(
 
 
 def _plain_name(name: str) -> str:
-    """Returns a tensor's name without the names of wrappers, and with PEFT's prefix."""
+    """Returns a tensor's name with PEFT's prefix and without wrappers' names."""
     name = _WRAPPERS.sub("", name)
     magnitude = _MAGNITUDE.fullmatch(name)
     name = name if magnitude is None else magnitude[1]
