@@ -80,9 +80,7 @@ def _run_chunk(inputs, memory, examples):
     right = jnp.concatenate(
         [value * strength[..., None], strong_key * jnp.exp(since)[..., None]], axis=-1
     )
-    solved = jax.scipy.linalg.solve_triangular(
-        system, right, lower=True, unit_diagonal=True
-    )
+    solved = solve_unit_triangular(system, right)
     width = value.shape[-1]
     before = examples.read(solved[..., width:], memory)
     change = solved[..., :width] - before  # [R, H, C, V]
@@ -92,3 +90,48 @@ def _run_chunk(inputs, memory, examples):
     kept = key * left[..., -1, :, None]
     memory = memory + jnp.einsum("rhck,rhcv->rhkv", kept, change)
     return output.swapaxes(1, 2), memory
+
+
+@jax.custom_vjp
+def solve_unit_triangular(
+    system: Float[Array, "*lead C C"], right: Float[Array, "*lead C n"]
+) -> Float[Array, "*lead C n"]:
+    """Solves lower triangular systems with ones on the diagonal, by products alone.
+
+    `jax.scipy.linalg.solve_triangular` calls LAPACK on a CPU, in tasks for the threads
+    that run the program: two calls at once can wait for each other forever.
+    """
+    return _inverse(system) @ right
+
+
+def _solve(system, right):
+    inverse = _inverse(system)
+    solved = inverse @ right
+    return solved, (inverse, solved)
+
+
+def _solve_backward(residuals, gradient):
+    inverse, solved = residuals
+    gradient = inverse.swapaxes(-1, -2) @ gradient
+    # Only the entries below the diagonal are variables.
+    return -jnp.tril(gradient @ solved.swapaxes(-1, -2), -1), gradient
+
+
+solve_unit_triangular.defvjp(_solve, _solve_backward)
+
+
+def _inverse(system):
+    """Inverts the blocks on the diagonal, each from its two halves."""
+    length = system.shape[-1]
+    size = 1 << (length - 1).bit_length()
+    lead, padding = system.shape[:-2], [(0, size - length)] * 2
+    system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + padding)
+    inverse = jnp.ones((*lead, size, 1, 1))  # [..., blocks, width, width]
+    while (width := inverse.shape[-1]) < size:
+        count = size // (2 * width)
+        blocks = system.reshape(*lead, count, 2, width, count, 2, width)
+        below = jnp.einsum("...iaib->...iab", blocks[..., 1, :, :, 0, :])
+        upper, lower = inverse[..., ::2, :, :], inverse[..., 1::2, :, :]
+        corner = -lower @ below @ upper
+        inverse = jnp.block([[upper, jnp.zeros_like(upper)], [corner, lower]])
+    return inverse[..., 0, :length, :length]

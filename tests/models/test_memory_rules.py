@@ -128,3 +128,13 @@ def test_a_position_that_gives_nothing_leaves_the_memory(rule):
     still = drawn(3)._replace(**{x: jnp.zeros((R, 3, H)) for x in names})
     kept = chunked(still, memory_of(rule)[:, None], None)[1]
     np.testing.assert_allclose(kept, memory_of(rule), rtol=1e-6)
+
+
+def test_the_delta_rule_waits_for_no_threads_within_a_program():
+    # LAPACK's calls divide their matrices among the threads that run the program. Two
+    # at once on two threads wait for each other, and the step never ends.
+    def loss(inputs, memory):
+        return chunked_delta(inputs, memory[:, None])[0].sum()
+
+    lowered = jax.jit(jax.grad(loss)).lower(delta(64), MEMORY)
+    assert "lapack" not in lowered.as_text()
