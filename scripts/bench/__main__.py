@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scripts.bench.cases import CASES, GROWTH
+from scripts.bench.cases import CASES, GROWTH, HYBRIDS
 from scripts.bench.evaluation import evaluation
 from scripts.bench.machine import describe_machine, measure_rates
 from scripts.bench.outcomes import Text, fixed, long, ragged, startup, sweep
@@ -39,7 +39,7 @@ NEEDS = {
 }
 """Options with real text, by the case that needs them."""
 
-EVERYTHING = ("growth", "gpt2", "t5", "tiny", "hybrid", *NEEDS, *OURS_ALONE)
+EVERYTHING = ("growth", "gpt2", "t5", "tiny", *HYBRIDS, *NEEDS, *OURS_ALONE)
 KNOWN = ("growth", *CASES, *NEEDS, *OURS_ALONE)
 
 

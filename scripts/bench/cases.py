@@ -31,7 +31,7 @@ class Case:
 
     Attributes:
       title: the shape in words.
-      family: family of the model: "llama", "gpt2", "t5" or "granitemoehybrid".
+      family: `model_type` of transformers.
       config: fields of transformers' config class.
       batch: number of rows `B`.
       prompt: number of prompt vectors `P`.
@@ -87,12 +87,26 @@ TINY_CONFIG = LLAMA_CONFIG | {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
 }
+LINEAR = [*["linear_attention"] * 3, "full_attention"]
 HYBRID_CONFIG = TINY_CONFIG | {
     # Three layers of four have Mamba-2, with four heads of width 64 and one group.
-    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "layer_types": LINEAR,
     **{"mamba_n_heads": 4, "mamba_d_head": 64, "mamba_expand": 2, "mamba_d_conv": 4},
     **{"mamba_n_groups": 1, "mamba_d_state": 64, "mamba_chunk_size": 64},
     **{"num_local_experts": 0, "shared_intermediate_size": 344},
+}
+DELTA_CONFIG = TINY_CONFIG | {
+    **{"layer_types": LINEAR, "head_dim": 32},
+    **{"linear_num_key_heads": 4, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 32, "linear_value_head_dim": 64},
+}
+CONVOLUTION_CONFIG = TINY_CONFIG | {
+    "layer_types": [*["conv"] * 3, "full_attention"],
+    **{"block_auto_adjust_ff_dim": False, "conv_L_cache": 3},
+}
+MAMBA_CONFIG = TINY_CONFIG | {
+    **{"attn_layer_period": 4, "attn_layer_offset": 3, "num_experts": 1},
+    **{"mamba_expand": 2, "mamba_d_state": 16, "mamba_d_conv": 4},
 }
 GPT2_CONFIG = {
     "vocab_size": 50257,
@@ -133,6 +147,36 @@ LLAMA = Case(
     most_memory=0.32,
     least_attention=ATTENTION,
 )
+HYBRID = Case(
+    title="Granite 4 with Mamba-2 in 3 of 4 layers, width 128, 8 x (20 + 108)",
+    family="granitemoehybrid",
+    config=HYBRID_CONFIG,
+    batch=8,
+    prompt=20,
+    length=108,
+    least_speedup=Limit(3.0, 3.0),
+)
+HYBRIDS = {
+    "hybrid": HYBRID,
+    "delta": dataclasses.replace(
+        HYBRID,
+        title="Qwen 3.5 with the gated delta rule, likewise",
+        family="qwen3_5_text",
+        config=DELTA_CONFIG,
+    ),
+    "convolution": dataclasses.replace(
+        HYBRID,
+        title="LFM2 with short convolutions, likewise",
+        family="lfm2",
+        config=CONVOLUTION_CONFIG,
+    ),
+    "mamba": dataclasses.replace(
+        HYBRID,
+        title="Jamba with Mamba, likewise",
+        family="jamba",
+        config=MAMBA_CONFIG,
+    ),
+}
 CASES = {
     "llama_0": dataclasses.replace(
         LLAMA,
@@ -192,16 +236,7 @@ CASES = {
         length=32,
         least_speedup=Limit(2.5, 3.0),
     ),
-    "hybrid": Case(
-        title="Granite 4 with Mamba-2 in 3 of 4 layers, width 128, 8 x (20 + 108)",
-        family="granitemoehybrid",
-        config=HYBRID_CONFIG,
-        batch=8,
-        prompt=20,
-        length=108,
-        least_speedup=Limit(3.0, 3.0),
-    ),
-}
+} | HYBRIDS
 GROWTH = ("llama_0", "llama", "llama_200")
 """Cases measured in one rotation, for the growth of the step with the prompt."""
 

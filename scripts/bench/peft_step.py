@@ -57,18 +57,17 @@ def make_model(folder: Path) -> None:
     """Writes a random model with the config in `model.json`."""
     described = json.loads((folder / "model.json").read_text())
     family = described["family"]
-    config_class, model_class = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
-        "t5": (transformers.T5Config, transformers.T5ForConditionalGeneration),
-        "granitemoehybrid": (
-            transformers.GraniteMoeHybridConfig,
-            transformers.GraniteMoeHybridForCausalLM,
-        ),
-    }[family]
+    seq2seq = family == "t5"
+    auto = (
+        transformers.AutoModelForSeq2SeqLM
+        if seq2seq
+        else transformers.AutoModelForCausalLM
+    )
     torch.manual_seed(0)
-    model = model_class(config_class(**described["config"]))
-    if family == "t5":
+    model = auto.from_config(
+        transformers.AutoConfig.for_model(family, **described["config"])
+    )
+    if seq2seq:
         # A new T5 ties its head in spite of the config; T5 1.1 has an untied head.
         shape = model.shared.weight.shape
         model.lm_head.weight = torch.nn.Parameter(HEAD_SCALE * torch.randn(shape))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scripts.bench.cases import CASES, GPT2_CONFIG, T5_CONFIG, TINY_CONFIG
+from scripts.bench.cases import CASES, GPT2_CONFIG, HYBRIDS, T5_CONFIG, TINY_CONFIG
 from scripts.bench.steps import (
     SIDES,
     Settings,
@@ -29,7 +29,10 @@ PROMPTED = {
     "llama": dataclasses.replace(CASES["tiny"], prompt=5, config=TINY_CONFIG),
     "gpt2": dataclasses.replace(CASES["gpt2"], prompt=5, config=SMALL_GPT2),
     "t5": dataclasses.replace(CASES["t5"], prompt=5, config=SMALL_T5),
-    "hybrid": dataclasses.replace(CASES["hybrid"], prompt=5, length=20),
+    **{
+        name: dataclasses.replace(case, prompt=5, length=20)
+        for name, case in HYBRIDS.items()
+    },
 }
 BARE = {
     name: dataclasses.replace(PROMPTED[name], prompt=0, loss_on=loss_on)
