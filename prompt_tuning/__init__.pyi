@@ -291,20 +291,19 @@ def ClassObjective(
     hinge: float = 0.2,
     length_normalize: bool = True,
 ) -> Configured[_ClassObjective]:
-    """Loss of an example's class among `C`, where the model scores the text of each
-    class.
+    """Loss over the `C` classes of an example; the model scores the text of each.
 
     Prefer it to `TokenObjective` for classification: it compares the labels with each
     other instead of with the whole vocabulary. Each example is read as `C` rows, one
-    for each label, so a step costs `C` times as much. The loss is averaged over the
-    examples, with the example weights of the data if it has any.
+    per label, so a step costs `C` times as much. The loss is averaged over the
+    examples, using the data's example weights if there are any.
 
     Attributes:
       labels: texts of the classes; the completion of each example is one of them.
       loss: "cross_entropy" of the scores, or "hinge".
       hinge: margin of the hinge loss, in nats.
-      length_normalize: whether a score is the mean of its tokens' log-probabilities
-        (their weighted sum over the sum of the weights) instead of the sum.
+      length_normalize: whether a score is the (weighted) mean of its tokens'
+        log-probabilities instead of their sum.
 
     Raises:
       InputError: if there are fewer than two labels, two are equal, or another setting
@@ -412,39 +411,38 @@ def ContextDistillation(
     mass: float = 0.99,
     top: int = 64,
 ) -> Configured[_ContextDistillation]:
-    """Teaches a prompt to stand for a long text: the teacher is the same model, reading
-    it.
+    """Teaches a prompt to replace a long text; the teacher is the model reading it.
 
-    The loss of a position is a divergence over the whole vocabulary, in nats. Use it to
-    replace an instruction or a handful of examples that every request would repeat by a
-    few vectors. Positions and weights come from the data, whose tokens both models
-    read, so its completions need not be right.
+    The loss at a position is a divergence over the whole vocabulary, in nats. Use it to
+    replace an instruction or a handful of examples, which every request would repeat,
+    by a few vectors. Positions and weights come from the data. Both models read its
+    tokens, so its completions need not be right.
 
     Attributes:
-      context: text that the teacher reads before each row, after the row's BOS. Give
-        it, or `context_key`.
-      context_key: jsonl key or HDF5 data set `[rows]` of the text that the teacher
-        reads before each example, or of its number in `contexts`. Rows with the same
+      context: text that the teacher reads before each row, after the row's BOS. Set
+        this or `context_key`.
+      context_key: jsonl key or HDF5 data set `[rows]` with the text that the teacher
+        reads before each example, or with its index in `contexts`. Rows with the same
         text share its keys and values.
       contexts: the texts that `context_key` numbers, from 0: a list, or a jsonl file
-        whose lines have a `text`, or its token `ids`. None if the column has texts.
+        with a `text`, or its token `ids`, per line. None if the column has texts.
       cache_bytes: maximum size of the keys and values of all `contexts`, which are then
-        computed once for the run; if they are larger, each step computes those that
-        its rows have.
-      divergence: "forward" for `KL(teacher || student)`, with which the student covers
-        all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
-        which it avoids what the teacher finds unlikely; "jsd" for the generalized
-        Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
+        computed once for the run; if they are larger, each step computes those of its
+        rows.
+      divergence: "forward" for `KL(teacher || student)`: the student covers all that
+        the teacher finds likely; "reverse" for `KL(student || teacher)`: it avoids what
+        the teacher finds unlikely; "jsd" for the generalized Jensen-Shannon divergence,
+        a mixture of both (Agarwal et al. 2024, equation 1).
       beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
         forward divergence, near 1 the reverse one. None for 0.5.
-      targets: "exact" runs the teacher in each step. The others run it once for every
-        record, before the first step, and store what it says in the run directory
-        (`teacher.npz`): "hidden" its last hidden states, in the model's type, from
-        which each step computes the same distributions as its own teacher would; "top"
-        its likeliest tokens at each position, which take less room. Evaluations run the
-        teacher in any case.
-      mass: probability of the tokens that "top" keeps at a position. All others are one
-        outcome.
+      targets: "exact" runs the teacher in each step. The other two run it once for
+        every record, before the first step, and store its predictions in the run
+        directory (`teacher.npz`): "hidden" its last hidden states, in the model's
+        dtype, from which each step computes the teacher's exact distributions; "top"
+        its likeliest tokens at each position, which take less room. Evaluations always
+        run the teacher.
+      mass: total probability of the tokens that "top" keeps at a position. The rest
+        count as one outcome.
       top: maximum number of tokens that "top" keeps at a position.
 
     Raises:
@@ -509,17 +507,18 @@ def Contrastive(
 ) -> Configured[_Contrastive]:
     """InfoNCE of texts (van den Oord et al. 2018, equation 4).
 
-    Use it to tune embeddings: vectors of texts by `Model.embed`. Each record has a
+    Use it to tune embeddings, i.e. the vectors from `Model.embed`. Each record has a
     `query`, a `positive` text and perhaps `negatives`. With the cosine `s` of two
     vectors, the loss of a query is `-log softmax(s / temperature)` of its positive
     among the positives and negatives of all records of the batch (Henderson et al.
-    2017, section 4.4), so larger batches are harder. Micro-batches of `accumulate` have
-    their own candidates. `accuracy` is the share of queries whose positive is nearest.
+    2017, section 4.4), so larger batches are harder. Micro-batches of `accumulate` do
+    not share candidates. `accuracy` is the share of queries with the positive as the
+    nearest candidate.
 
     Attributes:
       temperature: divisor of the cosines.
-      pooling: states that make the vector of a text: the mean of its tokens', the last
-        or the first; as in `Model.embed`.
+      pooling: states that make a text's vector: the mean over its tokens, the last or
+        the first; as in `Model.embed`.
 
     Raises:
       InputError: if a setting is out of range.
@@ -552,31 +551,31 @@ def DPO(
     probabilities under the trained and the frozen model, and `d = r_chosen -
     r_rejected`, the loss of a pair is
 
-    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with
-      `s = label_smoothing`;
-    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`
-      for labels of which the share `s` is wrong (Chowdhury et al. 2024, equation 9);
+    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with `s =
+      label_smoothing`;
+    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`,
+      if a share `s` of the labels is wrong (Chowdhury et al. 2024, equation 9);
     - "hinge": `max(0, 1 - beta d)` (Zhao et al. 2023, equation 6);
     - "ipo": `(d - 1 / (2 beta))**2`, where `d` has means over the tokens of each answer
       (Azar et al. 2023, equation 17).
 
     The frozen model is the reference, so a step needs no second copy of the weights: it
-    runs the same weights once more without what is trained. `accuracy` is the share of
-    pairs with `d > 0`.
+    runs the same weights once more without the trained parameters. `accuracy` is the
+    share of pairs with `d > 0`.
 
     Attributes:
       beta: strength of the pull towards the frozen model.
       loss: "sigmoid", "robust", "hinge" or "ipo".
-      label_smoothing: share of the pairs that are taken to be labeled wrong, for
-        "sigmoid" and "robust".
+      label_smoothing: assumed share of wrongly labeled pairs, for "sigmoid" and
+        "robust".
       length_normalize: whether log-ratios are means over the tokens of each answer
         instead of sums; always so for "ipo".
       reference: "in_step" runs the frozen model in each step; "precomputed" runs it
         once for every record, before the first step, and stores its log-probabilities
         in the run directory (`reference.npz`), which takes less time from the second
-        epoch on; "none" compares the probabilities themselves. The directory of another
-        run of the same model, e.g. the one that this run starts from, precomputes those
-        of the model with what that run trained.
+        epoch on; "none" compares the probabilities themselves. To use another run of
+        the same model as the reference, e.g. the one that this run starts from, give
+        its directory; its log-probabilities are precomputed.
 
     Raises:
       InputError: if a number is out of range, or smoothing does not apply to the loss.
@@ -882,12 +881,12 @@ def GRPO(
     """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
 
     Use it with `Run.rollouts`, which samples answers, has them judged and computes
-    their advantages `A`. With `r` the ratio of a token's probability to that which it
-    was drawn with, the loss of a token is
+    their advantages `A`. With `r` a token's probability over the probability that it
+    was sampled with, the loss of a token is
 
         -min(r A, clip(r, 1 - clip, 1 + clip_above) A) + beta (exp(d) - d - 1)
 
-    where `d` is the log-probability under the frozen model minus that of the trained
+    where `d` is the log-probability under the frozen model minus that under the trained
     one, so the second term estimates the divergence from the frozen model (Schulman
     2020, "Approximating KL divergence", k3; k1 is `-d`). The frozen model runs only if
     `beta` is not 0.
@@ -896,18 +895,18 @@ def GRPO(
       clip: how far a ratio may fall below 1 where that lowers the loss.
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
-      divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
-        more noise. Its gradient is that of `d^2 / 2`, whose mean is the gradient of the
+      divergence: estimate of the divergence, "k3" or "k1". The value of k1 is noisier.
+        Its gradient is that of `d^2 / 2`, which on average is the gradient of the
         divergence (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
         estimation for RL").
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
         2025, equation 8); "sequence" averages the means of the answers (GRPO);
-        "constant" divides by the number of answers times the maximum length
-        (Dr. GRPO, Liu et al. 2025, section 3.2).
-      reference: directory of another run of the same model, whose prompts and adapters
-        the frozen model has in the divergence; None for the frozen model alone.
+        "constant" divides by the number of answers times the maximum length (Dr. GRPO,
+        Liu et al. 2025, section 3.2).
+      reference: directory of another run of the same model; in the divergence the
+        frozen model then has its prompts and adapters. None for the frozen model alone.
 
     Raises:
       InputError: if a number is out of range, or `reference` is given without `beta`.
@@ -1027,10 +1026,10 @@ def KTO(
     Use it if people have rated single answers. Each record has a `prompt`, a
     `completion`, and a `label`: true for a good answer, false for a bad one. With `r`
     the log-ratio of an answer's probabilities under the trained and the frozen model,
-    the loss is `1 - sigmoid(beta (r - z))` of a good answer and `1 - sigmoid(beta
-    (z - r))` of a bad one. The reference point `z` is the mean log-ratio of answers to
-    other prompts, at least 0: each prompt is also read with the answer of the record
-    before. It is the mean of a micro-batch, as in TRL, and has no gradient.
+    the loss is `1 - sigmoid(beta (r - z))` for a good answer and `1 - sigmoid(beta (z -
+    r))` for a bad one. The reference point `z`, at least 0, is the mean log-ratio of
+    mismatched answers: each prompt is also read with the preceding record's answer. The
+    mean is over a micro-batch, as in TRL, and has no gradient.
 
     The frozen model is the reference, as for `DPO`. `accuracy` is the share of good
     answers with `r > z` and bad ones with `r < z`.
@@ -1228,14 +1227,14 @@ def MeshShape(
 def ORPO(beta: float = 0.1) -> Configured[_ORPO]:
     """Odds ratio preference optimization (Hong et al. 2024, equations 6 and 7).
 
-    It learns the chosen answers as `TokenObjective` does, and that they are more likely
-    than the rejected ones, in one run and without a reference. With `p` the probability
-    of an answer, as the geometric mean over its tokens, and `odds = p / (1 - p)`, the
-    loss of a pair is `-log p_chosen - beta * log sigmoid(log odds_chosen - log
-    odds_rejected)`.
+    In one run and without a reference, it learns the chosen answers like
+    `TokenObjective`, and also that they are more likely than the rejected ones. With
+    `p` the probability of an answer, as the geometric mean over its tokens, and `odds =
+    p / (1 - p)`, the loss of a pair is `-log p_chosen - beta * log sigmoid(log
+    odds_chosen - log odds_rejected)`.
 
     Attributes:
-      beta: weight of the odds ratio, which the paper calls lambda.
+      beta: weight of the odds ratio; the paper calls it lambda.
 
     Raises:
       InputError: if `beta` is not above 0.
@@ -1264,25 +1263,21 @@ def OnPolicyDistillation(
     """`ContextDistillation` on answers that the trained model writes itself.
 
     In each step the model answers the prompts of a batch (`Run.rollouts`, without
-    rewards), and at each token of an answer it learns to predict what the frozen model
+    rewards). At each token of an answer it learns to predict what the frozen model
     predicts after the context and the same tokens (Agarwal et al. 2024, "On-policy
-    distillation of language models", with its own outputs alone). So it learns where
-    its own mistakes lead, and the data needs no completions. The temperature of
-    sampling selects the answers only: the divergence is that at temperature 1.
+    distillation of language models", with its own outputs alone). So it learns from its
+    own mistakes, and the data needs no completions. The sampling temperature only
+    selects the answers: the divergence is at temperature 1.
+
+    The attributes are those of `ContextDistillation`, except:
 
     Attributes:
-      context: as there.
-      context_key: as there.
-      contexts: as there.
-      cache_bytes: as there.
-      divergence: as there, by default "reverse".
-      beta: as there.
+      divergence: "reverse" by default.
       targets: "exact", as answers are new in each step.
-      mass: as there.
-      top: as there.
 
     Raises:
-      InputError: as there, and if the teacher's targets are to be stored.
+      InputError: as `ContextDistillation`, and if the teacher's targets are to be
+        stored.
 
     Examples:
       >>> tuned = pt.tune(
@@ -1303,14 +1298,14 @@ def OutputGradients(
     """Adds fixed output gradients of intermediate arrays to the loss of the tokens.
 
     For experiments that push a model's activations in a given direction. The loss is
-    `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each array is
-    that of its file over the objective's divisor.
+    `(loss sum + sum(array * gradient)) / divisor`, so each array's gradient is its
+    file's content over the objective's divisor.
 
     Attributes:
-      files: `.npy` file by path of an intermediate array, such as
+      files: `.npy` file for each intermediate array, by the array's path, e.g.
         `decoder/layers/3/hidden` (or `.../self_attention`, `.../cross_attention`,
-        `.../mlp`). It has shape `[D]`, for every position, or `[S, D]`, and is the same
-        for every row. Padding has none.
+        `.../mlp`). Its shape is `[D]`, for every position, or `[S, D]`; it is the same
+        for every row. Padding gets none.
       objective: loss of the tokens.
 
     Raises:
@@ -1397,11 +1392,11 @@ def Pipeline(
     """
 
 def PolicyGradient() -> Configured[_PolicyGradient]:
-    """Cross-entropy of each token times its advantage: REINFORCE on given texts.
+    """Cross-entropy of each token times its advantage: REINFORCE on texts in the data.
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, all other texts less. The advantages come from the
+    than expected become more likely, the rest less likely. The advantages come from the
     data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
     weights.
 
@@ -1801,8 +1796,8 @@ def SimPO(
 
     Attributes:
       beta: factor of the log-probabilities.
-      gamma: margin that the chosen answer is to lead by.
-      label_smoothing: share of the pairs that are taken to be labeled wrong.
+      gamma: margin by which the chosen answer should lead.
+      label_smoothing: assumed share of wrongly labeled pairs.
 
     Raises:
       InputError: if a number is out of range.
@@ -1892,19 +1887,18 @@ def TokenObjective(
 
     Attributes:
       z_loss: weight of `log(Z)**2`, which keeps the logits' normalizer near 1.
-      label_smoothing: share of the target that is spread over the vocabulary, from 0 to
-        below 1.
+      label_smoothing: share of the target spread over the vocabulary, from 0 to below
+        1.
       normalizer: divisor of the weighted sum, by its T5X name: "num_real_target_tokens"
         (the sum of the weights), "num_total_target_tokens" (all targets, padding
         included, except in rows that only fill a batch), "average_per_sequence" (the
         mean of each sequence, averaged; in packed rows each example is a sequence), a
         number, or None for the plain sum.
       soft_cap: bound on the absolute value of each logit, or None. It applies to this
-        loss alone: evaluation and generation use the model's own logits.
+        loss only: evaluation and generation use the model's own logits.
 
     Raises:
-      InputError: if a number is out of range, or a normalizer of that name does not
-        exist.
+      InputError: if a number is out of range, or there is no such normalizer.
 
     Examples:
       >>> loss = pt.TokenObjective(label_smoothing=0.1)

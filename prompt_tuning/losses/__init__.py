@@ -1,6 +1,6 @@
-"""Objectives: what training minimizes, and what divides the sum of losses.
+"""Objectives: what training minimizes, and how it divides the sum of losses.
 
-Start with `objective.Objective`. `cross_entropy` has its own backward pass.
+Start with `objective.Objective`. `cross_entropy` has a hand-written backward pass.
 """
 
 from prompt_tuning.core.config_folder import with_configured

@@ -1,4 +1,4 @@
-"""The loss of an example's class, each class scored by its verbalizer."""
+"""Loss over an example's classes, each scored by the text of its label."""
 
 import dataclasses
 import functools
@@ -30,20 +30,19 @@ from prompt_tuning.losses.output_head import AnyHead
 
 @dataclasses.dataclass(frozen=True)
 class ClassObjective(Objective):
-    """Loss of an example's class among `C`, where the model scores the text of each
-    class.
+    """Loss over the `C` classes of an example; the model scores the text of each.
 
     Prefer it to `TokenObjective` for classification: it compares the labels with each
     other instead of with the whole vocabulary. Each example is read as `C` rows, one
-    for each label, so a step costs `C` times as much. The loss is averaged over the
-    examples, with the example weights of the data if it has any.
+    per label, so a step costs `C` times as much. The loss is averaged over the
+    examples, using the data's example weights if there are any.
 
     Attributes:
       labels: texts of the classes; the completion of each example is one of them.
       loss: "cross_entropy" of the scores, or "hinge".
       hinge: margin of the hinge loss, in nats.
-      length_normalize: whether a score is the mean of its tokens' log-probabilities
-        (their weighted sum over the sum of the weights) instead of the sum.
+      length_normalize: whether a score is the (weighted) mean of its tokens'
+        log-probabilities instead of their sum.
 
     Raises:
       InputError: if there are fewer than two labels, two are equal, or another setting
@@ -97,7 +96,7 @@ class ClassObjective(Objective):
     ) -> LossSums:
         """Computes the sums of a batch; see `Objective`.
 
-        The `R = B * C` rows hold the classes of one example after the other.
+        Of the `R = B * C` rows, `C` consecutive ones are the classes of an example.
         """
         del parameters
         token_losses = target_losses(hidden, head, batch)
@@ -112,7 +111,7 @@ class ClassObjective(Objective):
         return sum_losses(losses, weights, weights, correct)
 
     def _weights(self, batch: Batch) -> Float[Array, "*lead"]:
-        """Weight of each example, 0 for a filling one."""
+        """Weights of the examples, 0 for those that only fill the batch."""
         if batch.example_weights is not None:
             return jnp.asarray(batch.example_weights)
         return jnp.asarray(batch.gold >= 0, jnp.float32)

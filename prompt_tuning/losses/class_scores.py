@@ -1,7 +1,7 @@
-"""Losses of the scores that a model assigns to the classes of an example.
+"""Losses of the scores that a model gives an example's classes.
 
-The score of a class is the log-probability of its verbalizer; the class with the
-highest score is the answer (rank classification).
+A class is scored by the log-probability of its verbalizer; the highest score is the
+answer (rank classification).
 """
 
 import jax
@@ -35,17 +35,12 @@ def class_cross_entropy(
 def class_hinge(
     scores: Float[Array, "B C"], gold: Int[Array, "B"], margin: float | int
 ) -> Float[Array, "B"]:
-    """Shortfall of the gold class's lead below a margin; 0 if it leads by the margin.
+    """Returns how far the gold class falls short of leading by a margin, at least 0.
 
     The multi-class hinge loss `max(0, margin + max_{c != gold} s_c - s_gold)` (Crammer
-    and Singer 2001). The perceptron loss of google-research/prompt-tuning includes the
-    gold class in the maximum: there an example whose gold class leads by any amount
+    and Singer 2001). google-research/prompt-tuning's perceptron loss includes the gold
+    class in the maximum: there, an example in which the gold class leads by any amount
     costs the constant `margin` and has no gradient.
-
-    Args:
-      scores: score of each class.
-      gold: index of the right class.
-      margin: lead over every other class that costs nothing.
     """
     # [B]: highest score among the wrong classes
     others = jnp.where(_is_gold(scores, gold), -jnp.inf, scores).max(axis=-1)

@@ -1,6 +1,6 @@
-"""Distillation of a text into a prompt: the frozen model that reads it is the teacher.
+"""Distillation of a text into a prompt: the teacher is the frozen model reading it.
 
-The teacher itself is built in `training.distillation`.
+`training.distillation` builds the teacher itself.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ TOP_COLUMNS = TOP_IDS, TOP_LOGPROBS = "teacher_ids", "teacher_logprobs"
 
 
 class StoredTargets(NamedTuple):
-    """The part of a teacher's predictions that is stored; see `ContextDistillation`.
+    """How a teacher's predictions are stored; see `ContextDistillation`.
 
     Attributes:
       kind: "hidden" or "top".
-      mass: as there.
-      top: as there.
+      mass: see there.
+      top: see there.
     """
 
     kind: TargetKind
@@ -55,39 +55,38 @@ class StoredTargets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ContextDistillation(DistillationSettings, ObjectiveConfig):
-    """Teaches a prompt to stand for a long text: the teacher is the same model, reading
-    it.
+    """Teaches a prompt to replace a long text; the teacher is the model reading it.
 
-    The loss of a position is a divergence over the whole vocabulary, in nats. Use it to
-    replace an instruction or a handful of examples that every request would repeat by a
-    few vectors. Positions and weights come from the data, whose tokens both models
-    read, so its completions need not be right.
+    The loss at a position is a divergence over the whole vocabulary, in nats. Use it to
+    replace an instruction or a handful of examples, which every request would repeat,
+    by a few vectors. Positions and weights come from the data. Both models read its
+    tokens, so its completions need not be right.
 
     Attributes:
-      context: text that the teacher reads before each row, after the row's BOS. Give
-        it, or `context_key`.
-      context_key: jsonl key or HDF5 data set `[rows]` of the text that the teacher
-        reads before each example, or of its number in `contexts`. Rows with the same
+      context: text that the teacher reads before each row, after the row's BOS. Set
+        this or `context_key`.
+      context_key: jsonl key or HDF5 data set `[rows]` with the text that the teacher
+        reads before each example, or with its index in `contexts`. Rows with the same
         text share its keys and values.
       contexts: the texts that `context_key` numbers, from 0: a list, or a jsonl file
-        whose lines have a `text`, or its token `ids`. None if the column has texts.
+        with a `text`, or its token `ids`, per line. None if the column has texts.
       cache_bytes: maximum size of the keys and values of all `contexts`, which are then
-        computed once for the run; if they are larger, each step computes those that
-        its rows have.
-      divergence: "forward" for `KL(teacher || student)`, with which the student covers
-        all that the teacher finds likely; "reverse" for `KL(student || teacher)`, with
-        which it avoids what the teacher finds unlikely; "jsd" for the generalized
-        Jensen-Shannon divergence, a mixture of both (Agarwal et al. 2024, equation 1).
+        computed once for the run; if they are larger, each step computes those of its
+        rows.
+      divergence: "forward" for `KL(teacher || student)`: the student covers all that
+        the teacher finds likely; "reverse" for `KL(student || teacher)`: it avoids what
+        the teacher finds unlikely; "jsd" for the generalized Jensen-Shannon divergence,
+        a mixture of both (Agarwal et al. 2024, equation 1).
       beta: weight of the teacher in the mixture of "jsd": near 0 it resembles the
         forward divergence, near 1 the reverse one. None for 0.5.
-      targets: "exact" runs the teacher in each step. The others run it once for every
-        record, before the first step, and store what it says in the run directory
-        (`teacher.npz`): "hidden" its last hidden states, in the model's type, from
-        which each step computes the same distributions as its own teacher would; "top"
-        its likeliest tokens at each position, which take less room. Evaluations run the
-        teacher in any case.
-      mass: probability of the tokens that "top" keeps at a position. All others are one
-        outcome.
+      targets: "exact" runs the teacher in each step. The other two run it once for
+        every record, before the first step, and store its predictions in the run
+        directory (`teacher.npz`): "hidden" its last hidden states, in the model's
+        dtype, from which each step computes the teacher's exact distributions; "top"
+        its likeliest tokens at each position, which take less room. Evaluations always
+        run the teacher.
+      mass: total probability of the tokens that "top" keeps at a position. The rest
+        count as one outcome.
       top: maximum number of tokens that "top" keeps at a position.
 
     Raises:
@@ -141,10 +140,10 @@ class ContextDistillation(DistillationSettings, ObjectiveConfig):
         return Distillation(open_teacher(context), divergence, stored)
 
     def check_packing(self) -> None:
-        """Refuses packed rows if each example has its own context.
+        """Refuses packed rows if examples have different contexts.
 
         Raises:
-          InputError: with what to set.
+          InputError: says what to set.
         """
         if self.context_key is not None:
             raise InputError(
@@ -158,25 +157,21 @@ class OnPolicyDistillation(ContextDistillation):
     """`ContextDistillation` on answers that the trained model writes itself.
 
     In each step the model answers the prompts of a batch (`Run.rollouts`, without
-    rewards), and at each token of an answer it learns to predict what the frozen model
+    rewards). At each token of an answer it learns to predict what the frozen model
     predicts after the context and the same tokens (Agarwal et al. 2024, "On-policy
-    distillation of language models", with its own outputs alone). So it learns where
-    its own mistakes lead, and the data needs no completions. The temperature of
-    sampling selects the answers only: the divergence is that at temperature 1.
+    distillation of language models", with its own outputs alone). So it learns from its
+    own mistakes, and the data needs no completions. The sampling temperature only
+    selects the answers: the divergence is at temperature 1.
+
+    The attributes are those of `ContextDistillation`, except:
 
     Attributes:
-      context: as there.
-      context_key: as there.
-      contexts: as there.
-      cache_bytes: as there.
-      divergence: as there, by default "reverse".
-      beta: as there.
+      divergence: "reverse" by default.
       targets: "exact", as answers are new in each step.
-      mass: as there.
-      top: as there.
 
     Raises:
-      InputError: as there, and if the teacher's targets are to be stored.
+      InputError: as `ContextDistillation`, and if the teacher's targets are to be
+        stored.
 
     Examples:
       >>> tuned = pt.tune(
@@ -214,8 +209,8 @@ class Distillation(HeldOutObjective):
     Attributes:
       teacher: frozen model that shares the student's frozen parameters.
       divergence: how both are compared.
-      stored: what of the teacher's predictions is stored before the first step; None
-        if the teacher runs in each step.
+      stored: how the teacher's predictions are stored before the first step; None if
+        the teacher runs in each step.
     """
 
     meaning = "divergence from the frozen model that reads the context"
@@ -225,7 +220,7 @@ class Distillation(HeldOutObjective):
     stored: StoredTargets | None = None
 
     def context(self, parameters: Parameters) -> Parameters:
-        """Reads the teacher's text, if it runs in each step."""
+        """Reads the teacher's text, if the teacher runs in each step."""
         return {} if self.stored else self.teacher.read_context(parameters)
 
     def sums(
@@ -255,7 +250,7 @@ class Distillation(HeldOutObjective):
         Held-out batches have no stored predictions.
 
         Raises:
-          ValueError: if the parameters are not given, and the teacher has to run.
+          ValueError: if the teacher has to run, and the parameters are not given.
         """
         columns = batch.columns
         if TEACHER_HIDDEN in columns:

@@ -1,4 +1,4 @@
-"""The contrastive loss of texts that belong together, with negatives from the batch."""
+"""Contrastive loss of matching texts, with negatives from the batch."""
 
 import dataclasses
 
@@ -22,17 +22,18 @@ from prompt_tuning.sharding import collectives
 class Contrastive(Objective):
     """InfoNCE of texts (van den Oord et al. 2018, equation 4).
 
-    Use it to tune embeddings: vectors of texts by `Model.embed`. Each record has a
+    Use it to tune embeddings, i.e. the vectors from `Model.embed`. Each record has a
     `query`, a `positive` text and perhaps `negatives`. With the cosine `s` of two
     vectors, the loss of a query is `-log softmax(s / temperature)` of its positive
     among the positives and negatives of all records of the batch (Henderson et al.
-    2017, section 4.4), so larger batches are harder. Micro-batches of `accumulate` have
-    their own candidates. `accuracy` is the share of queries whose positive is nearest.
+    2017, section 4.4), so larger batches are harder. Micro-batches of `accumulate` do
+    not share candidates. `accuracy` is the share of queries with the positive as the
+    nearest candidate.
 
     Attributes:
       temperature: divisor of the cosines.
-      pooling: states that make the vector of a text: the mean of its tokens', the last
-        or the first; as in `Model.embed`.
+      pooling: states that make a text's vector: the mean over its tokens, the last or
+        the first; as in `Model.embed`.
 
     Raises:
       InputError: if a setting is out of range.
@@ -59,14 +60,14 @@ class Contrastive(Objective):
 
     @property
     def embeds(self) -> Pooling:
-        """States that make the vector of a text."""
+        """States that make a text's vector."""
         return self.pooling
 
     def check_model(self, config: ModelConfig) -> None:
-        """Checks that a model has vectors of texts.
+        """Checks that a model can embed texts.
 
         Raises:
-          InputError: if it has an encoder and a decoder, or a head of classes.
+          InputError: if it has an encoder and a decoder, or a class head.
         """
         if config.architecture != "decoder_only" or config.labels:
             raise InputError(
@@ -83,8 +84,8 @@ class Contrastive(Objective):
     ) -> LossSums:
         """Computes the sums of a batch over its queries; see `Objective`.
 
-        The `R = E * C` rows have the texts of one example after the other. A filling
-        example has the weight 0 and is no candidate.
+        Of the `R = E * C` rows, `C` consecutive ones are the texts of an example. An
+        example that only fills the batch has weight 0 and is not a candidate.
         """
         del head, parameters
         weights = jnp.asarray(batch.example_weights)  # [E]

@@ -2,14 +2,14 @@
 
 Softmax cross-entropy needs the logits once. If you write `hidden @ head.T` and leave it
 to automatic differentiation, the logits are stored for the backward pass, and the
-product with the head runs a second time there. With a frozen head, the gradient of the
-loss with respect to the hidden state needs no later result:
+product with the head runs a second time there. But with a frozen head, the gradient of
+the loss with respect to the hidden state needs no later result:
 
     d nll / d hidden = (softmax(logits) - q) @ head,    q: target distribution
 
 The forward pass computes it while the logits exist and stores `[M, D]` numbers; the
 backward pass multiplies each row by the cotangent of its loss. Positions are processed
-in chunks, so only a chunk of the `[M, V]` logits exists at any time.
+in chunks, so only one chunk of the `[M, V]` logits exists at any time.
 """
 
 import functools
@@ -84,8 +84,8 @@ def token_loss(
 ) -> TokenLoss:
     """Cross-entropy of `softmax(head @ hidden)` at each position, summed in float32.
 
-    The caller may combine the losses in any way: every cotangent of `nll` is supported.
-    If the head is not differentiated, no gradient is computed for it.
+    You may combine the losses in any way: every cotangent of `nll` is supported. If the
+    head is not differentiated, no gradient is computed for it.
 
     With label smoothing `s` the target is a distribution `q`: `1 - s` for the target
     token and `s / (V - 1)` for each other one. The loss is its cross-entropy minus its
@@ -101,10 +101,10 @@ def token_loss(
       targets: token ids.
       z_loss: a Python number, 0 or more.
       label_smoothing: `s`, a Python number from 0 to below 1.
-      soft_cap: `c`, a Python number above 0, or None for that of the head.
+      soft_cap: `c`, a Python number above 0, or None for the head's own cap.
 
     Raises:
-      InputError: for a cap of logits that the head caps.
+      InputError: if both `soft_cap` and the head cap the logits.
       ValueError: if the leading shapes differ.
     """
     head = as_output_head(head)
@@ -148,13 +148,9 @@ def distillation_loss(
 def top_targets(
     hidden: Float[Array, "*lead D"], head: AnyHead, mass: float | int, count: int
 ) -> TopTargets:
-    """Finds the fewest tokens at each position that together have some probability.
+    """Finds the fewest tokens at each position with a total probability of `mass`.
 
-    Args:
-      hidden: normalized hidden states.
-      head: output head, whose vocabulary is not sharded.
-      mass: the probability.
-      count: maximum number of tokens.
+    There are at most `count`. The vocabulary of `head` must not be sharded.
     """
     head = as_output_head(head)
     terms, size = LossTerms(soft_cap=head.soft_cap), head.kernel.shape[0]
@@ -194,7 +190,7 @@ def _sharded_loss(
 def _loss(
     hidden, head, targets, teacher, terms: LossTerms, columns: ReplacedColumns | None
 ) -> TokenLoss:
-    """The loss alone; differentiated, `_forward` and `_backward` replace it."""
+    """Computes the loss; differentiated, `_forward` and `_backward` replace it."""
 
     def chunk(hidden, targets, teacher):
         logits = _logit_shard(hidden, head, terms, columns)
@@ -204,16 +200,16 @@ def _loss(
 
 
 def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
-    """Applies a function to a chunk of the positions at a time.
+    """Applies a function to one chunk of positions at a time.
 
     Args:
       function: takes and returns arrays with a leading axis `c` of positions.
       rows: arguments for all positions: hidden states `[*lead, D]`, targets `[*lead]`,
         and the teacher's hidden states `[*lead, D]`, its `TopTargets`, or None.
-      width: numbers that the function needs for a position, `V`.
+      width: how many numbers the function needs per position, `V`.
 
     Returns:
-      The function's arrays, with the leading axes of the targets.
+      the function's arrays, with the leading axes of the targets.
 
     Raises:
       ValueError: if the leading shapes differ.
@@ -246,7 +242,7 @@ def _map_chunks(function: Callable[..., Any], rows: tuple, width: int) -> Any:
 def _logit_shard(
     hidden: Array, head: HeadWeights, terms: LossTerms, columns: ReplacedColumns | None
 ) -> LogitShard:
-    """Computes this device's logits of some positions."""
+    """Computes this device's logits at some positions."""
     # [c, D], [v, D] -> [c, v]
     whole = OutputHead(head.kernel, head.bias, terms.soft_cap, head.rows, columns)
     logits = head_logits(hidden, whole)
@@ -265,10 +261,10 @@ def _loss_and_gradient(
     terms: LossTerms,
     columns: ReplacedColumns | None,
 ) -> tuple[TokenLoss, Callable[[], Array]]:
-    """Computes the losses of some positions.
+    """Computes the losses at some positions.
 
     Returns:
-      The losses, and a function that computes their gradient `[c, v]` with respect to
+      the losses, and a function that computes their gradient `[c, v]` with respect to
       the logits before the soft cap.
     """
     correct = is_highest(logits, targets)
@@ -292,8 +288,8 @@ def _loss_and_gradient(
 def _forward(hidden, head, targets, teacher, terms: LossTerms, columns):
     """Computes the loss and, while the logits exist, `d nll / d hidden`.
 
-    A trained head needs `d nll / d logits` in the backward pass, `[M, V]` numbers; they
-    are stored only then. Of rows apart from the kernel they are `[M, n]`.
+    Only a trained head needs `d nll / d logits` in the backward pass, so only then are
+    these `[M, V]` numbers stored; `[M, n]` if only replaced rows are trained.
     """
     # A kernel is an array, or a quantized table of several, which is never trained.
     trains_kernel, trains_bias, trains_rows = (
@@ -360,12 +356,12 @@ def _backward(terms, columns, residuals, cotangent: TokenLoss):
 
 
 def _is_primal(leaf: Any) -> bool:
-    """Returns whether an argument of a custom rule is that of one array."""
+    """Tests whether an argument of a custom rule stands for a single array."""
     return hasattr(leaf, "perturbed")
 
 
 def _rows_gradient(d_logits, scaled, rows) -> Array | None:
-    """Returns the gradient of rows of a head, `[v, D]`; None if they are frozen."""
+    """Returns the gradient of a head's rows, `[v, D]`; None if they are frozen."""
     if rows is None:
         return None
     return jnp.einsum(  # [*lead, v], [*lead, D] -> [v, D]

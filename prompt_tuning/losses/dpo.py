@@ -1,4 +1,4 @@
-"""Direct preference optimization: the frozen model alone is the reference."""
+"""Direct preference optimization, with the frozen model as the reference."""
 
 import dataclasses
 from typing import Literal
@@ -38,31 +38,31 @@ class DPO(ObjectiveConfig):
     probabilities under the trained and the frozen model, and `d = r_chosen -
     r_rejected`, the loss of a pair is
 
-    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with
-      `s = label_smoothing`;
-    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`
-      for labels of which the share `s` is wrong (Chowdhury et al. 2024, equation 9);
+    - "sigmoid": `-(1 - s) log sigmoid(beta d) - s log sigmoid(-beta d)`, with `s =
+      label_smoothing`;
+    - "robust": `(-(1 - s) log sigmoid(beta d) + s log sigmoid(-beta d)) / (1 - 2 s)`,
+      if a share `s` of the labels is wrong (Chowdhury et al. 2024, equation 9);
     - "hinge": `max(0, 1 - beta d)` (Zhao et al. 2023, equation 6);
     - "ipo": `(d - 1 / (2 beta))**2`, where `d` has means over the tokens of each answer
       (Azar et al. 2023, equation 17).
 
     The frozen model is the reference, so a step needs no second copy of the weights: it
-    runs the same weights once more without what is trained. `accuracy` is the share of
-    pairs with `d > 0`.
+    runs the same weights once more without the trained parameters. `accuracy` is the
+    share of pairs with `d > 0`.
 
     Attributes:
       beta: strength of the pull towards the frozen model.
       loss: "sigmoid", "robust", "hinge" or "ipo".
-      label_smoothing: share of the pairs that are taken to be labeled wrong, for
-        "sigmoid" and "robust".
+      label_smoothing: assumed share of wrongly labeled pairs, for "sigmoid" and
+        "robust".
       length_normalize: whether log-ratios are means over the tokens of each answer
         instead of sums; always so for "ipo".
       reference: "in_step" runs the frozen model in each step; "precomputed" runs it
         once for every record, before the first step, and stores its log-probabilities
         in the run directory (`reference.npz`), which takes less time from the second
-        epoch on; "none" compares the probabilities themselves. The directory of another
-        run of the same model, e.g. the one that this run starts from, precomputes those
-        of the model with what that run trained.
+        epoch on; "none" compares the probabilities themselves. To use another run of
+        the same model as the reference, e.g. the one that this run starts from, give
+        its directory; its log-probabilities are precomputed.
 
     Raises:
       InputError: if a number is out of range, or smoothing does not apply to the loss.
@@ -113,8 +113,8 @@ class ReferencedDPO(PreferenceObjective):
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained, or with what another run
-        trained; None without a reference.
+      reference: the frozen model, alone or with another run's adapters; None without a
+        reference.
     """
 
     settings: DPO
@@ -133,7 +133,7 @@ class ReferencedDPO(PreferenceObjective):
     def pair_losses(
         self, scores: AnswerScores
     ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
-        """Returns the loss of each pair of log-ratios, and its lead `d`."""
+        """Returns the loss of each pair of log-ratios, and its difference `d`."""
         settings, beta = self.settings, float(self.settings.beta)
         smoothing = float(settings.label_smoothing)
         by_token = settings.length_normalize or settings.loss == "ipo"

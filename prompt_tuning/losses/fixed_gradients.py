@@ -1,4 +1,4 @@
-"""Output gradients of intermediate arrays that a config names, from files."""
+"""Fixed output gradients, from files, for a model's intermediate arrays."""
 
 import dataclasses
 import functools
@@ -31,14 +31,14 @@ class OutputGradients(ObjectiveConfig):
     """Adds fixed output gradients of intermediate arrays to the loss of the tokens.
 
     For experiments that push a model's activations in a given direction. The loss is
-    `(loss sum + sum(array * gradient)) / divisor`, so the gradient at each array is
-    that of its file over the objective's divisor.
+    `(loss sum + sum(array * gradient)) / divisor`, so each array's gradient is its
+    file's content over the objective's divisor.
 
     Attributes:
-      files: `.npy` file by path of an intermediate array, such as
+      files: `.npy` file for each intermediate array, by the array's path, e.g.
         `decoder/layers/3/hidden` (or `.../self_attention`, `.../cross_attention`,
-        `.../mlp`). It has shape `[D]`, for every position, or `[S, D]`, and is the same
-        for every row. Padding has none.
+        `.../mlp`). Its shape is `[D]`, for every position, or `[S, D]`; it is the same
+        for every row. Padding gets none.
       objective: loss of the tokens.
 
     Raises:
@@ -94,7 +94,7 @@ class OutputGradients(ObjectiveConfig):
         """Checks that a model has the arrays, and that the files fit them.
 
         Raises:
-          InputError: with the path or the file.
+          InputError: names the path or the file.
         """
         for path, array in self.arrays.items():
             parsed = parse_path(path)
@@ -129,7 +129,6 @@ def _read(file: str) -> np.ndarray:
 
 
 def _check_path(path: str, parsed: IntermediatePath, config: ModelConfig) -> None:
-    """Checks that a model has an intermediate array."""
     joint = config.architecture == "encoder_decoder"
     count = config.layers if parsed.stack == "decoder" else config.encoder_layers
     crosses = parsed.part != "cross_attention" or (joint and parsed.stack == "decoder")
@@ -144,7 +143,7 @@ def _check_path(path: str, parsed: IntermediatePath, config: ModelConfig) -> Non
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WithOutputGradients(Objective):
-    """An objective with the output gradients of intermediate arrays.
+    """An objective plus fixed output gradients of intermediate arrays.
 
     Attributes:
       objective: the loss of the tokens.
@@ -184,7 +183,7 @@ class WithOutputGradients(Objective):
         """Computes the sum of the arrays times their gradients.
 
         Raises:
-          InputError: if a gradient has another number of positions than its array.
+          InputError: if a gradient and its array differ in the number of positions.
         """
         total = jnp.zeros((), jnp.float32)
         for path, gradient in self.arrays.items():
@@ -202,7 +201,7 @@ class WithOutputGradients(Objective):
 
 
 def _real_positions(path: str, batch: Batch, length: int) -> Bool[Array, "B S"]:
-    """Returns which positions of rows with learned tokens precede the padding.
+    """Marks the positions before padding, in rows with learned tokens.
 
     In a decoder they end with the last learned token.
     """

@@ -1,4 +1,4 @@
-"""Objectives of other modules: any object with `sums` and `divisor`."""
+"""Objectives from other code: any object with `sums` and `divisor`."""
 
 import dataclasses
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from prompt_tuning.losses.output_head import AnyHead
 
 @runtime_checkable
 class LossFunctions(Protocol):
-    """The methods that make any object an objective; see `Objective`."""
+    """Methods that make any object an objective; see `Objective`."""
 
     def sums(
         self,
@@ -34,11 +34,11 @@ class LossFunctions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ForeignObjective(Objective):
-    """An object with the methods of `Objective`, but not derived from it.
+    """An object that has the methods of `Objective` without deriving from it.
 
     Attributes:
-      wrapped: the object; it must be hashable, as a frozen dataclass is. Its attribute
-        `columns`, if there is one, names the data columns that it reads.
+      wrapped: the object; it must be hashable, e.g. a frozen dataclass. Its attribute
+        `columns`, if it has one, names the data columns that it reads.
     """
 
     wrapped: LossFunctions
@@ -64,7 +64,7 @@ class ForeignObjective(Objective):
 
 
 def foreign_objective(value: Any) -> ForeignObjective:
-    """Returns an object with the methods of an objective as one.
+    """Wraps an object with the methods of an objective.
 
     Raises:
       InputError: if it lacks a method, or cannot be hashed.

@@ -21,7 +21,7 @@ LossFunction = Callable[[Float[Array, "B m V"], Int[Array, "B m"]], Float[Array,
 
 @dataclasses.dataclass(frozen=True)
 class FunctionObjective(Objective):
-    """Averages a function's losses of the learned tokens, by their loss weights.
+    """Averages a function's losses over the learned tokens, by their loss weights.
 
     It computes the logits of all learned tokens together, `[B, m, V]` in float32; the
     built-in objectives compute them in chunks.
@@ -42,7 +42,7 @@ class FunctionObjective(Objective):
         """Sums the losses of a batch; see `Objective`.
 
         Raises:
-          ValueError: if the function returns another shape than `[B, m]`.
+          ValueError: if the function's result does not have the shape `[B, m]`.
         """
         del parameters
         targets = learned_targets(batch)  # [B, m]

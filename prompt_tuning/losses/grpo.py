@@ -1,4 +1,4 @@
-"""Group relative policy optimization: learns from rewards of the model's answers."""
+"""Group relative policy optimization: learning from rewards of the model's answers."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -39,12 +39,12 @@ class GRPO(ObjectiveConfig):
     """Policy optimization on sampled answers (Shao et al. 2024, equation 3).
 
     Use it with `Run.rollouts`, which samples answers, has them judged and computes
-    their advantages `A`. With `r` the ratio of a token's probability to that which it
-    was drawn with, the loss of a token is
+    their advantages `A`. With `r` a token's probability over the probability that it
+    was sampled with, the loss of a token is
 
         -min(r A, clip(r, 1 - clip, 1 + clip_above) A) + beta (exp(d) - d - 1)
 
-    where `d` is the log-probability under the frozen model minus that of the trained
+    where `d` is the log-probability under the frozen model minus that under the trained
     one, so the second term estimates the divergence from the frozen model (Schulman
     2020, "Approximating KL divergence", k3; k1 is `-d`). The frozen model runs only if
     `beta` is not 0.
@@ -53,18 +53,18 @@ class GRPO(ObjectiveConfig):
       clip: how far a ratio may fall below 1 where that lowers the loss.
       clip_above: how far it may rise above 1; None for the same as `clip`.
       beta: strength of the pull towards the frozen model.
-      divergence: "k3" or "k1", the estimate of the divergence. The value of k1 has
-        more noise. Its gradient is that of `d^2 / 2`, whose mean is the gradient of the
+      divergence: estimate of the divergence, "k3" or "k1". The value of k1 is noisier.
+        Its gradient is that of `d^2 / 2`, which on average is the gradient of the
         divergence (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
         estimation for RL").
       ratio: "token", or "sequence" for the geometric mean of the ratios of an answer's
         tokens (GSPO, Zheng et al. 2025, equation 7).
       average: "token" divides the sum over all tokens by their number (DAPO, Yu et al.
         2025, equation 8); "sequence" averages the means of the answers (GRPO);
-        "constant" divides by the number of answers times the maximum length
-        (Dr. GRPO, Liu et al. 2025, section 3.2).
-      reference: directory of another run of the same model, whose prompts and adapters
-        the frozen model has in the divergence; None for the frozen model alone.
+        "constant" divides by the number of answers times the maximum length (Dr. GRPO,
+        Liu et al. 2025, section 3.2).
+      reference: directory of another run of the same model; in the divergence the
+        frozen model then has its prompts and adapters. None for the frozen model alone.
 
     Raises:
       InputError: if a number is out of range, or `reference` is given without `beta`.
@@ -110,7 +110,7 @@ class GRPO(ObjectiveConfig):
 
     @property
     def learns_rewards(self) -> bool:
-        """True: answers with a higher reward than others become more likely."""
+        """True: answers with a higher reward than the rest become more likely."""
         return True
 
     def prepare(self, open_teacher: OpenTeacher) -> "GroupPolicy":
@@ -121,14 +121,13 @@ class GRPO(ObjectiveConfig):
 
 @dataclasses.dataclass(frozen=True)
 class GroupPolicy(Objective):
-    """`GRPO` with its reference, for samples that were drawn in some way.
+    """`GRPO` with its reference, for samples that were drawn in a certain way.
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained, or with what another run
-        trained; None if `beta` is 0.
-      temperature: temperature that answers are drawn with. Probabilities are those of
-        logits divided by it.
+      reference: the frozen model, alone or with another run's adapters; None if `beta`
+        is 0.
+      temperature: sampling temperature. Probabilities come from logits divided by it.
       longest: maximum number of tokens of an answer.
     """
 
@@ -142,16 +141,16 @@ class GroupPolicy(Objective):
     def drawn(
         self, temperature: PositiveNumber, longest: PositiveInteger
     ) -> "GroupPolicy":
-        """Returns the objective of answers that are drawn in another way."""
+        """Returns the objective for answers that are drawn in another way."""
         return dataclasses.replace(self, temperature=temperature, longest=longest)
 
     def context(self, parameters: Parameters) -> Parameters:
-        """Returns what the reference has and the trained model has not."""
+        """Returns what the reference has and the trained model lacks."""
         return {} if self.reference is None else self.reference.read_context(parameters)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Share of the tokens that are clipped, and the divergence if it is a loss."""
+        """Share of clipped tokens, and the divergence if it is part of the loss."""
         return ("clipped_share", *(["kl"] if self.reference is not None else []))
 
     def sums(
@@ -193,7 +192,7 @@ class GroupPolicy(Objective):
         )
 
     def _token_losses(self, hidden: Array, head: AnyHead, batch: Batch) -> TokenLoss:
-        """Computes the loss of each token at the temperature of sampling."""
+        """Computes each token's loss at the sampling temperature."""
         if self.temperature == 1:
             return target_losses(hidden, head, batch)
         scale = float(self.temperature)
@@ -211,7 +210,7 @@ class GroupPolicy(Objective):
 
         Args:
           logprobs: log-probabilities under the trained model, in nats.
-          sampler: those under the model that drew the tokens.
+          sampler: log-probabilities under the model that drew the tokens.
           advantages: advantage of each token's answer.
           mask: 1 where a token is learned, else 0.
           reference: log-probabilities under the frozen model; None if `beta` is 0.

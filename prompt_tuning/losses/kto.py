@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization: learns from single answers that are rated."""
+"""Kahneman-Tversky optimization: learning from single rated answers."""
 
 import dataclasses
 
@@ -32,10 +32,10 @@ class KTO(ObjectiveConfig):
     Use it if people have rated single answers. Each record has a `prompt`, a
     `completion`, and a `label`: true for a good answer, false for a bad one. With `r`
     the log-ratio of an answer's probabilities under the trained and the frozen model,
-    the loss is `1 - sigmoid(beta (r - z))` of a good answer and `1 - sigmoid(beta
-    (z - r))` of a bad one. The reference point `z` is the mean log-ratio of answers to
-    other prompts, at least 0: each prompt is also read with the answer of the record
-    before. It is the mean of a micro-batch, as in TRL, and has no gradient.
+    the loss is `1 - sigmoid(beta (r - z))` for a good answer and `1 - sigmoid(beta (z -
+    r))` for a bad one. The reference point `z`, at least 0, is the mean log-ratio of
+    mismatched answers: each prompt is also read with the preceding record's answer. The
+    mean is over a micro-batch, as in TRL, and has no gradient.
 
     The frozen model is the reference, as for `DPO`. `accuracy` is the share of good
     answers with `r > z` and bad ones with `r < z`.
@@ -80,12 +80,12 @@ class KTO(ObjectiveConfig):
 class ReferencedKTO(AnswerObjective):
     """`KTO` with its reference.
 
-    The rows of an example are a prompt with its answer, and with another prompt's.
+    An example's two rows are a prompt with its own answer, and with another prompt's.
 
     Attributes:
       settings: the settings.
-      reference: the frozen model without what is trained, or with what another run
-        trained; None without a reference.
+      reference: the frozen model, alone or with another run's adapters; None without a
+        reference.
     """
 
     settings: KTO

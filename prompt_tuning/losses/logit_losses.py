@@ -1,7 +1,7 @@
-"""Losses of logits at each position and their gradients, as pure functions.
+"""Losses of the logits at each position, with their gradients, as pure functions.
 
-Each loss comes with its gradient with respect to the logits in closed form, without
-automatic differentiation, so that both can be computed while the logits exist.
+Each loss comes with its gradient with respect to the logits in closed form, so that
+both can be computed while the logits exist, without automatic differentiation.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ MASKED_LOGIT = -1e30
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """How a student's distribution `s` is compared with its teacher's, `t`.
+    """How to compare a student's distribution `s` with its teacher's, `t`.
 
     With the mixture `m = (1 - beta) s + beta t`, the divergences are
 
@@ -36,7 +36,7 @@ class Divergence:
     "On-policy distillation of language models", equation 1).
 
     Attributes:
-      kind: which of them.
+      kind: "forward", "reverse" or "jsd".
       beta: weight of the teacher in the mixture, above 0 and below 1; only for "jsd".
     """
 
@@ -55,8 +55,8 @@ class LossTerms:
       z_loss: weight of `log(Z)**2`.
       label_smoothing: probability that the target token leaves to all other tokens.
       soft_cap: bound on the absolute value of the logits; None for no bound.
-      divergence: what replaces the cross-entropy where there is a teacher.
-      of_classes: whether the logits are of classes; see `OutputHead`.
+      divergence: replaces the cross-entropy if there is a teacher.
+      of_classes: whether the logits score classes; see `OutputHead`.
     """
 
     z_loss: float | int = 0.0
@@ -80,7 +80,7 @@ class LossTerms:
 
 
 class LogitShard(NamedTuple):
-    """Capped logits of some positions, with the log of the sum of their softmax.
+    """Capped logits at some positions, with the log of their softmax's sum.
 
     Attributes:
       logits: logits of the tokens in `columns`. On a mesh a device has `v` of the `V`
@@ -119,7 +119,7 @@ class LogitShard(NamedTuple):
 
 
 class TopTargets(NamedTuple):
-    """The tokens that a teacher finds likeliest at each position.
+    """Tokens that a teacher finds likeliest at each position.
 
     Attributes:
       ids: their ids, int32 `[*lead, K]`.
@@ -131,14 +131,11 @@ class TopTargets(NamedTuple):
 
 
 def completed(top: TopTargets, student: LogitShard) -> LogitShard:
-    """Divides the mass that a teacher's likeliest tokens lack as the student does.
+    """Distributes the mass that a teacher's likeliest tokens lack as the student does.
 
     All other tokens are then one outcome: the divergence between both distributions,
-    and its gradient, are those of the kept tokens and the rest of the mass.
-
-    Args:
-      top: tokens of the teacher, `[c, K]`.
-      student: logits of the student, `[c, v]`.
+    and its gradient, are those of the kept tokens and the rest of the mass. `top` has
+    the teacher's tokens, `[c, K]`, and `student` the logits, `[c, v]`.
     """
     columns, rows = student.columns, jnp.arange(len(top.ids))[:, None]
     index = top.ids - columns.first
@@ -241,10 +238,10 @@ def divergence_gradient(
 ) -> Float[Array, "*lead V"]:
     """Gradient of `divergence` with respect to the student's logits.
 
-    It is `s - t` for the forward divergence, and else `w s (r - sum_j s_j r_j)` with
-    the logarithm `r` of the student over the teacher, and `w = 1` (reverse), or over
-    the mixture, and `w = 1 - beta`. The mixture's own gradient is a constant for all
-    tokens, which a softmax does not change.
+    For the forward divergence it is `s - t`, otherwise `w s (r - sum_j s_j r_j)`: for
+    the reverse one `w = 1` and `r = log(s / t)`, for the mixture `w = 1 - beta` and `r
+    = log(s / m)`. The mixture's own gradient is the same constant for all tokens, which
+    a softmax cancels.
     """
     if kind.kind == "forward":
         return student.softmax - teacher.softmax
@@ -257,7 +254,7 @@ def divergence_gradient(
 def _relative_entropy(
     scores: LogitShard, log_ratio: Float[Array, "*lead v"]
 ) -> Float[Array, "*lead"]:
-    """Mean of a logarithm of ratios under a model's distribution."""
+    """Mean of a log-ratio under a model's distribution."""
     return scores.columns.sum(scores.softmax * log_ratio)
 
 

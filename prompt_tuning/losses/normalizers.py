@@ -1,7 +1,7 @@
-"""Divisors of a sum of token losses: the three of T5X, and a constant.
+"""Divisors for a sum of token losses: T5X's three, and a constant.
 
-The factors of the losses and the divisor depend only on the weights of a batch. So a
-batch in micro-batches has the same divisor as the whole batch.
+A loss's factor and the divisor depend only on a batch's weights, so micro-batches get
+the same divisor as the whole batch.
 """
 
 import dataclasses
@@ -41,8 +41,7 @@ def weight_sum(batch: Batch) -> Float[Array, ""]:
 def target_count(batch: Batch) -> Float[Array, ""] | float:
     """Counts all targets of the real rows, padding included: `B * U`.
 
-    A row that only fills the batch does not count, so the result is the same on every
-    mesh.
+    Rows that only fill the batch do not count, so the result is the same on every mesh.
     """
     if batch.real_rows is None:
         return float(math.prod(batch.targets.shape))
@@ -50,9 +49,9 @@ def target_count(batch: Batch) -> Float[Array, ""] | float:
 
 
 def sequence_weights(batch: Batch) -> Float[Array, "*lead m"]:
-    """Divides each weight by the sum of the weights of its sequence.
+    """Divides each weight by the sum of the weights in its sequence.
 
-    A sequence is a row, or in packed rows a segment.
+    A sequence is a row, or a segment of a packed row.
     """
     weights = jnp.asarray(batch.loss_weights)
     sums = jnp.sum(weights, axis=-1, keepdims=True)

@@ -1,9 +1,9 @@
 """Objectives: what training minimizes, and what an objective needs for it.
 
-A new objective is one module with a dataclass derived from `Objective`, and one line in
-`prompt_tuning.losses.FACTORIES`. It overrides what differs from the defaults of
-`ObjectiveConfig`: the data columns that it reads, the labels that it compares, whether
-its loss depends on padding.
+To add one, write a module with a dataclass derived from `Objective`, and add a line to
+`prompt_tuning.losses.FACTORIES`. Override the defaults of `ObjectiveConfig` where it
+differs: the data columns that it reads, the labels that it compares, whether its loss
+depends on padding.
 """
 
 import abc
@@ -26,12 +26,13 @@ from prompt_tuning.losses.value_loss import value_loss
 
 
 class LossSums(NamedTuple):
-    """Sums over a batch, so that batches of any total weight can be added.
+    """Sums over a batch; batches of any total weight can be added.
 
     Attributes:
       loss: weighted loss that training minimizes, in nats.
       weight: sum of the weights of tokens, or of examples with classes.
-      correct: total weight of the tokens, or examples, whose target scored highest.
+      correct: total weight of tokens, or examples, with the highest score on the
+        target.
     """
 
     loss: Float[Array, ""]
@@ -48,10 +49,10 @@ class MeasuredSums(NamedTuple):
     """`LossSums` of an objective that measures more.
 
     Attributes:
-      loss: as there.
-      weight: as there; it may be 0.
-      correct: as there.
-      measured: weighted sums of what else it measures, see `Objective.measured`.
+      loss: see `LossSums`.
+      weight: see `LossSums`; may be 0.
+      correct: see `LossSums`.
+      measured: weighted sums of its other measures; see `Objective.measured`.
     """
 
     loss: Float[Array, ""]
@@ -78,11 +79,11 @@ def sum_losses(
     weights: Float[Array, "*lead"],
     correct: Array,
 ) -> LossSums:
-    """Sums losses times their factors, the weights, and the correct weights.
+    """Sums losses times their factors, the weights, and the weights of correct targets.
 
     Args:
       losses: loss of each token, or of each example with classes.
-      factors: factor of each loss: its weight, or what the objective makes of it.
+      factors: factor of each loss: its weight, or the objective's own.
       weights: weight of each token or example.
       correct: whether the target of each scored highest.
     """
@@ -100,14 +101,15 @@ class TeacherModel(Protocol):
         ...
 
     def read_context(self, student: Parameters) -> Parameters:
-        """What `hidden` computes anew for each batch unless it is among the student's
-        parameters; nothing if it reads no text.
+        """Returns arrays that `hidden` otherwise computes anew for each batch.
+
+        They are added to the student's parameters; none if the teacher reads no text.
         """
         ...
 
 
 class OwnContexts(NamedTuple):
-    """Stands for the text that each example has in a column of its own.
+    """Stands for texts that differ by example, in a column of the data.
 
     Attributes:
       cache_bytes: see `ContextDistillation`.
@@ -121,7 +123,7 @@ TeacherContext = str | OwnContexts | None
 
 @runtime_checkable
 class OpenTeacher(Protocol):
-    """Builds the frozen model that is alone, or reads a text, or has an adapter."""
+    """Builds the frozen model: alone, reading a text, or with another run's adapter."""
 
     def __call__(
         self, context: TeacherContext = None, *, run: str | None = None
@@ -130,13 +132,13 @@ class OpenTeacher(Protocol):
 
         Args:
           context: text that it reads before each row.
-          run: directory of a run whose prompts and adapters it has.
+          run: directory of a run to take prompts and adapters from.
         """
         ...
 
 
 class ObjectiveConfig(abc.ABC):
-    """Settings of an objective, and what it needs: the type of `Run.objective`.
+    """Settings of an objective and what it needs: the type of `Run.objective`.
 
     Attributes:
       columns: data columns that the objective reads from `Batch.columns`, by the names
@@ -162,17 +164,17 @@ class ObjectiveConfig(abc.ABC):
 
     @property
     def rates_answers(self) -> bool:
-        """Whether every example is an answer to a prompt, and whether it is good."""
+        """Whether every example is an answer to a prompt, rated good or bad."""
         return False
 
     @property
     def judges_answers(self) -> bool:
-        """Whether the answers in the data are not simply learned."""
+        """Whether the answers in the data are judged instead of simply learned."""
         return self.compares_answers or self.rates_answers
 
     @property
     def counts_padding(self) -> bool:
-        """Whether the loss depends on the length that rows are padded to."""
+        """Whether the loss depends on the padded length of rows."""
         return False
 
     @property
@@ -182,19 +184,19 @@ class ObjectiveConfig(abc.ABC):
 
     @property
     def samples_answers(self) -> bool:
-        """Whether rows are answers that the trained model samples (`Run.rollouts`)."""
+        """Whether rows are answers sampled from the trained model (`Run.rollouts`)."""
         return False
 
     @property
     def learns_rewards(self) -> bool:
-        """Whether it learns from how rewards of the sampled answers differ."""
+        """Whether it learns from differences between the rewards of sampled answers."""
         return False
 
     def check_packing(self) -> None:
-        """Refuses packed rows where the rows of an example are compared.
+        """Refuses packed rows if the objective compares the rows of an example.
 
         Raises:
-          InputError: if the objective compares rows, with what to set.
+          InputError: if it does; says what to set.
         """
         compares = self.candidate_labels is not None or self.judges_answers
         if compares or self.embeds is not None:
@@ -208,7 +210,7 @@ class ObjectiveConfig(abc.ABC):
         """Checks that the data provides the columns of this objective.
 
         Raises:
-          InputError: if one is missing, with the setting that adds it.
+          InputError: if one is missing; names the setting that adds it.
         """
         for name in self.columns:
             if name not in available:
@@ -220,15 +222,12 @@ class ObjectiveConfig(abc.ABC):
                 )
 
     def check_model(self, config: ModelConfig) -> None:
-        """Checks that a model has what the objective reads; here nothing."""
+        """Checks that a model has all that the objective reads; nothing by default."""
         del config
 
     @abc.abstractmethod
     def prepare(self, open_teacher: OpenTeacher) -> "Objective":
         """Builds the objective that training minimizes.
-
-        Args:
-          open_teacher: see `OpenTeacher`.
 
         Raises:
           InputError: if a teacher that the objective needs cannot be built.
@@ -236,7 +235,7 @@ class ObjectiveConfig(abc.ABC):
 
 
 class Objective(ObjectiveConfig):
-    """A sum over the batch, and the divisor that makes it the loss."""
+    """A sum over the batch, and the divisor that turns it into the loss."""
 
     def prepare(self, open_teacher: OpenTeacher) -> "Objective":
         """Returns the objective itself, which needs no teacher."""
@@ -244,21 +243,17 @@ class Objective(ObjectiveConfig):
         return self
 
     def context(self, parameters: Parameters) -> Parameters:
-        """Computes arrays that no step changes, once for the whole run; here none.
+        """Computes arrays that no step changes, once for the whole run; none here.
 
-        Args:
-          parameters: all parameters of the model, on one device.
-
-        Returns:
-          arrays that are added to the parameters, by paths that start with
-            `parameters.CONTEXT`.
+        `parameters` are all of the model's, on one device. The arrays are added to
+        them, at paths that start with `parameters.CONTEXT`.
         """
         del parameters
         return {}
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of `MeasuredSums.measured`, whose weighted means training logs."""
+        """Names in `MeasuredSums.measured`; training logs their weighted means."""
         return ()
 
     @abc.abstractmethod
@@ -281,21 +276,20 @@ class Objective(ObjectiveConfig):
     def intermediate_loss(
         self, arrays: Mapping[str, Float[Array, "B S D"]], batch: Batch
     ) -> Float[Array, ""] | float:
-        """Computes what the intermediate arrays add to the sum of the loss."""
+        """Computes what intermediate arrays add to the sum of the loss."""
         del arrays, batch
         return 0.0
 
     def divisor(self, batch: Batch) -> Float[Array, ""] | float:
         """Computes the divisor of the summed loss: by default the sum of the weights.
 
-        Args:
-          batch: the whole batch, with its accumulation axis if it has one.
+        `batch` is the whole batch, with its accumulation axis if it has one.
         """
         return weight_sum(batch)
 
 
 class HeldOutObjective(Objective):
-    """An objective that evaluations measure too, as their `loss`.
+    """An objective that evaluations measure, too, as their `loss`.
 
     With any other objective their `loss` is the cross-entropy.
 
@@ -313,14 +307,7 @@ class HeldOutObjective(Objective):
         batch: Batch,
         parameters: Parameters | None = None,
     ) -> TokenLoss:
-        """Computes the loss at each of `batch.loss_positions`.
-
-        Args:
-          hidden: hidden states that predict the targets at these positions.
-          head: output head.
-          batch: one batch, without an accumulation axis.
-          parameters: all parameters of the model, for objectives with a teacher.
-        """
+        """Computes the loss at each of `batch.loss_positions`; see `sums`."""
 
 
 def target_losses(
@@ -333,7 +320,7 @@ def target_losses(
 ) -> TokenLoss:
     """Computes the loss at each of `batch.loss_positions`; see `token_loss`.
 
-    A head whose classes have values takes those; the other arguments are not for it.
+    For a head whose classes have values it is `value_loss`, without the other terms.
     """
     head = as_output_head(head)
     if head.problem in WITH_VALUES:
@@ -354,25 +341,17 @@ def learned_targets(batch: Batch) -> Int[Array, "B m"]:
 def token_sums(
     losses: TokenLoss, factors: Float[Array, "B m"], batch: Batch
 ) -> LossSums:
-    """Sums the losses at a batch's learned positions.
-
-    Args:
-      losses: loss and correctness at each of `batch.loss_positions`.
-      factors: factor of each loss.
-      batch: gives the weights.
-    """
+    """Sums the losses at a batch's learned positions, each times its factor."""
     return sum_losses(losses.nll, factors, batch.loss_weights, losses.correct)
 
 
 def scatter_to_targets(
     values: Float[Array, "*lead m"], batch: Batch
 ) -> Float[Array, "*lead U"]:
-    """Scatters values at the learned positions to their targets; others get 0.
+    """Scatters values at the learned positions to their targets; the rest get 0.
 
-    Args:
-      values: one for each of `batch.loss_positions`. Values past the learned positions
-        of a row are dropped.
-      batch: with or without an accumulation axis.
+    `values` has one for each of `batch.loss_positions`; padding is dropped. The batch
+    may have an accumulation axis.
     """
     length = batch.targets.shape[-1]
 

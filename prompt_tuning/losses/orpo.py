@@ -15,14 +15,14 @@ from prompt_tuning.losses.preference import AnswerScores, PreferenceObjective, l
 class ORPO(PreferenceObjective):
     """Odds ratio preference optimization (Hong et al. 2024, equations 6 and 7).
 
-    It learns the chosen answers as `TokenObjective` does, and that they are more likely
-    than the rejected ones, in one run and without a reference. With `p` the probability
-    of an answer, as the geometric mean over its tokens, and `odds = p / (1 - p)`, the
-    loss of a pair is `-log p_chosen - beta * log sigmoid(log odds_chosen - log
-    odds_rejected)`.
+    In one run and without a reference, it learns the chosen answers like
+    `TokenObjective`, and also that they are more likely than the rejected ones. With
+    `p` the probability of an answer, as the geometric mean over its tokens, and `odds =
+    p / (1 - p)`, the loss of a pair is `-log p_chosen - beta * log sigmoid(log
+    odds_chosen - log odds_rejected)`.
 
     Attributes:
-      beta: weight of the odds ratio, which the paper calls lambda.
+      beta: weight of the odds ratio; the paper calls it lambda.
 
     Raises:
       InputError: if `beta` is not above 0.

@@ -13,11 +13,11 @@ from prompt_tuning.core.quantization.tables import QuantizedTable, Table
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedColumns:
-    """The tokens whose rows of the head are apart from its kernel.
+    """Tokens with head rows outside the kernel.
 
     Attributes:
-      ids: id of each row. An id from the kernel's length on is a new token's.
-      total: number of tokens `V`; those that the kernel has no row of are all in `ids`.
+      ids: id of each row. Ids from the kernel's length on are new tokens.
+      total: number of tokens `V`; `ids` has all that the kernel lacks.
     """
 
     ids: tuple[int, ...]
@@ -26,11 +26,9 @@ class ReplacedColumns:
     def split(
         self, d_logits: Float[Array, "*lead V"], size: int
     ) -> tuple[Float[Array, "*lead v"], Float[Array, "*lead n"]]:
-        """Splits a gradient into that of the kernel's logits and that of the rows'.
+        """Splits a gradient of all logits into the kernel's part and the rows' part.
 
-        Args:
-          d_logits: gradient of all logits.
-          size: number of the kernel's rows.
+        The kernel has `size` rows.
         """
         ids = jnp.asarray(self.ids)
         return d_logits.at[..., ids].set(0)[..., :size], d_logits[..., ids]
@@ -39,17 +37,17 @@ class ReplacedColumns:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class OutputHead:
-    """A head with more in its logits than products of hidden states and its kernel.
+    """A head whose logits are more than products of hidden states and a kernel.
 
     Attributes:
       kernel: `[V, D]`, with the layout of an embedding table; it may be quantized.
       bias: bias of each logit, `[V]`, or None (GPT-J, Phi).
-      soft_cap: bound `c` on the absolute value of the logits, which become
-        `c * tanh(logits / c)` (Gemma Team 2024, "Gemma 2", section 2); None for none.
+      soft_cap: bound `c` on the absolute value of the logits, which become `c *
+        tanh(logits / c)` (Gemma Team 2024, "Gemma 2", section 2); None for none.
       rows: `[n, D]`, rows that replace the kernel's or follow them, without a bias;
         None for none.
       columns: the tokens of these rows.
-      problem: what a head of classes decides; it sets the loss (`value_loss`).
+      problem: what a class head decides; it determines the loss (`value_loss`).
       of_classes: whether it scores classes. On a mesh each device then has all rows of
         the kernel, and scores its own hidden states, whatever shards the vocabulary.
     """
@@ -91,14 +89,14 @@ AnyHead = Float[Array, "V D"] | OutputHead
 
 
 def as_output_head(head: AnyHead) -> OutputHead:
-    """Returns a head of either form as an `OutputHead`."""
+    """Returns a head in either form as an `OutputHead`."""
     return head if isinstance(head, OutputHead) else OutputHead(head)
 
 
 def tempered(head: AnyHead, temperature: float) -> OutputHead:
-    """Returns the head whose logits, of hidden states over a temperature, are over it.
+    """Returns the head that turns hidden states over a temperature into logits over it.
 
-    A cap divided by the temperature bounds the divided logits as it bounds the others.
+    A cap divided by the temperature does this for capped logits.
     """
     head = as_output_head(head)
     bias = None if head.bias is None else head.bias / temperature
@@ -109,7 +107,7 @@ def tempered(head: AnyHead, temperature: float) -> OutputHead:
 def head_logits(
     hidden: Float[Array, "*lead D"], head: OutputHead
 ) -> Float[Array, "*lead V"]:
-    """Computes logits in float32, of the tokens in this device's shard."""
+    """Computes the logits of this device's shard of tokens, in float32."""
     rows = hidden.size // hidden.shape[-1]
     kernel = head.kernel
     few, size = _parts(len(kernel)), _narrow_part(kernel, rows)
@@ -136,7 +134,7 @@ def replace_columns(
     own: Float[Array, "*lead n"],
     columns: ReplacedColumns,
 ) -> Float[Array, "*lead V"]:
-    """Puts the logits of single rows in the place of, or behind, a kernel's."""
+    """Replaces a kernel's logits by those of single rows, or appends them."""
     missing = columns.total - logits.shape[-1]
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
     logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
@@ -185,14 +183,10 @@ def _product(
 
 
 def _narrow_part(kernel: Table, rows: int) -> int | None:
-    """Returns how many tokens of a narrow kernel are widened at once; None for all.
+    """Returns how many tokens of a narrow kernel to widen at a time; None for all.
 
-    XLA's products on CPUs convert a kernel of 16 bits to float32 first: 2.1 GB of the
-    head of an 8B model, if it is done at once.
-
-    Args:
-      kernel: the head.
-      rows: number of hidden states.
+    On CPUs, XLA's products first convert a 16-bit kernel to float32: 2.1 GB for the
+    whole head of an 8B model. `rows` is the number of hidden states.
     """
     cpu = jax.default_backend() == "cpu"
     size = max((LARGEST_WIDENED if cpu else LARGEST_ON_DEVICES) // kernel.shape[1], 1)
@@ -207,7 +201,7 @@ def _narrow_part(kernel: Table, rows: int) -> int | None:
 
 
 def _dtype_in_parts(x: Array) -> jnp.dtype:
-    """Returns the type in which a factor is multiplied by parts of a kernel."""
+    """Returns the dtype in which a factor is multiplied by parts of a kernel."""
     return jnp.dtype(jnp.float32) if jax.default_backend() == "cpu" else x.dtype
 
 
@@ -226,7 +220,7 @@ def _widened_rows(
 def _logits_part_by_part(
     hidden: Float[Array, "*lead D"], kernel: Table, size: int
 ) -> Float[Array, "*lead V"]:
-    """Computes the logits of one part of the vocabulary after another."""
+    """Computes the logits in a loop over parts of the vocabulary."""
     wide = hidden.astype(_dtype_in_parts(hidden))
     count, rest = divmod(len(kernel), size)
 
@@ -244,7 +238,7 @@ def _logits_part_by_part(
 
 
 def _parts(size: int) -> int:
-    """Returns the least number of equal parts of a vocabulary, or 1 where none fits."""
+    """Returns the least number of equal parts of a vocabulary, or 1 if none fits."""
     most = min(MAXIMUM_PARTS, size // MINIMUM_PART)
     return next((n for n in range(2, most + 1) if size % n == 0), 1)
 
@@ -252,7 +246,7 @@ def _parts(size: int) -> int:
 def _logits_in_parts(
     hidden: Float[Array, "*lead D"], kernel: Float[Array, "V D"], parts: int
 ) -> Float[Array, "*lead V"]:
-    """Computes the logits of parts of the vocabulary by one batched product."""
+    """Computes the logits of all parts of the vocabulary with one batched product."""
     size, width = kernel.shape
     rows = hidden.reshape(-1, width)  # [n, D]
     logits = jnp.einsum(

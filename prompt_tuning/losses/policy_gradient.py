@@ -19,11 +19,11 @@ from prompt_tuning.settings.data_source import ADVANTAGES
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradient(Objective):
-    """Cross-entropy of each token times its advantage: REINFORCE on given texts.
+    """Cross-entropy of each token times its advantage: REINFORCE on texts in the data.
 
     If the model itself wrote the texts, the gradient is that of minus the expected
     advantage (Williams 1992, with a baseline in the advantage): texts that did better
-    than expected become more likely, all other texts less. The advantages come from the
+    than expected become more likely, the rest less likely. The advantages come from the
     data (`DataSource.advantages_key`). Their weighted sum is divided by the sum of the
     weights.
 

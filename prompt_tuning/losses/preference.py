@@ -1,7 +1,7 @@
-"""What objectives share that learn from how good answers are.
+"""Base of the objectives that learn from how good answers are.
 
-An example is two rows, e.g. a prompt with the chosen and with the rejected answer, and
-its loss compares the probabilities that the model gives to both.
+An example is two rows, e.g. a prompt with the chosen and with the rejected answer; the
+loss compares the probabilities that the model gives to both.
 """
 
 import abc
@@ -31,10 +31,10 @@ IN_STEP, PRECOMPUTED, NONE = "in_step", "precomputed", "none"
 
 
 class StoredReference(NamedTuple):
-    """A reference whose log-probabilities are computed before the first step.
+    """A reference with log-probabilities computed before the first step.
 
     Attributes:
-      model: the frozen model without what is trained, or with another run's adapters.
+      model: the frozen model, alone or with another run's adapters.
     """
 
     model: TeacherModel
@@ -72,7 +72,7 @@ def _scores_of(nll: Float[Array, "R m"], batch: Batch) -> AnswerScores:
 
 
 def lead(scores: Float[Array, "E 2"]) -> Float[Array, "E"]:
-    """Returns by how much each chosen answer scores above the rejected one."""
+    """Returns how much higher each chosen answer scores than the rejected one."""
     return scores[:, 0] - scores[:, 1]
 
 
@@ -85,7 +85,7 @@ def smoothed_sigmoid_loss(
 
 
 class AnswerObjective(Objective):
-    """An objective whose examples are answers; its accuracy is the share of leads."""
+    """An objective over answers; its accuracy is the share of positive leads."""
 
     @abc.abstractmethod
     def outcomes(
@@ -95,7 +95,7 @@ class AnswerObjective(Objective):
         batch: Batch,
         parameters: Parameters | None,
     ) -> tuple[Float[Array, "E"], Float[Array, "E"]]:
-        """Returns each example's loss, and the lead by which its answer is right."""
+        """Returns each example's loss, and its lead, which is positive if right."""
 
     def sums(
         self,
@@ -106,7 +106,7 @@ class AnswerObjective(Objective):
     ) -> LossSums:
         """Computes the sums of a batch over its examples; see `Objective`.
 
-        A filling example has the weight 0.
+        Examples that only fill the batch have weight 0.
         """
         losses, leads = self.outcomes(hidden, head, batch, parameters)
         weights = jnp.asarray(batch.example_weights)
@@ -132,7 +132,7 @@ class PreferenceObjective(AnswerObjective):
         batch: Batch,
         parameters: Parameters | None,
     ) -> AnswerScores:
-        """Computes what is compared: the log-probabilities of the answers."""
+        """Computes the scores to compare: the answers' log-probabilities."""
         del parameters
         return score_answers(hidden, head, batch)
 
@@ -158,10 +158,8 @@ def open_reference(
 ) -> TeacherModel | StoredReference | None:
     """Opens a reference.
 
-    Args:
-      kind: `IN_STEP` or `PRECOMPUTED` for the frozen model, `NONE`, or the directory of
-        a run.
-      open_teacher: see `OpenTeacher`.
+    `kind` is `IN_STEP` or `PRECOMPUTED` for the frozen model, `NONE`, or a run's
+    directory.
     """
     if kind == NONE:
         return None
@@ -177,9 +175,9 @@ def log_ratios(
     batch: Batch,
     parameters: Parameters | None,
 ) -> AnswerScores:
-    """Scores answers by the ratio of their probabilities to those of a reference.
+    """Scores answers by the ratio of their probabilities to a reference's.
 
-    Without a reference the ratio is the probability. A stored one is read from the
+    Without a reference, by the probability itself. A stored reference is read from the
     batch.
 
     Raises:

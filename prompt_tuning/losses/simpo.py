@@ -28,8 +28,8 @@ class SimPO(PreferenceObjective):
 
     Attributes:
       beta: factor of the log-probabilities.
-      gamma: margin that the chosen answer is to lead by.
-      label_smoothing: share of the pairs that are taken to be labeled wrong.
+      gamma: margin by which the chosen answer should lead.
+      label_smoothing: assumed share of wrongly labeled pairs.
 
     Raises:
       InputError: if a number is out of range.

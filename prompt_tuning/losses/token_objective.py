@@ -1,4 +1,4 @@
-"""The cross-entropy of the target tokens, the usual objective."""
+"""Cross-entropy of the target tokens, the usual objective."""
 
 import dataclasses
 
@@ -37,19 +37,18 @@ class TokenObjective(Objective):
 
     Attributes:
       z_loss: weight of `log(Z)**2`, which keeps the logits' normalizer near 1.
-      label_smoothing: share of the target that is spread over the vocabulary, from 0 to
-        below 1.
+      label_smoothing: share of the target spread over the vocabulary, from 0 to below
+        1.
       normalizer: divisor of the weighted sum, by its T5X name: "num_real_target_tokens"
         (the sum of the weights), "num_total_target_tokens" (all targets, padding
         included, except in rows that only fill a batch), "average_per_sequence" (the
         mean of each sequence, averaged; in packed rows each example is a sequence), a
         number, or None for the plain sum.
       soft_cap: bound on the absolute value of each logit, or None. It applies to this
-        loss alone: evaluation and generation use the model's own logits.
+        loss only: evaluation and generation use the model's own logits.
 
     Raises:
-      InputError: if a number is out of range, or a normalizer of that name does not
-        exist.
+      InputError: if a number is out of range, or there is no such normalizer.
 
     Examples:
       >>> loss = pt.TokenObjective(label_smoothing=0.1)

@@ -1,7 +1,7 @@
-"""Losses of heads whose classes each have a value of their own.
+"""Losses of class heads in which each class has a separate value.
 
-They are those of `AutoModelForSequenceClassification` in transformers for the problem
-types `regression` and `multi_label_classification`.
+They match `AutoModelForSequenceClassification` in transformers with the problem types
+`regression` and `multi_label_classification`.
 """
 
 import jax
@@ -17,14 +17,14 @@ def value_loss(
 ) -> TokenLoss:
     """Computes the mean loss of the classes' values at each position, in float32.
 
-    It is the squared error of a regression, and for several labels the cross-entropy
-    of each class being true or not, `softplus(x) - x y` of its score `x`. These are
-    `correct` if they are right for all classes, and numbers never are.
+    For a regression it is the squared error. For multi-label classification it is each
+    class's binary cross-entropy, `softplus(x) - x y` for its score `x`. A position is
+    `correct` if all classes are right; numbers never are.
 
     Args:
       hidden: normalized hidden states.
-      head: the head, which is for one of the two problems.
-      values: the numbers, or 1 for the classes that are true and 0 for the others.
+      head: the head, for one of the two problems.
+      values: the numbers, or 1 for true classes and 0 for the rest.
     """
     scores = head_logits(hidden, head)
     if head.problem == "regression":
