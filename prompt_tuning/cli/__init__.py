@@ -45,7 +45,7 @@ _IN_ORDER = {
 
 
 def _find_commands() -> dict[str, tuple[str, ...]]:
-    """Returns the commands in order, and after them the modules with a heading."""
+    """Returns the commands in order, followed by the modules with a heading."""
     commands = dict(_IN_ORDER)
     known = {name for names in commands.values() for name in names}
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -59,4 +59,4 @@ def _find_commands() -> dict[str, tuple[str, ...]]:
 
 
 COMMANDS = _find_commands()
-"""The modules of the commands, by the heading under which help lists them."""
+"""Modules of the commands, by their heading in the help."""

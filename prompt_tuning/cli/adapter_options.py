@@ -22,8 +22,8 @@ def named_adapters(options: argparse.Namespace) -> dict[str, Path]:
     """Returns the paths of the adapters by name.
 
     Raises:
-      InputError: if an option has another form, a name is given twice, or a path does
-        not exist.
+      InputError: if an option is malformed, a name is given twice, or a path does not
+        exist.
     """
     adapters = {}
     for text in options.adapter:

@@ -1,4 +1,4 @@
-"""`train --method auto`: short sweeps of some methods, whose winner is trained."""
+"""`train --method auto`: short sweeps of a few methods, then a run of the best one."""
 
 import argparse
 import contextlib
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 SCHEDULE = "linear"
-"""Schedule of the candidates and of the run, unless another is given."""
+"""Default schedule of the candidates and of the run."""
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that leave nothing to choose, or nothing to compare.
+    """Checks that the options leave something to choose and to compare.
 
     Raises:
       InputError: with what to change.
@@ -77,16 +77,15 @@ def check(options: argparse.Namespace) -> None:
 
 
 def choose(options: argparse.Namespace, console: "Console") -> argparse.Namespace:
-    """Sweeps the candidates, unless that is done, and returns the winner's options.
+    """Sweeps the candidates, unless done before, and returns the winner's options.
 
-    Each method gets an equal share of what is left of the budget. A sweep that its
-    share cuts is compared by what it has reached. If the command is killed, the same
-    command continues.
+    Each method gets an equal share of the remaining budget. If its time runs out, a
+    sweep is judged by the results so far. A killed command continues when repeated.
 
     Raises:
-      InputError: if the directory has the choice of other options.
+      InputError: if the directory has a choice made with other options.
       NotFiniteError: if all candidates diverge.
-      KeyboardInterrupt: if a signal stops a sweep, which has saved its state.
+      KeyboardInterrupt: if a signal stops a sweep; its state is saved.
     """
     directory = Path(_directory(options))
     file = directory / FOLDER / CHOICE_FILE
@@ -124,7 +123,7 @@ def print_plan(options: argparse.Namespace, console: "Console") -> None:
 
 @contextlib.contextmanager
 def _leaving_out(candidate: argparse.Namespace, console: "Console") -> Iterator[None]:
-    """Says why a model cannot have a method; every model can have the first one."""
+    """Reports why a model does not support a method; all support the first one."""
     from prompt_tuning.cli.console import print_lines
 
     try:
@@ -136,7 +135,7 @@ def _leaving_out(candidate: argparse.Namespace, console: "Console") -> Iterator[
 
 
 def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """Yields the options of the sweep of each method."""
+    """Yields the options of each method's sweep."""
     length = {}
     if options.epochs is not None:
         length["epochs"] = options.epochs / SHARE
@@ -157,7 +156,7 @@ def _candidates(options: argparse.Namespace) -> Iterator[argparse.Namespace]:
 
 
 def _with_evaluations(options: argparse.Namespace) -> argparse.Namespace:
-    """Lets candidates be measured so often that a budget can cut their sweep."""
+    """Evaluates candidates often enough that a budget can end their sweep."""
     options = sweep.with_steps(options)
     every = max(1, options.steps // EVALUATIONS)
     options.eval_every = min(options.eval_every or every, every)
@@ -171,7 +170,7 @@ def _directory(options: argparse.Namespace) -> str:
 def _sweep(
     options: argparse.Namespace, console: "Console", seconds: float
 ) -> "SweepSummary":
-    """Trains the candidates of a method for some time."""
+    """Trains one method's candidates until their time is up."""
     from prompt_tuning.cli.console import print_lines
 
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them."""
+"""Numbers of bytes with units."""
 
 import re
 
@@ -20,7 +20,7 @@ def format_size(count: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Parses a size such as 80GB (powers of 1000) or 16GiB (powers of 1024) to bytes.
+    """Parses a size such as 80GB (powers of 1000) or 16GiB (powers of 1024).
 
     Raises:
       InputError: with the units.

@@ -1,4 +1,4 @@
-"""Completes commands, options and their values in the shell, by argcomplete."""
+"""Shell completion of commands, options and values, by argcomplete."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from prompt_tuning.config.shipped_configs import list_configs
 from prompt_tuning.core.private_parts import options_of
 
 REQUESTED = "_ARGCOMPLETE"
-"""Variable that the shell sets while it asks for completions."""
+"""Variable that the shell sets when it asks for completions."""
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

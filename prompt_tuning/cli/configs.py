@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wrap(text: str, indent: int) -> str:
-    """Wraps a line at the width of the terminal, if there is one."""
+    """Wraps a line at the width of the terminal, if any."""
     if not sys.stdout.isatty():
         return text
     width = shutil.get_terminal_size().columns

@@ -1,10 +1,10 @@
-"""How commands print text and tables."""
+"""Print text and tables."""
 
 from rich.console import Console
 from rich.table import Table
 
 WIDE = 200
-"""Columns of a table that is written to a file or a pipe."""
+"""Columns of a table that goes to a file or a pipe."""
 
 
 def print_lines(console: Console, *lines: str) -> None:

@@ -1,4 +1,4 @@
-"""`prompt-tuning convert`: writes what a run tuned in another form, or reads PEFT's."""
+"""`prompt-tuning convert`: exports what a run trained, or imports a PEFT adapter."""
 
 import argparse
 import shlex
@@ -17,7 +17,7 @@ USES_JAX = True
 SEVERAL_PROCESSES = False
 WRITTEN = "peft", "checkpoint", "npy", "safetensors", "int8", "t5x", "t5x_model"
 PROMPT_KV = "prompt_kv"
-"""The target that is next to the source."""
+"""Target that stands for a file next to the source."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -159,7 +159,7 @@ def _extract(options: argparse.Namespace) -> int:
 
 
 def _how_to_load(target: Path, form: str, source: "ConversionSource") -> str:
-    """Returns a command that uses what was written."""
+    """Returns a command that uses the result."""
     path, model = shlex.quote(str(target)), shlex.quote(source.base or "MODEL")
     checkpoint = str(target) if form == "t5x_model" else source.described
     if source.config is not None and checkpoint is not None:
@@ -184,7 +184,7 @@ def _how_to_load(target: Path, form: str, source: "ConversionSource") -> str:
 
 
 def _classifies(source: "ConversionSource") -> bool:
-    """Returns whether the adapters or their model have a head of classes."""
+    """Whether the adapters or their model have a class head."""
     from prompt_tuning.adapters.adapter import CLASSES_PATH
 
     stored = any(CLASSES_PATH in adapter.parameters for adapter in source.adapters)
@@ -192,6 +192,6 @@ def _classifies(source: "ConversionSource") -> bool:
 
 
 def _is_encoder(source: "ConversionSource") -> bool:
-    """Returns whether the model only computes vectors of texts."""
+    """Whether the model only embeds texts."""
     config = source.config
     return config is not None and config.bidirectional and not config.labels

@@ -73,14 +73,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_arrays(name: str) -> Path:
-    """Returns the path of a checkpoint, a bundled model or a model of the hub."""
+    """Returns the path of a checkpoint, a bundled model or a hub model."""
     from prompt_tuning.pretrained.checkpoint_path import find_checkpoint
 
     return Path(name) if Path(name).exists() else find_checkpoint(name)
 
 
 def _explain(results: "Sequence[ArrayDifference]") -> list[str]:
-    """Returns a line if no name is in both checkpoints, which are then unrelated."""
+    """Returns a line if no name is in both checkpoints: they are unrelated."""
     if any(result.first and result.second for result in results):
         return []
     return ["no name is in both: parameters are compared by the names in the files"]

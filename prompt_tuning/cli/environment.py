@@ -1,4 +1,4 @@
-"""Explains errors of the machine, e.g. a full disk, in words."""
+"""Explain errors caused by the machine, e.g. a full disk."""
 
 import errno
 import os
@@ -6,12 +6,12 @@ import os
 from prompt_tuning.core.errors import DISK_FULL, shortened, shown
 
 EXHAUSTED = DISK_FULL | {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EPIPE}
-"""Errors of the system that another input would not avoid."""
+"""System errors that other input would not avoid."""
 PLATFORM_VARIABLES = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 
 
 def describe(problem: OSError) -> str:
-    """Describes an error of the operating system, with the file that it is about."""
+    """Describes an error of the operating system, with the file concerned."""
     if problem.filename is None or problem.strerror is None:
         return shortened(str(problem))
     return f"{shortened(str(problem.filename))}: {problem.strerror}"
@@ -36,7 +36,7 @@ def explain_jax(problem: Exception) -> tuple[str, int] | None:
 
 
 def _explain_platform() -> str:
-    """Names the variable that selects devices, and the devices that there are."""
+    """Names the variable that selects devices, and the available devices."""
     import jax
 
     wanted = {n: os.environ[n] for n in PLATFORM_VARIABLES if os.environ.get(n)}

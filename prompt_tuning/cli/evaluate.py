@@ -86,12 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures a tuned prompt, or the frozen model alone if `Run.prompt = None`."""
+    """Measures a run, or the frozen model alone if `Run.prompt = None`."""
     from rich.console import Console
 
     from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
@@ -126,7 +126,7 @@ def _vote(
     options: argparse.Namespace,
     console: "Console",
 ) -> None:
-    """Prints the metrics of prompts together, and of each alone."""
+    """Prints the metrics of prompts together and alone."""
     from prompt_tuning.cli.console import print_table
     from prompt_tuning.cli.evaluation_table import vote_table
     from prompt_tuning.prompts.tools.similarity import short_names
@@ -145,7 +145,7 @@ def _compare(
     options: argparse.Namespace,
     console: "Console",
 ) -> None:
-    """Prints the metrics of one prompt, and of the frozen model if asked to."""
+    """Prints the metrics of one prompt and, if requested, the frozen model."""
     from prompt_tuning.cli.console import print_lines, print_table
     from prompt_tuning.cli.evaluation_table import comparison_table
     from prompt_tuning.cli.selected_run import report_idle_devices
@@ -182,7 +182,7 @@ def _compare(
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options that contradict each other, before anything is read."""
+    """Checks for contradictory options before anything is read."""
     several = len(options.prompts) > 1
     if options.memory and (
         options.prompts
@@ -212,7 +212,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _check_tokenizer(run: "Run") -> None:
-    """Refuses predictions without a tokenizer, before anything is measured.
+    """Checks before measuring that predictions have a tokenizer.
 
     HDF5 files of token ids can be measured without one.
 
@@ -227,11 +227,9 @@ def _check_tokenizer(run: "Run") -> None:
 
 
 def _warn_of_cut_answers(evaluator: "Evaluator", new_tokens: int) -> None:
-    """Warns of completions too long to generate.
+    """Warns of completions that are too long to be generated.
 
-    Args:
-      evaluator: evaluator of any system; all have the same completions.
-      new_tokens: maximum number of generated tokens.
+    All systems have the same completions, so `evaluator` can be any system's.
     """
     lengths = evaluator.completion_lengths
     longer = sum(length > new_tokens for length in lengths)

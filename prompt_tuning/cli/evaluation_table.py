@@ -1,4 +1,4 @@
-"""Tables of what `prompt-tuning evaluate` measured."""
+"""Tables of the results of `prompt-tuning evaluate`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def comparison_table(
     """Tabulates each metric of each system, over all examples and by category.
 
     Args:
-      results: results by name of the system.
+      results: results by system name.
       evaluation: settings of the bootstrap intervals.
     """
     table = Table("metric")
@@ -45,7 +45,7 @@ def _add_metrics(
     systems: Mapping[str, Mapping[str, MetricSums]],
     evaluation: Evaluation,
 ) -> None:
-    """Adds a row for each metric, with a value and an interval of each system."""
+    """Adds a row per metric, with each system's value and interval."""
     bounds = {
         name: intervals(
             metrics, resamples=evaluation.resamples, seed=evaluation.bootstrap_seed
@@ -87,7 +87,7 @@ def _format(value: float) -> str:
 def vote_table(
     results: Mapping[str, EnsembleResult], prompts: Sequence[str], vote: str
 ) -> Table:
-    """Tabulates each metric of the prompts together, and of each alone."""
+    """Tabulates each metric of the prompts together and alone."""
     table = Table("metric", f"together ({vote})", *map(escape, prompts))
     for metric, result in results.items():
         values = (result.together, *result.alone)

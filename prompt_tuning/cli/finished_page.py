@@ -1,4 +1,4 @@
-"""The page that `train` and `sweep` write when they end."""
+"""The page that `train` and `sweep` write at the end."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ def add_page_option(parser: argparse.ArgumentParser) -> None:
 def write_finished_page(
     console: "Console", directory: Path, members: Sequence[Path] = ()
 ) -> None:
-    """Writes the page of what a run directory holds, and prints where it is.
+    """Writes the page about a run directory, and prints its path.
 
-    The model isn't opened, so that a short run isn't slowed down. A page that cannot be
-    made is reported, because the run itself has succeeded.
+    The model is not opened, so a short run is not slowed down. A failure is only
+    reported, because the run itself has succeeded.
 
     Args:
       console: prints where the page is, or why there is none.
-      directory: directory of the run or of the sweep; an older page is replaced.
-      members: directories of a sweep's members; those that were never saved are left
-        out.
+      directory: directory of the run or the sweep; an older page is replaced.
+      members: directories of a sweep's members; those that were never saved are
+        skipped.
     """
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.config.config_values import CONFIG_FILE

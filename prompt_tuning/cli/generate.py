@@ -111,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     check_options(options, trains=False)
     check_generation(options)
 
@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_texts(options: argparse.Namespace) -> list[str] | None:
-    """Returns the texts to continue; None if they are typed and answered in turn.
+    """Returns the texts to continue; None to read them from the terminal one by one.
 
     Raises:
       InputError: if there are none.
@@ -154,7 +154,7 @@ def _read_texts(options: argparse.Namespace) -> list[str] | None:
 
 
 def _at_terminal() -> bool:
-    """Returns whether the output of the only process is a terminal."""
+    """Whether the output of the only process is a terminal."""
     from prompt_tuning.processes.group import count
 
     return sys.stdout.isatty() and count() == 1
@@ -198,12 +198,12 @@ def _continue(run: "Run", options: argparse.Namespace, given: list[str] | None) 
 
 
 def _shows_pieces(options: argparse.Namespace) -> bool:
-    """Returns whether a text is shown at a terminal while it is generated."""
+    """Whether a text is shown at a terminal while it is generated."""
     return _at_terminal() and not (options.json or options.logprobs)
 
 
 def _day(options: argparse.Namespace) -> str | None:
-    """Returns the day when the output's lines were begun, or today."""
+    """Returns the day when the output's first lines were written, or today."""
     from prompt_tuning.core.resumable_lines import earlier_settings
 
     if options.output is None:
@@ -218,7 +218,7 @@ def _day(options: argparse.Namespace) -> str | None:
 def _continue_lines(
     texts: "Texts", settings: "TextSettings", options: argparse.Namespace
 ) -> None:
-    """Writes a result for each line of the input."""
+    """Writes a result for each input line."""
     from prompt_tuning.core.resumable_lines import partial_file
     from prompt_tuning.processes.group import count
     from prompt_tuning.texts.line_file import LineFile
@@ -252,10 +252,10 @@ def _print(
     given: Sequence[str],
     results: "Sequence[Sequence[Completion]]",
 ) -> None:
-    """Prints the results of many texts, or many results of one.
+    """Prints the results of more than one text, or more than one result.
 
-    On a terminal, a line with its number comes before each. In a pipe, texts follow
-    each other as they are; only JSON escapes their line feeds.
+    On a terminal, each is preceded by a line with its number. In a pipe, texts follow
+    each other unchanged; only JSON escapes their line feeds.
     """
     from prompt_tuning.texts.completion_fields import completion_fields
     from prompt_tuning.texts.session import opening

@@ -1,4 +1,4 @@
-"""Options of `generate` that the decoding engine has, and what contradicts what."""
+"""Options of `generate` for the decoding engine, and their contradictions."""
 
 import argparse
 from pathlib import Path
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from prompt_tuning.texts.text_settings import TextSettings
 
 ROOM = 4096
-"""Number of new tokens with which options are checked before the model is known."""
+"""Number of new tokens to check options with, before the model is known."""
 
 
 def add_line_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of files of lines."""
+    """Adds the options for files of lines."""
     parser.add_argument(
         "--input",
         type=Path,
@@ -47,7 +47,7 @@ def add_line_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the choice of adapters, and the options that sampling has not."""
+    """Adds the choice of adapters, and engine options other than sampling."""
     add_adapter_option(parser, "--use_adapter or a line of --input names")
     parser.add_argument(
         "--use_adapter",
@@ -83,7 +83,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_generation(options: argparse.Namespace) -> None:
-    """Refuses options that are out of range or contradict each other.
+    """Checks for options that are out of range or contradict each other.
 
     Raises:
       InputError: with what to change.
@@ -199,5 +199,5 @@ def text_settings(options: argparse.Namespace, slots: int) -> "TextSettings":
 
 
 def _new_tokens(options: argparse.Namespace) -> int:
-    """Returns a number of new tokens that the other options are checked with."""
+    """Returns the number of new tokens to check other options with."""
     return ROOM if options.new_tokens is None else options.new_tokens

@@ -34,12 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses mistakes in the config and missing files."""
+    """Checks for mistakes in the config and missing files."""
     check_options(options, trains=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table for each prompt of the run."""
+    """Prints a table for each of the run's prompts."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Options that start a command as one of many processes."""
+"""Options that start a command as one of multiple processes."""
 
 import argparse
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def is_one_of_several(options: argparse.Namespace) -> bool:
-    """Returns whether the options ask for more than one process."""
+    """Whether the options request more than one process."""
     explicit = any(getattr(options, name, None) is not None for name in FLAGS)
     return explicit or getattr(options, "distributed", False)
 
@@ -57,13 +57,13 @@ def is_one_of_several(options: argparse.Namespace) -> bool:
 def run_in_processes(
     options: argparse.Namespace, command: Callable[[], int], *, resumes: bool
 ) -> int:
-    """Runs a command, as one of many processes if the options ask for that.
+    """Runs a command, as one of multiple processes if requested.
 
     Args:
       options: options of any command, with or without those above.
       command: returns the exit code.
       resumes: whether the command saves its state on SIGTERM and continues from it when
-        it is started again.
+        restarted.
 
     Raises:
       InputError: if the options contradict each other, or the processes cannot connect.

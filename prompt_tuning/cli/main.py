@@ -1,10 +1,11 @@
-"""Entry point of the command: parses the arguments and runs the chosen subcommand.
+"""Entry point of the command: parses the arguments and runs a subcommand.
 
 Imports nothing heavy before the arguments are parsed, so that help is instant.
-Exit codes: 0 done (or stopped by SIGTERM with everything saved), 1 training reached a
+
+Exit codes: 0 done (or stopped by SIGTERM with everything saved); 1 training reached a
 loss that is not finite or could not write a checkpoint, the disk or the memory is full,
-`memory` found that the run does not fit, or `diff` found differences, 2 input that
-cannot be used, 3 another of several processes is gone, 130 interrupted by Ctrl-C.
+`memory` found that the run does not fit, or `diff` found differences; 2 input that
+cannot be used; 3 another of several processes is gone; 130 interrupted by Ctrl-C.
 """
 
 import argparse
@@ -45,10 +46,10 @@ Start with: prompt-tuning train --model PATH --train FILE --eval FILE
 class Command(Protocol):
     """Contents of a command's module; see `prompt_tuning.cli`.
 
-    A command that continues an interrupted run also has `RESUMES = True`. One that has
-    a second spelling has `ALIAS = (command, flag)`. One that can refuse options before
-    JAX is imported has `check(options)`. One that users wait for also where output is
-    not a terminal has `PRINTS_STAGES = True`.
+    Optional attributes: `RESUMES = True` if it continues an interrupted run; `ALIAS =
+    (command, flag)` if it has a second spelling; `check(options)` if it can check
+    options before JAX is imported; `PRINTS_STAGES = True` if users wait for it even
+    where the output is not a terminal.
     """
 
     HELP: str
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(
     command: Command, options: argparse.Namespace, function: Callable[[], int | None]
 ) -> int:
-    """Calls a function; an expected error becomes a message and an exit code."""
+    """Calls a function; turns an expected error into a message and an exit code."""
     try:
         return function() or 0
     except InputError as problem:
@@ -131,7 +132,7 @@ def _run(
 
 
 def _print_any_text() -> None:
-    """Lets standard output escape characters that its encoding does not have."""
+    """Lets standard output escape characters that its encoding lacks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -161,7 +162,7 @@ def _command_name(module: str) -> str:
 def _resolve_alias(
     arguments: Sequence[str], commands: Mapping[str, Command]
 ) -> list[str]:
-    """Replaces a command and flag that are another command's alias."""
+    """Replaces an alias (a command and flag) by the command that it stands for."""
     for name, command in commands.items():
         spelling, flag = getattr(command, "ALIAS", ("", ""))
         if arguments[0] == spelling and flag in arguments:
@@ -173,7 +174,7 @@ def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates `--gin.NAME=value` from the other arguments.
 
     Returns:
-      the other arguments, and the bindings as gin writes them: `NAME = value`.
+      the other arguments, and the bindings in gin's form, `NAME = value`.
     """
     plain, bindings = [], []
     for argument in arguments:
@@ -188,11 +189,11 @@ def split_bindings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def build_parser(
     commands: Mapping[str, Command] | None = None, chosen: str | None = None
 ) -> argparse.ArgumentParser:
-    """Builds the parser of all commands; an unknown flag is an error.
+    """Builds the parser of all commands; unknown flags are errors.
 
     Args:
-      commands: modules of the commands, by command name; all of them by default.
-      chosen: the only command that gets its options, which takes time; None for all.
+      commands: modules of the commands, by name; all of them by default.
+      chosen: the only command to add options for, which saves time; None for all.
     """
     commands = load_commands() if commands is None else commands
     parser = OptionParser(
@@ -265,9 +266,9 @@ def set_up_process() -> None:
 
 
 def _cache_folder() -> Path | None:
-    """Returns the folder for compiled programs; None if nothing can be written there.
+    """Returns the folder for compiled programs; None if it is not writable.
 
-    Without a home directory, or with a read-only one, there is no such cache.
+    It is in the home directory, which may be missing or read-only.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     folder = Path(home) / "prompt_tuning" / "jax"

@@ -42,11 +42,11 @@ POLICIES: dict[str, tuple[SavedActivations, bool]] = {
     for offloads in (False, True)
     for kind in KINDS
 }
-"""What is saved, and whether it is offloaded, by the name of a policy."""
+"""Saved activations, and whether they are offloaded, by policy name."""
 SHOWN = (*KINDS, f"nothing{OFFLOAD}")
 COLUMNS = ("activations", "host memory", "total", "fits")
 UNUSED = "memory"
-"""Stands for the run directory, which is neither read nor written."""
+"""Placeholder for the run directory, which is neither read nor written."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     options.gin_file = [*options.gin_file, *options.configs]
     check_picture(options)
     check_options(options, trains=True)
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def check_picture(options: argparse.Namespace) -> None:
-    """Refuses a picture without a timeline, or in a folder that does not exist.
+    """Checks that a picture has a timeline to show and an existing folder.
 
     Raises:
       InputError: with what to give.
@@ -159,7 +159,7 @@ def check_picture(options: argparse.Namespace) -> None:
 
 
 def table_row(name: str, *cells: str) -> str:
-    """Formats a row whose width does not depend on the rows below it."""
+    """Formats a row with a fixed width."""
     return " │ ".join([f"│ {name:<20}", *(f"{cell:>11}" for cell in cells)]) + " │"
 
 
@@ -199,7 +199,7 @@ def policy_name(policy: "Rematerialization") -> str:
 def describe(
     estimate: "MemoryEstimate", held: "ArgumentBytes", limit: int | None
 ) -> list[str]:
-    """Describes the batch and what does not depend on the policy, line by line."""
+    """Describes the batch and everything that does not depend on the policy."""
     import jax
 
     platform = jax.devices()[0].platform
@@ -222,12 +222,12 @@ def describe(
 def describe_types(
     estimate: "MemoryEstimate", rest: int, limit: int | None
 ) -> list[str]:
-    """Lists what the run needs with each type of frozen weights.
+    """Lists the memory that the run needs with each dtype of frozen weights.
 
     Args:
       estimate: the run.
       rest: bytes of everything but the frozen weights.
-      limit: bytes of a device, if they are known.
+      limit: bytes of a device, if known.
     """
     lines, largest = ["", "--parameter_dtype, as configured otherwise:"], None
     if estimate.published:
@@ -244,7 +244,7 @@ def describe_types(
 
 
 def cells(needed: "StepBytes", limit: int | None) -> list[str]:
-    """Returns a row of the table without its name and its time."""
+    """Returns a row of the table, without its name and time."""
     fits = "?"
     if limit is not None:
         fits = f"{needed.total / limit:.0%}" if needed.total <= limit else "no"
@@ -257,11 +257,7 @@ def cells(needed: "StepBytes", limit: int | None) -> list[str]:
 
 
 def device_limit(devices: int) -> int | None:
-    """Returns the memory that a device may use; for a CPU, its share of the machine's.
-
-    Args:
-      devices: number of devices, which share the machine's memory if they are CPUs.
-    """
+    """Returns the memory that each of `devices` may use; CPUs share the machine's."""
     import jax
 
     device = jax.local_devices()[0]

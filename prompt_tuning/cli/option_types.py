@@ -1,4 +1,4 @@
-"""Types of options, which refuse values that no command can use."""
+"""Option types, which refuse values that no command can use."""
 
 import argparse
 import dataclasses
@@ -24,7 +24,7 @@ MAXIMUM_MESSAGE = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """Type of an option with a number in a range.
+    """Option type of a number in a range.
 
     Attributes:
       bounds: the range.
@@ -38,7 +38,7 @@ class Number:
         """Parses a number.
 
         Raises:
-          ArgumentTypeError: for anything else, and outside of the range.
+          ArgumentTypeError: for anything else, or a number out of range.
         """
         try:
             value = int(text) if self.whole else float(text)
@@ -68,7 +68,7 @@ class Number:
 
 
 def numeric(hint: Any) -> Number:
-    """Returns the type of an option for a type such as `PositiveInteger`."""
+    """Returns the option type for a type such as `PositiveInteger`."""
     return Number(range_of(hint), whole=get_args(hint)[0] is int)
 
 
@@ -77,7 +77,7 @@ _token, _bias = numeric(NonnegativeInteger), numeric(Penalty)
 
 
 def token_ids(text: str) -> tuple[int, ...]:
-    """Parses ids of tokens with commas between them.
+    """Parses comma-separated token ids.
 
     Raises:
       ArgumentTypeError: for anything else.
@@ -86,7 +86,7 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 
 def token_biases(text: str) -> dict[int, float]:
-    """Parses ids of tokens, each with a number, as in `5=-1.5,17=2`.
+    """Parses token ids with a number for each, e.g. `5=-1.5,17=2`.
 
     Raises:
       ArgumentTypeError: for anything else.
@@ -103,7 +103,7 @@ def token_biases(text: str) -> dict[int, float]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Parses an object of JSON, such as `{"enable_thinking": false}`.
+    """Parses a JSON object, e.g. `{"enable_thinking": false}`.
 
     Raises:
       ArgumentTypeError: for anything else.
@@ -123,7 +123,7 @@ def json_object(text: str) -> dict[str, Any]:
 def find_subparsers(
     parser: argparse.ArgumentParser,
 ) -> Mapping[str, argparse.ArgumentParser]:
-    """Returns the parsers of a program's commands, by command name."""
+    """Returns the parsers of a program's commands, by name."""
     for action in options_of(parser):
         if action.nargs == argparse.PARSER:
             return action.choices
@@ -131,7 +131,7 @@ def find_subparsers(
 
 
 def state_defaults(parser: argparse.ArgumentParser) -> None:
-    """Adds defaults to the help of options, if they are numbers or texts."""
+    """Adds defaults that are numbers or texts to the help of options."""
     for action in options_of(parser):
         default, text = action.default, action.help or ""
         plain = isinstance(default, int | float | str) and not isinstance(default, bool)
@@ -141,7 +141,7 @@ def state_defaults(parser: argparse.ArgumentParser) -> None:
 
 
 class OptionParser(argparse.ArgumentParser):
-    """A parser with messages that do not repeat long values."""
+    """A parser whose error messages do not repeat long values."""
 
     def error(self, message: str) -> NoReturn:
         """Prints a message and exits with code 2."""
@@ -149,7 +149,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def duration(text: str) -> float:
-    """Parses a time such as `90s`, `5m` or `1.5h`; returns seconds.
+    """Parses a time such as `90s`, `5m` or `1.5h` to seconds.
 
     Raises:
       ArgumentTypeError: for anything else.

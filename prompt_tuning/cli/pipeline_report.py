@@ -1,4 +1,4 @@
-"""Prints and draws how the stages of a pipeline share a step."""
+"""Print and draw how the stages of a pipeline share a step."""
 
 import itertools
 from pathlib import Path
@@ -28,7 +28,7 @@ CHUNKS = (
     "a, b, ...: chunks of a stage; weights and held are those of the whole stage",
 )
 CONSOLE_WIDTH = 120
-"""Columns that a timeline needs."""
+"""Number of columns for a timeline."""
 
 
 def print_pipeline(run: Run, picture: Path | None) -> None:
@@ -39,7 +39,7 @@ def print_pipeline(run: Run, picture: Path | None) -> None:
       picture: SVG file to draw the timeline to; None for none.
 
     Raises:
-      InputError: if the run cannot be used, or it has one stage.
+      InputError: if the run cannot be used, or has only one stage.
     """
     estimate = PipelinePreview.open(run)
     timeline, report = estimate.plan.timeline, estimate.plan.report()

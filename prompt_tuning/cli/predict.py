@@ -97,13 +97,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that cannot be used, before JAX is imported."""
+    """Checks options before JAX is imported."""
     check_options(options, trains=False)
     _check_options(options)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes a line of JSON for each input."""
+    """Writes a line of JSON per input."""
     from prompt_tuning.cli.selected_run import check_processes, print_config, read_run
     from prompt_tuning.data.rows.jsonl import JsonLine
     from prompt_tuning.processes.group import is_first, run_on_first
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options that contradict each other.
+    """Checks for contradictory options.
 
     Raises:
       InputError: with what to change.
@@ -157,7 +157,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]:
-    """Reads the inputs, as lists of the parts of each line.
+    """Reads the inputs; each line is a list of its parts.
 
     Raises:
       InputError: if there is none, or a file cannot be read.
@@ -182,7 +182,7 @@ def _read_inputs(options: argparse.Namespace, source: "DataSource") -> list[Any]
 def _predict(
     run: "Run", options: argparse.Namespace, lines: "Sequence[JsonLine]"
 ) -> list[dict[str, Any]]:
-    """Returns what is written for each line: the input, its answer, and other keys."""
+    """Returns the output of each line: the input, its answer, and other keys."""
     from prompt_tuning.processes.group import is_first
     from prompt_tuning.tuned.input_encoding import encode_inputs
     from prompt_tuning.tuned.load_tuned import load_tuned

@@ -276,7 +276,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def preparation_from_options(options: argparse.Namespace) -> Preparation:
-    """Builds the settings of a preparation from the command's options.
+    """Builds the settings of a preparation.
 
     Raises:
       InputError: if an option cannot be parsed.
@@ -314,12 +314,9 @@ def preparation_from_options(options: argparse.Namespace) -> Preparation:
 def _from_options(
     cls: type[Settings], options: argparse.Namespace, **converted: Any
 ) -> Settings:
-    """Builds settings whose fields have the names of options.
+    """Builds a settings dataclass from options with the names of its fields.
 
-    Args:
-      cls: dataclass of the settings.
-      options: the parsed options.
-      **converted: fields that are not the value of the option of their name.
+    `converted` has fields with other values than their option's.
     """
     values = {
         field.name: getattr(options, field.name)
@@ -330,7 +327,7 @@ def _from_options(
 
 
 def parse_special_tokens(text: str | None) -> tuple[tuple[str, str], ...]:
-    """Parses roles and tokens from a JSON object, or from a file with one.
+    """Parses roles and tokens from a JSON object, or a file with one.
 
     Raises:
       InputError: if it is not an object of strings and lists of strings.

@@ -25,11 +25,11 @@ TITLES = {
     "share_of_positions_used": "positions used",
     "share_of_tokens_kept": "tokens kept",
 }
-"""Titles of the table's rows by their key in the metrics."""
+"""Titles of the table's rows, by key in the metrics."""
 
 
 def metrics_table(output: Path) -> Table:
-    """Returns a table of an output's metrics with a column for each split."""
+    """Returns a table of an output's metrics, with a column per split."""
     metrics = read_object(output / METRICS).values
     table = Table("", *metrics)
     for name, title in TITLES.items():

@@ -1,4 +1,4 @@
-"""`prompt-tuning quantize`: writes a folder of a model with quantized weights."""
+"""`prompt-tuning quantize`: writes a model folder with quantized weights."""
 
 import argparse
 import re
@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the folder, and prints the changes of its weights."""
+    """Writes the folder, and prints how much its weights change."""
     from rich.console import Console
 
     from prompt_tuning.checkpoints.quantized.layouts import make_layout
@@ -121,7 +121,7 @@ def change_table(roundings: "Mapping[str, Rounding]") -> list[str]:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """Returns the layer of a tensor and the name of its module within it."""
+    """Returns a tensor's layer, and its module's name within the layer."""
     found = re.search(r"^(.*?\.\d+)\.(.+)\.weight$", name)
     if found is None:
         return "", name

@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Maps a prompt to another model through the tokens that both have."""
+    """Maps a prompt to another model through tokens that both have."""
     from rich.console import Console
 
     from prompt_tuning.adapters.prompt_files import read_prompt

@@ -1,4 +1,4 @@
-"""`prompt-tuning remember`: trains a prefix that stands for a document."""
+"""`prompt-tuning remember`: trains a prefix that replaces a document."""
 
 import argparse
 import importlib.util
@@ -52,7 +52,7 @@ NUMBERS: dict[str, Number] = {
     ),
     "seed": (NonnegativeInteger, 0, "seed of the rows and of their order"),
 }
-"""Type, default and help of each option that is a number."""
+"""Type, default and help of numeric options."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains the memory and prints what it is worth."""
+    """Trains the memory, and prints how it compares with the document."""
     refuse_bindings(options)
     from prompt_tuning.api.memories import SLOTS, check_length, remember
     from prompt_tuning.api.memory_update import STUDY
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _draw(folders: Sequence[Path], file: Path) -> None:
-    """Draws the quality of memories over their compression."""
+    """Draws the quality of memories against their compression."""
     from prompt_tuning.api.memories import RESULTS
 
     if importlib.util.find_spec("matplotlib") is None:

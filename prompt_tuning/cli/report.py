@@ -1,4 +1,4 @@
-"""`prompt-tuning report`: writes a page that says whether runs have worked."""
+"""`prompt-tuning report`: writes a page that tells whether runs worked."""
 
 import argparse
 from pathlib import Path
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     if options.recorded and options.text_prompt:
         raise InputError("--recorded measures nothing, so leave --text_prompt out")
     check_replaceable(options.output, force=options.force)
@@ -67,7 +67,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the page, and prints each run's verdict and where the page is."""
+    """Writes the page; prints each run's verdict and the page's path."""
     from rich.console import Console
 
     from prompt_tuning.cli.console import print_lines
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _directories(options: argparse.Namespace) -> list[Path]:
-    """Returns the run directories that are named.
+    """Returns the named run directories.
 
     Raises:
       InputError: if there is none.
@@ -103,14 +103,14 @@ def _directories(options: argparse.Namespace) -> list[Path]:
 
 
 def _of_run(options: argparse.Namespace, directory: Path) -> argparse.Namespace:
-    """Returns the options as a command for a single run has them."""
+    """Returns the options as a command for a single run would have them."""
     return argparse.Namespace(**{**vars(options), "run": str(directory)})
 
 
 def _measure(
     options: argparse.Namespace, recorded: "RecordedRun"
 ) -> "Measurement | None":
-    """Measures a run's model, unless nothing can be or is to be measured."""
+    """Measures a run's model, if possible and requested."""
     from prompt_tuning.cli.selected_run import read_run
     from prompt_tuning.report.measurement import measure_run
 

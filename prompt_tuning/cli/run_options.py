@@ -1,4 +1,4 @@
-"""Adds the options of `config.flat_options` to the commands."""
+"""Add the options of `config.flat_options` to commands."""
 
 import argparse
 import re
@@ -32,19 +32,19 @@ from prompt_tuning.core.file_names import check_links
 from prompt_tuning.sweep.best_member import best_member
 
 HELP_WIDTH = 79
-"""Columns of text in help that argparse does not wrap."""
+"""Number of columns of help text that argparse does not wrap."""
 TRAINS = GROUPS
-"""Groups of options of a command that opens a run as `train` does."""
+"""Option groups of a command that opens a run as `train` does."""
 EVALUATES = (MODEL, DATA, EVALUATION)
 GENERATES = (MODEL,)
 UNTRAINED = ("train", "prompt_id_key", "eval_every", "keep_best")
-"""Options of `EVALUATES` that only training has a use for."""
+"""Options of `EVALUATES` that only matter in training."""
 
 
 def add_run_options(
     parser: argparse.ArgumentParser, groups: Sequence[str] = TRAINS
 ) -> None:
-    """Adds the options of some groups, with their defaults in help."""
+    """Adds the options of some groups, with their defaults in the help."""
     names = []
     for group in groups:
         added = parser.add_argument_group(group)
@@ -63,7 +63,7 @@ def add_run_options(
 
 
 def add_table_options(parser, names: Sequence[str]) -> None:
-    """Adds single options, each with its default, to a parser or a group of one."""
+    """Adds single options, with their defaults, to a parser or an option group."""
     for name in names:
         option = OPTIONS[name]
         arguments = {"default": option.default, "help": option.help}
@@ -71,7 +71,7 @@ def add_table_options(parser, names: Sequence[str]) -> None:
 
 
 def _list(option: str) -> str:
-    """Lists the choices of an option with their help, macros as options."""
+    """Lists an option's choices with their help; macros are shown as options."""
     files = choices_of(option)
     width = max(map(len, files)) + 4
     flags = {option.macro: option.flag for option in TABLE if option.macro}
@@ -91,7 +91,7 @@ def _is_used(option: FlatOption) -> bool:
 
 
 def _arguments(option: FlatOption) -> dict[str, Any]:
-    """Returns the arguments that add an option to argparse."""
+    """Returns argparse's arguments for an option."""
     arguments: dict[str, Any] = {"help": _help(option), "default": None}
     if option.kind is bool:
         return {**arguments, "action": "store_true"}
@@ -108,7 +108,7 @@ def _arguments(option: FlatOption) -> dict[str, Any]:
 
 
 def _type(option: FlatOption) -> Callable[[str], Any]:
-    """Returns what reads the value of an option."""
+    """Returns the function that parses an option's value."""
     if option.kind is dict:
         return json_object
     kind = option.item if option.kind is list else option.kind
@@ -125,7 +125,7 @@ def _help(option: FlatOption) -> str:
 
 
 def given_choices(options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of the options that were given, by name."""
+    """Returns the given options by name."""
     names = getattr(options, "run_options", ())
     values = {name: getattr(options, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
@@ -145,8 +145,8 @@ def check_options(
       varied: bindings of a member of a sweep.
 
     Raises:
-      InputError: for options that are missing or contradict each other, files that do
-        not exist, and configs that cannot be parsed.
+      InputError: for missing or contradictory options, files that do not exist, and
+        configs that cannot be parsed.
     """
     choices = given_choices(options)
     check_duration(choices, [*options.bindings, *varied])
@@ -180,15 +180,15 @@ def check_options(
 
 
 class OptionsConfig(NamedTuple):
-    """The config that the options of a command describe.
+    """The config that a command's options describe.
 
     Attributes:
       files: gin files.
       bindings: the user's bindings.
       choices: options that override the files.
       defaults: bindings that override the files, from options without a config.
-      given: all options that are given, but for `epochs`.
-      epochs: number of epochs that is given instead of steps.
+      given: all given options except `epochs`.
+      epochs: number of epochs, if given instead of steps.
     """
 
     files: list[str]
@@ -214,10 +214,10 @@ def given_config(
       bindings: bindings in addition to those of the command line.
       directory: directory of the run, which overrides the config's.
       trains: see `selected_run.read_run`.
-      steps: number of steps of the epochs that are given.
+      steps: number of steps of the given epochs.
 
     Raises:
-      InputError: for options that cannot be used.
+      InputError: if an option cannot be used.
     """
     from prompt_tuning.config.flat_config import flat_config, frozen_config
 
@@ -241,18 +241,14 @@ def given_config(
 
 
 def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] | None:
-    """Returns the option `model` of the gin files, if options configure the rest.
-
-    Args:
-      options: parsed options of the command.
-      trains: see `selected_run.read_run`.
+    """Returns the option `model` in the gin files, if options configure the rest.
 
     Returns:
       an empty dict without gin files; None if files or a run directory configure the
       run.
 
     Raises:
-      InputError: for a gin file that cannot be read.
+      InputError: if a gin file cannot be read.
     """
     if getattr(options, "run", None) is not None:
         return None
@@ -266,10 +262,10 @@ def given_model(options: argparse.Namespace, *, trains: bool) -> dict[str, str] 
 
 
 def find_run_directory(name: str) -> Path:
-    """Returns a run directory; for a sweep's directory, that of its best member.
+    """Returns a run directory; for a sweep, that of its best member.
 
     Raises:
-      InputError: if it is not the directory of a run.
+      InputError: if it is not a run directory.
     """
     directory = best_member(Path(name)) or Path(name)
     if not (directory / CONFIG_FILE).exists():

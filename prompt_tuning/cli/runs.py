@@ -20,7 +20,7 @@ USES_JAX = False
 SEVERAL_PROCESSES = False
 
 PATTERNS = (CONFIG_FILE, f"*/{CONFIG_FILE}", f"*/*/{CONFIG_FILE}")
-"""Where runs are searched: a folder, its folders, and their folders, as in a sweep."""
+"""Where to look for runs: in a folder and two levels below, as in a sweep."""
 
 Log = Sequence[Mapping[str, int | float]]
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
-    """Yields the run directories in folders, each once.
+    """Yields the run directories in folders, without repetition.
 
     Raises:
       InputError: if a folder does not exist.
@@ -84,11 +84,11 @@ def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def describe(directory: Path, metric: str | None = None) -> tuple[str, str, str, str]:
-    """Returns the model of a run, what it trains, its steps and its best metric.
+    """Returns a run's model, methods, steps and best metric.
 
     Args:
       directory: run directory.
-      metric: metric to show; that of the run if None.
+      metric: metric to show; None for the run's.
 
     Raises:
       InputError: if the config or the log cannot be read.

@@ -1,4 +1,4 @@
-"""Options that set how tokens are chosen, for commands that use the decoding engine."""
+"""Sampling options, for commands that use the decoding engine."""
 
 import argparse
 import json
@@ -77,19 +77,19 @@ VALUES = {
     "json_schema": (str, "FILE", "write JSON that matches the schema in this file"),
     "grammar": (str, "FILE", "write a text of the Lark grammar in this file"),
 }
-"""Type, placeholder and help of each option that has a value."""
+"""Type, placeholder and help of options with a value."""
 
 
 def add_values(
     group: Any,
     values: Mapping[str, tuple[Any, str, str]],
 ) -> None:
-    """Adds options that have a value.
+    """Adds options with a value.
 
     Args:
       group: group of options.
-      values: type, placeholder and help of each option, by name; the type of a number
-        states its range.
+      values: type, placeholder and help of each option, by name. The help states the
+        range of a number's type.
     """
     for name, (kind, metavar, text) in values.items():
         parse = numeric(kind) if get_origin(kind) is Annotated else kind
@@ -97,7 +97,7 @@ def add_values(
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options; those that are not given keep the defaults of `Sampling`."""
+    """Adds the options; those not given keep the defaults of `Sampling`."""
     group = parser.add_argument_group("choosing tokens")
     add_values(group, VALUES)
     group.add_argument(
@@ -126,7 +126,7 @@ def read_sampling(
     Args:
       options: parsed options.
       new_tokens: maximum number of new tokens.
-      ends: ids that end a row, next to the model's own.
+      ends: ids that end a row, in addition to the model's own.
       n: number of samples; None for one.
       logprobs: see `Sampling`.
 

@@ -1,4 +1,4 @@
-"""The run that the options of a command select."""
+"""The run that a command's options select."""
 
 import argparse
 import dataclasses
@@ -29,8 +29,11 @@ PROCESS_OPTIONS = (
     *("coordinator", "process", "gin_file", "bindings", "run"),
     *("texts", "inputs", "output"),
 )
-"""Options that may differ between processes: paths of files with the same contents, and
-values that process 0 sends to the others."""
+"""Options that may differ between processes.
+
+They are paths of files with the same contents, and values that process 0 sends to the
+others.
+"""
 
 
 def read_run(
@@ -43,7 +46,7 @@ def read_run(
 ) -> Run:
     """Reads the run of `--run`, of the gin files, or of the options alone.
 
-    With `--prompt` it reads texts as that prompt or adapter does.
+    With `--prompt`, the run reads texts as that prompt or adapter does.
 
     Args:
       options: parsed options of the command.
@@ -53,7 +56,7 @@ def read_run(
       allow_unused: whether bindings may set parameters that the run does not use.
 
     Raises:
-      InputError: if the directory is not a run's, or the config cannot be used, or
+      InputError: if the directory is not a run's, or the config cannot be used or
         contradicts the prompt.
     """
     prompts = getattr(options, "prompts", None) or [getattr(options, "prompt", None)]
@@ -107,7 +110,7 @@ def _read_run(
 
 
 def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
-    """Refuses to import a module for a reward that the config alone names.
+    """Checks that no module is imported for a reward that only the config names.
 
     Args:
       run: the run.
@@ -127,7 +130,7 @@ def check_rewards(run: Run, typed: Sequence[str] = ()) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class NextCommand:
-    """The command that uses a run after training: its labels, texts or vectors.
+    """The command to use a run with after training, for its labels, texts or vectors.
 
     Attributes:
       command: name of the command.
@@ -139,7 +142,7 @@ class NextCommand:
 
     @classmethod
     def of(cls, run: Run) -> "NextCommand":
-        """Chooses the command by the run's data; may read its first record."""
+        """Chooses the command by the run's data; may read the first record."""
         if run.objective is not None and run.objective.embeds is not None:
             return cls("evaluate", "--baseline")
         if label_settings(run) is not None or run.tuning.class_head is not None:
@@ -148,15 +151,13 @@ class NextCommand:
         return cls("generate", "--chat TEXT" if chat else "TEXT")
 
     def line(self, directory: str | Path) -> str:
-        """Returns the message that names the command, for a run directory."""
+        """Returns a message with the command, for a run directory."""
         folder = shlex.quote(str(directory))
         return f"next: prompt-tuning {self.command} --run {folder} {self.arguments}"
 
 
 def check_processes(options: argparse.Namespace, run: Run) -> None:
-    """Checks that all processes can share the run.
-
-    Call it before the model is read.
+    """Checks that all processes can share the run, before the model is read.
 
     Raises:
       InputError: on every process, if they were given different configs or options, or
@@ -182,7 +183,7 @@ def _settings(options: argparse.Namespace) -> list[str]:
 
 
 def report_idle_devices(run: Run) -> list[str]:
-    """Returns a line with the number of devices that the run leaves idle, if any."""
+    """Returns a line with the number of idle devices, if any."""
     devices = jax.device_count()
     if run.mesh is not None or devices == 1:
         return []
@@ -193,6 +194,6 @@ def report_idle_devices(run: Run) -> list[str]:
 
 
 def print_config() -> None:
-    """Prints the config of the run that was read last."""
+    """Prints the config of the last run that was read."""
     if processes.is_first():
         print(operative_config.complete_config(), end="")

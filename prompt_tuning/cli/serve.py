@@ -1,4 +1,4 @@
-"""`prompt-tuning serve`: answers OpenAI's requests with a model and its adapters."""
+"""`prompt-tuning serve`: serves a model and its adapters with OpenAI's protocol."""
 
 import argparse
 import importlib.util
@@ -41,11 +41,11 @@ DESCRIPTION = (
     "server at once."
 )
 PART_KEPT = 16
-"""One of so many slots is kept for short rows."""
+"""One slot in this many is reserved for short rows."""
 LENGTH = 4096
-"""Maximum number of tokens of a row, unless `--length` sets it."""
+"""Default maximum number of tokens per row (`--length`)."""
 MAXIMUM_KEYS = 2**20
-"""Maximum size of the file of keys, in bytes."""
+"""Maximum size of the key file in bytes."""
 KEY_VARIABLE = "PROMPT_TUNING_API_KEY"
 
 
@@ -110,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that are numbers."""
+    """Adds the numeric options."""
     numbers = {
         "port": (Port, 8000, "port to listen on; 0 for any that is free"),
         "slots": (
@@ -138,7 +138,7 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     check_options(options, trains=False)
     missing = [x for x in ("starlette", "uvicorn") if not importlib.util.find_spec(x)]
     if missing:
@@ -157,7 +157,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
-    """Returns all keys: the option's, else the environment's, and those of the file.
+    """Returns all keys: the option's, else the environment's, plus those in the file.
 
     Raises:
       InputError: if the file has none.
@@ -204,7 +204,7 @@ def _check_certificate(options: argparse.Namespace) -> None:
 
 
 def _check_host(options: argparse.Namespace) -> None:
-    """Warns if everybody on the network may use the server."""
+    """Warns if everyone on the network may use the server."""
     from prompt_tuning.server.http_server import is_loopback
 
     if not is_loopback(options.host) and not _keys(options):
@@ -217,7 +217,7 @@ def _check_host(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until SIGTERM or Ctrl-C; what runs then has some seconds to end."""
+    """Serves until SIGTERM or Ctrl-C, then gives running requests some seconds."""
     from prompt_tuning.core.status_line import clear_status, status
     from prompt_tuning.server.application import ServerApplication
     from prompt_tuning.server.http_server import (
@@ -269,7 +269,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _size(engine: "DecodingEngine") -> str:
-    """Describes the memory of an engine's keys and values."""
+    """Describes the size of an engine's keys and values."""
     size = format_size(engine.metrics().key_value_bytes)
     return (
         f"{engine.count} rows of {engine.limit:,} tokens: {size} of keys and values "
@@ -278,11 +278,9 @@ def _size(engine: "DecodingEngine") -> str:
 
 
 def compile_programs(engine: "DecodingEngine", *, loads: bool = False) -> None:
-    """Compiles the programs of the usual settings, and one for all other settings.
+    """Compiles programs for the usual settings, and one for all others.
 
-    Args:
-      engine: the engine.
-      loads: whether adapters may be loaded later, for single rows.
+    `loads` tells whether adapters may be loaded later, for single rows.
     """
     from prompt_tuning.decoding.sampling_settings import Sampling
 

@@ -1,4 +1,4 @@
-"""Options that commands share, e.g. `--run`."""
+"""Options shared by commands, e.g. `--run`."""
 
 import argparse
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def add_config_option(parser: argparse.ArgumentParser) -> None:
 def add_tokenizer_option(
     parser: argparse.ArgumentParser, note: str = "", *, required: bool = False
 ) -> None:
-    """Adds `--tokenizer`, which `--model` is another name for."""
+    """Adds `--tokenizer` and its alias `--model`."""
     parser.add_argument(
         "--tokenizer",
         "--model",
@@ -109,7 +109,7 @@ def add_prompt_option(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_bindings(options: argparse.Namespace) -> None:
-    """Refuses `--gin.NAME=value` for a command that does not read a config.
+    """Raises an error for `--gin.NAME=value` in a command that reads no config.
 
     Raises:
       InputError: if there are bindings.
@@ -122,12 +122,7 @@ def refuse_bindings(options: argparse.Namespace) -> None:
 
 
 def add_model_and_output(parser: argparse.ArgumentParser, output: str) -> None:
-    """Adds the frozen model, and where the command writes.
-
-    Args:
-      parser: parser of the command.
-      output: help of the second option.
-    """
+    """Adds `--model` and the output option, with `output` as its help."""
     parser.add_argument(
         "--model",
         required=True,
@@ -140,11 +135,11 @@ def add_model_and_output(parser: argparse.ArgumentParser, output: str) -> None:
 
 
 Number = tuple[Any, int | float | None, str]
-"""Type, default and help of an option that is a number."""
+"""Type, default and help of a numeric option."""
 
 
 def add_numbers(parser: argparse.ArgumentParser, numbers: Mapping[str, Number]) -> None:
-    """Adds options that are numbers, by their names."""
+    """Adds numeric options by name."""
     for name, (kind, default, text) in numbers.items():
         parser.add_argument(
             f"--{name}", type=numeric(kind), default=default, metavar="N", help=text

@@ -45,10 +45,10 @@ TEXT_OPTIONS = (
     *("prompt_key", "completion_key", "format"),
     *("chat", "chat_template", "chat_date", "chat_template_kwargs", "turns"),
 )
-"""Options of files of text."""
+"""Options for text files."""
 
 ROW_ENDS = 1000
-"""Number of tokens of a long row that a table has, at its begin and at its end."""
+"""Number of tokens that the table of a long row shows at its start and at its end."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
-    """Expands row numbers and ranges, such as 0, 10-12 and 0:2 (0 and 1).
+    """Expands row numbers and ranges, e.g. 0, 10-12 and 0:2 (0 and 1).
 
     Args:
       ranges: the numbers and ranges; None for the first rows.
@@ -163,7 +163,7 @@ def row_numbers(ranges: list[str] | None, count: int) -> list[int]:
 
 
 def legend(colored: bool) -> "Text":
-    """Returns the legend of the colors or the marks."""
+    """Returns the legend of the colors or marks."""
     from rich.text import Text
 
     if not colored:
@@ -180,7 +180,7 @@ def legend(colored: bool) -> "Text":
 
 
 def row_text(row: "ShownRow", colored: bool) -> "Text":
-    """Returns a row as one text, with colors or with marks."""
+    """Returns a row as text, with colors or marks."""
     from rich.text import Text
 
     text = Text()
@@ -218,7 +218,7 @@ def _style(weight: float) -> str:
 
 
 def _heading(row: "ShownRow") -> "Text":
-    """Returns the row's number and line, and its number of tokens of each type."""
+    """Returns the row's number, its line, and its number of tokens per type."""
     from rich.text import Text
 
     counts = Counter(token.type for token in row.tokens)
@@ -235,7 +235,7 @@ def _heading(row: "ShownRow") -> "Text":
 def _print_tokens(console: "Console", row: "ShownRow") -> None:
     """Prints a table with one token per line, without padding at the end.
 
-    Of a long row the tokens at its begin and its end are printed.
+    For a long row, only tokens at its start and end are printed.
     """
     from rich.table import Table
     from rich.text import Text

@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints how similar the prompts are, and draws it if asked to."""
+    """Prints how similar the prompts are, and draws it if requested."""
     from rich.console import Console
 
     from prompt_tuning.cli.console import print_lines, print_table
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Refuses options that cannot be used, before anything is read."""
+    """Checks options before anything is read."""
     import importlib.util
 
     refuse_bindings(options)
@@ -126,7 +126,7 @@ def _select_prompts(options: argparse.Namespace) -> list[Path]:
 def _read_prompts(
     paths: Sequence[Path], query: Path | None
 ) -> "tuple[list[Path], list[np.ndarray]]":
-    """Reads the prompts, and reports skipped folders without one.
+    """Reads the prompts; reports folders that are skipped because they have none.
 
     Raises:
       InputError: if the query or a file is not a prompt, or fewer than two are.
@@ -156,7 +156,7 @@ def _read_prompts(
 def _table_of_all(
     names: Sequence[str], matrix: "np.ndarray", measure: str, count: int
 ) -> "Table":
-    """Tabulates the most similar prompts of each prompt."""
+    """Tabulates the prompts most similar to each prompt."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -175,7 +175,7 @@ def _table_of_all(
 def _table_of_query(
     names: Sequence[str], similarities: "dict[str, np.ndarray]", measure: str
 ) -> "Table":
-    """Tabulates both similarities of each prompt to the first, most similar first."""
+    """Tabulates both similarities of each prompt to the first, highest first."""
     from rich.markup import escape
     from rich.table import Table
 

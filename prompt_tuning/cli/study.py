@@ -1,4 +1,4 @@
-"""`prompt-tuning study`: a model writes rows about documents, to learn from."""
+"""`prompt-tuning study`: lets a model write rows about documents, to learn from."""
 
 import argparse
 import json
@@ -54,9 +54,9 @@ NUMBERS: dict[str, Number] = {
     "temperature": (Temperature, 1.0, "temperature of continuations"),
     "seed": (NonnegativeInteger, 0, "seed of the rows"),
 }
-"""Type, default and help of each option that is a number."""
+"""Type, default and help of numeric options."""
 SAMPLES = 3
-"""Number of rows that are shown."""
+"""Number of rows to show."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the rows, shows some, and says how to learn from them."""
+    """Writes the rows, shows some, and tells how to learn from them."""
     refuse_bindings(options)
     from prompt_tuning.api.tune import load
     from prompt_tuning.core.progress_display import noted_bar

@@ -74,12 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     check_options(options, trains=True, varied=_variations(options)[0].lines)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains all members, and writes and prints their comparison."""
+    """Trains all members; writes and prints their comparison."""
     from rich.console import Console
 
     from prompt_tuning.cli.console import print_lines
@@ -107,14 +107,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Outcome(NamedTuple):
-    """What a sweep has trained.
+    """The result of a sweep.
 
     Attributes:
       sweep: the sweep.
       result: result of the first member.
       diverged: reason for each dropped member, by name.
-      summary: the comparison, which is written too.
-      next_command: the command that uses a member.
+      summary: the comparison, which is also stored.
+      next_command: the command to use a member with.
     """
 
     sweep: "Sweep"
@@ -134,8 +134,8 @@ def train_members(
     Args:
       options: options of the command.
       console: console for the report and the progress.
-      callbacks: functions called with a step and its logged metrics; where one returns
-        true, all members save and stop.
+      callbacks: functions called with a step and its logged metrics. If one returns
+        True, all members save and stop.
     """
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import NextCommand, report_idle_devices
@@ -167,7 +167,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
     """Opens and checks the sweep that the options describe.
 
     Raises:
-      InputError: if something cannot be used.
+      InputError: if an option or a file cannot be used.
     """
     from prompt_tuning.config import operative_config
     from prompt_tuning.sweep.sweep_run import Sweep, SweepMember
@@ -203,7 +203,7 @@ def prepare(options: argparse.Namespace) -> "Sweep":
 
 
 def with_steps(options: argparse.Namespace) -> argparse.Namespace:
-    """Replaces `--epochs` by the number of steps, which all members share."""
+    """Replaces `--epochs` by a number of steps, which all members share."""
     from prompt_tuning.training.epochs import count_steps
     from prompt_tuning.training.run_plan import plan_run
 
@@ -226,7 +226,7 @@ def _variations(options: argparse.Namespace) -> Sequence[Variation]:
 def _read_member(
     options: argparse.Namespace, variation: Variation, directory: Path | None = None
 ) -> "Run":
-    """Reads a member's run; given the sweep's directory, with the member's below it."""
+    """Reads a member's run; with the sweep's directory, the member's is below it."""
     from prompt_tuning.cli.selected_run import read_run
 
     own = None if directory is None else (directory / variation.name).as_posix()

@@ -1,4 +1,4 @@
-"""A session at a terminal: you type a line, the model answers."""
+"""A session in a terminal: you type a line, the model answers."""
 
 import contextlib
 import sys
@@ -12,10 +12,10 @@ ADAPTER = "/adapter"
 
 
 def run_session(session: Session) -> None:
-    """Answers each typed line, until the end of the input.
+    """Answers each typed line until the end of the input.
 
-    Ctrl-C ends an answer. A text that cannot be answered is reported, and the next one
-    is read.
+    Ctrl-C ends an answer. If a text cannot be answered, the problem is printed, and the
+    next one is read.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # lets `input` edit and repeat lines
@@ -33,7 +33,7 @@ def run_session(session: Session) -> None:
 
 
 def _follow(session: Session, text: str) -> None:
-    """Carries out a command, or answers a text."""
+    """Runs a command, or answers a text."""
     word, _, name = text.strip().partition(" ")
     if text.strip() == RESET:
         session.reset()
@@ -44,7 +44,7 @@ def _follow(session: Session, text: str) -> None:
 
 
 def show(session: Session, text: str) -> None:
-    """Prints the pieces that a model generates for a text as they come.
+    """Prints the continuation of a text piece by piece.
 
     Raises:
       InputError: if the text cannot be answered.

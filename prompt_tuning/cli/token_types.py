@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def rule_from_options(options: argparse.Namespace) -> "TypeRule":
-    """Builds the rule from the command's options.
+    """Builds the type rule.
 
     Raises:
       InputError: if a token or a file cannot be used.
@@ -149,7 +149,7 @@ def rule_from_options(options: argparse.Namespace) -> "TypeRule":
 
 
 def _check_unused(options: argparse.Namespace) -> None:
-    """Rejects options that the rule does not use."""
+    """Checks that the rule uses all given options."""
     if options.learn_others and options.until_last is options.until_first is None:
         raise InputError(
             "--learn_others applies only with --until_last or --until_first, and "
@@ -164,10 +164,10 @@ def _check_unused(options: argparse.Namespace) -> None:
 
 
 def token_id(token: str, tokenizer: "Tokenizer | None") -> int:
-    """Returns the id of a token given as a number or as text.
+    """Returns the id of a token, given as a number or as text.
 
     Raises:
-      InputError: if a text is not one token, or a text needs a tokenizer.
+      InputError: if a text is not one token, or there is no tokenizer for it.
     """
     if token.isdecimal():
         return _number(token, "a token")

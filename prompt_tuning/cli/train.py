@@ -1,4 +1,4 @@
-"""`prompt-tuning train`: trains a run, or continues it."""
+"""`prompt-tuning train`: trains a run, or resumes it."""
 
 import argparse
 import os
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that are missing or contradict each other."""
+    """Checks for missing and contradictory options."""
     if options.method == automatic_method.AUTO:
         automatic_method.check(options)
     elif options.budget is not None:
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_method(options: argparse.Namespace, console: "Console") -> int:
-    """Trains the method that the options name."""
+    """Trains the method named in the options."""
     from prompt_tuning.cli.console import print_lines
     from prompt_tuning.cli.selected_run import (
         NextCommand,

@@ -1,4 +1,4 @@
-"""Messages about options that a command does not have, with the nearest that it has."""
+"""Messages about unknown options, with the most similar known ones."""
 
 import argparse
 import difflib
@@ -26,7 +26,7 @@ SYNONYMS = {
 
 
 def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Describes arguments that a command does not have."""
+    """Describes arguments that a command does not know."""
     flags = [argument for argument in unknown if argument.startswith("-")]
     if not flags:
         text = f"unrecognized arguments: {shortened(shlex.join(unknown))}"
@@ -44,7 +44,7 @@ def describe_unknown(unknown: Sequence[str], parser: argparse.ArgumentParser) ->
 
 
 def _describe_binding(flag: str, value: str, parser: argparse.ArgumentParser) -> str:
-    """Explains how to write a binding that has no `=`."""
+    """Explains how to write a binding that lacks its `=`."""
     name = flag.removeprefix(GIN_PREFIX)
     ways = [f"{flag}={shlex.quote(_literal(value))}"]
     for option in TABLE:
@@ -54,7 +54,7 @@ def _describe_binding(flag: str, value: str, parser: argparse.ArgumentParser) ->
 
 
 def _literal(value: str) -> str:
-    """Writes a value as a config does: texts in quotes."""
+    """Formats a value as in a config: texts in quotes."""
     plain = value in ("None", "True", "False", "VALUE") or value[:1] in "@%[({'\""
     try:
         float(value)
@@ -72,7 +72,7 @@ def _flags(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _nearest(flag: str, parser: argparse.ArgumentParser) -> list[str]:
-    """Returns the options that a flag may have been meant as."""
+    """Returns the options that a flag may stand for."""
     name = flag.lstrip("-").lower().replace("-", "_")
     for candidate in (name, SYNONYMS.get(name, "")):
         if _has(parser, f"--{candidate}"):

@@ -1,4 +1,4 @@
-"""The grid of settings that `--vary` arguments span, one point per sweep member."""
+"""The grid of settings in `--vary` arguments, one point per sweep member."""
 
 import dataclasses
 import itertools
@@ -20,8 +20,8 @@ class Variation:
     """Settings of one member.
 
     Attributes:
-      name: name of the member's directory, such as `seed=0,learning_rate=0.3`.
-      bindings: values as gin reads them, by the names that they are bound to.
+      name: name of the member's directory, e.g. `seed=0,learning_rate=0.3`.
+      bindings: values in gin's form, by the names that they are bound to.
     """
 
     name: str
@@ -34,23 +34,23 @@ class Variation:
 
     @property
     def varies(self) -> dict[str, str]:
-        """The bindings under the shortest names that are unique."""
+        """The bindings under their shortest unique names."""
         names = short_names(list(self.bindings))
         return dict(zip(names, self.bindings.values(), strict=True))
 
 
 def parse_variations(arguments: Sequence[str]) -> list[Variation]:
-    """Parses `--vary` arguments to members, one for every combination of their values.
+    """Parses `--vary` arguments to members, one per combination of values.
 
     The values of the last argument vary fastest.
 
     Args:
-      arguments: each `NAME=VALUE,VALUE,...`, or `NAME,NAME=(VALUE,VALUE),...` if
-        several values change together; commas inside brackets and quotes do not
-        separate values.
+      arguments: each `NAME=VALUE,VALUE,...`, or `NAME,NAME=(VALUE,VALUE),...` for
+        values that change together. Commas inside brackets and quotes do not separate
+        values.
 
     Raises:
-      InputError: if an argument cannot be read, or two members would be the same.
+      InputError: if an argument cannot be parsed, or two members would be the same.
     """
     axes = [_parse_argument(argument) for argument in arguments]
     names = [name for axis in axes for name in axis[0]]
@@ -112,7 +112,7 @@ def _split_values(text: str) -> Iterator[str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Returns the last part of each name, or all of a name if that is not unique."""
+    """Returns the last part of each name, or the whole name if that is not unique."""
     last = [re.split(r"[./]", name)[-1] for name in names]
     return [
         short if last.count(short) == 1 else name
@@ -121,7 +121,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns valid names, unique even if a file system ignores case."""
+    """Returns valid names that are unique even if a file system ignores case."""
     names: list[str] = []
     for point in grid:
         shorts = short_names(list(point))
@@ -143,6 +143,6 @@ def _directory_names(grid: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _sanitize(text: str) -> str:
-    """Reduces a text to letters, digits and a few signs, and to the maximum length."""
+    """Reduces a text to letters, digits and a few signs, up to the maximum length."""
     plain = re.sub(r"[^\w.+-]+", "-", text.strip("'\"@()[]{} ")).lstrip(".")
     return plain[:LONGEST].rstrip("-.") or "empty"

@@ -1,4 +1,4 @@
-"""`prompt-tuning verify`: makes a run again and compares the bits."""
+"""`prompt-tuning verify`: repeats a run and compares the bits."""
 
 import argparse
 from pathlib import Path
@@ -33,13 +33,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses bindings, and what is not a run."""
+    """Checks that there are no bindings and the directory is a run's."""
     refuse_bindings(options)
     find_run_directory(options.run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Makes the run again; returns 0 if all bits are the same, and 1 otherwise."""
+    """Repeats the run; returns 0 if all bits are the same, 1 otherwise."""
     import tempfile
 
     from rich.console import Console

@@ -29,11 +29,11 @@ USES_JAX = False
 SEVERAL_PROCESSES = False
 
 ROWS = 7
-"""Rows of each curve."""
+"""Height of each curve in rows."""
 ANSWERS = 3
-"""Newest sampled answers that are shown."""
+"""Number of newest sampled answers to show."""
 TAIL = 2**16
-"""Bytes at the end of the file of answers that are read."""
+"""Number of bytes to read from the end of the file of answers."""
 STALE = 60.0
 """Seconds without a new line after which a warning is shown."""
 
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses bindings, and what is not a run."""
+    """Checks that there are no bindings and the directory is a run's."""
     refuse_bindings(options)
     if not (options.run / CONFIG_FILE).is_file():
         raise InputError(
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _View:
-    """What is known of a run, and how fast its log grows."""
+    """The known state of a run, and how fast its log grows."""
 
     def __init__(self, directory: Path):
         config = (directory / CONFIG_FILE).read_text("utf-8", errors="replace")
@@ -104,7 +104,7 @@ class _View:
 
     @property
     def ended(self) -> bool:
-        """Whether the run takes no further step."""
+        """Whether the run has ended."""
         return self._reason is not None or (0 < self._steps <= self._done)
 
     def look(self) -> None:
@@ -122,7 +122,7 @@ class _View:
             self._seen.append((time.monotonic(), self._done))
 
     def render(self, columns: int) -> "RenderableType":
-        """Returns what is shown, in so many columns."""
+        """Renders the view for a number of columns."""
         from rich.console import Group
         from rich.text import Text
 
@@ -138,7 +138,7 @@ class _View:
         return Group(*parts)
 
     def _state(self) -> str:
-        """Describes how far the run is, and when it will end."""
+        """Describes the progress of the run, and when it will end."""
         done = f"step {self._done:,} of {self._steps:,}"
         if self._reason is not None:
             return f"{done}, stopped: {self._reason}"

@@ -1,5 +1,5 @@
-"""One HTML page of a run or several, which opens from disk without a network.
+"""An HTML page about one or more runs, a single file that needs no network.
 
-`page.write_page` makes it of `recorded_run.RecordedRun`, what a run directory holds,
-and `measurement.Measurement`, what was measured of its model for the page.
+`page.render_page` makes it from `recorded_run.RecordedRun`, the content of a run
+directory, and `measurement.Measurement`, what was measured with its model.
 """

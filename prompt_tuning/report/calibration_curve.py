@@ -1,4 +1,4 @@
-"""Whether the probabilities of labels are as high as the answers are often right."""
+"""Calibration: how well the labels' probabilities match the share of right answers."""
 
 from typing import NamedTuple
 
@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from prompt_tuning.evaluation.results import EvaluationResult
 
 BINS = 10
-"""Number of parts of the examples, which have as many each."""
+"""Number of bins, with equal numbers of examples."""
 
 
 class CalibrationPoint(NamedTuple):
-    """Examples whose answers have similar probabilities.
+    """A bin of examples with similar answer probabilities.
 
     Attributes:
       probability: mean probability of their answers.
@@ -28,7 +28,7 @@ class CalibrationPoint(NamedTuple):
 def calibration_points(
     probabilities: Float[np.ndarray, "n"], right: Bool[np.ndarray, "n"]
 ) -> list[CalibrationPoint]:
-    """Groups examples by the probability of their answer, the least first."""
+    """Groups examples by the probability of their answer, lowest first."""
     order = np.argsort(probabilities, kind="stable")
     parts = np.array_split(order, min(BINS, len(order)))
     return [
@@ -42,8 +42,7 @@ def calibration_points(
 def calibration_error(points: list[CalibrationPoint]) -> float:
     """Returns the expected calibration error (Naeini et al. 2015), from 0 to 1.
 
-    It is the mean distance between accuracy and probability over the examples, with
-    parts of equal counts.
+    It is the mean distance between accuracy and probability, with bins of equal counts.
     """
     total = sum(point.count for point in points)
     gaps = (x.count * abs(x.accuracy - x.probability) for x in points)
@@ -53,10 +52,10 @@ def calibration_error(points: list[CalibrationPoint]) -> float:
 def answers_and_labels(
     result: EvaluationResult,
 ) -> tuple[Float[np.ndarray, "n C"], Float[np.ndarray, "n C"]] | None:
-    """Returns the answer and the label of each example, as rows with a single 1.
+    """Returns each example's answer and label, as rows with a single 1.
 
-    The answers are calibrated if the result has such ones; None if no labels were
-    ranked, or several may be right.
+    Uses calibrated answers if available. None if no labels were ranked, or more than
+    one may be right.
     """
     metrics, ranking = result.metrics, result.ranking
     if ranking is not None and ranking.problem != "single_label":

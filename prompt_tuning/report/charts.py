@@ -1,4 +1,4 @@
-"""Draws curves and similarities as SVG, in colors that the page's style sheet sets."""
+"""Draw curves and similarities as SVG, colored by the page's style sheet."""
 
 import dataclasses
 import math
@@ -16,14 +16,14 @@ from prompt_tuning.report.visible_text import visible
 WIDTH, HEIGHT = 440, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 28, 26
 COLORS = 8
-"""Number of colors of the style sheet; more runs repeat them with dashes."""
+"""Number of colors in the style sheet; more runs repeat them with dashes."""
 LARGEST_MATRIX = 64
 CELLS = 384
 SQUARE = 260
 """Width and height of a calibration curve."""
 PARALLEL = (880, 300)
 SHARES = (384, 192)
-"""Width and height of the picture of the shares of attention."""
+"""Width and height of the attention picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Axes:
       last: the last step; the first is 0.
       low: value at the bottom.
       high: value at the top.
-      logarithmic: whether equal ratios have equal heights.
+      logarithmic: whether the vertical axis is logarithmic.
     """
 
     last: int
@@ -55,11 +55,11 @@ class Axes:
         return cls(max(last, 1), floor, high + margin, False)
 
     def x(self, step: int | float) -> float:
-        """Returns the horizontal place of a step."""
+        """Returns the horizontal coordinate of a step."""
         return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last
 
     def y(self, value: float) -> float:
-        """Returns the vertical place of a value."""
+        """Returns the vertical coordinate of a value."""
         scale = math.log if self.logarithmic else float
         share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
@@ -166,7 +166,7 @@ def _curve(axes: Axes, series: Series) -> Markup:
 
 
 def short_number(value: int | float) -> str:
-    """Returns a number of few characters, such as "30k"."""
+    """Formats a number briefly, e.g. "30k"."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"
@@ -200,11 +200,11 @@ def draw_shares(shares: Float[np.ndarray, "L P"]) -> Markup:
 
 
 def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
-    """Draws accuracy (upwards) over the probability of the answer, from 0 to 1.
+    """Draws accuracy (upwards) against the answer's probability, from 0 to 1.
 
     Args:
       points: the points of one system.
-      color: number of its color; `COLORS` of them repeat.
+      color: index of its color; colors repeat after `COLORS`.
     """
     side, style = SQUARE - 2 * BOTTOM, f"c{color % COLORS}"
 
@@ -240,7 +240,7 @@ def draw_calibration(points: Sequence[CalibrationPoint], color: int) -> Markup:
 
 
 def draw_parallel(axes: Sequence[Axis]) -> Markup:
-    """Draws runs as lines across parallel axes, the best one by the table's colors."""
+    """Draws runs as lines across parallel axes, with the best one highlighted."""
     width, height = PARALLEL
     left, top, bottom = 60, 40, height - 14
     last = len(axes) - 1
@@ -281,7 +281,7 @@ def draw_parallel(axes: Sequence[Axis]) -> Markup:
 
 
 def draw_matrix(matrix: Float[np.ndarray, "P P"]) -> Markup:
-    """Draws cosines of vectors with each other, of at most `LARGEST_MATRIX` vectors.
+    """Draws the cosines between vectors, at most `LARGEST_MATRIX` of them.
 
     Full color is a cosine of 1 or -1; negative cosines have another color.
     """

@@ -1,4 +1,4 @@
-"""Whether the runs of one page were trained and measured on the same data."""
+"""Check whether a page's runs were trained and measured on the same data."""
 
 from collections.abc import Sequence
 

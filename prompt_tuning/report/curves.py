@@ -1,4 +1,4 @@
-"""The curves of runs, grouped into panels, and thinned so that no peak is lost."""
+"""The curves of runs, grouped into panels, and thinned without losing peaks."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from prompt_tuning.report.schedule import learning_rate_curve
 from prompt_tuning.training.metrics_log import EVALUATION
 
 POINTS = 9600
-"""Number of points that all curves of a page have at most, about 0.5 MB."""
+"""Maximum number of points of all curves on a page, about 0.5 MB."""
 MOST_BINS, FEWEST_BINS = 400, 12
 TRAINING, HELD_OUT = "training", "held out"
 FIRST = ("loss", "label_accuracy", "exact_match", "accuracy")
@@ -21,16 +21,16 @@ LAST = (
     *("tokens_per_second", "padding_share", "data_wait_share"),
 )
 LOG_RATIO = 50.0
-"""Ratio of values from which an axis is logarithmic."""
+"""Ratio of values above which an axis is logarithmic."""
 
 
 class Series(NamedTuple):
     """One curve.
 
     Attributes:
-      run: number of the run.
+      run: index of the run.
       kind: `TRAINING` or `HELD_OUT`.
-      steps: steps of the points that are drawn.
+      steps: steps of the points to draw.
       values: their values.
       count: number of points in the log.
     """
@@ -56,16 +56,16 @@ class Panel:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the values span so much that their axis is logarithmic."""
+        """Whether the values span so much that the axis is logarithmic."""
         values = [value for series in self.series for value in series.values]
         return min(values) > 0 and max(values) > LOG_RATIO * min(values)
 
 
 def thinned(curve: Curve, bins: int) -> Curve:
-    """Keeps the least and the greatest value of each of several equal bins.
+    """Keeps the minimum and maximum of each of several equal bins.
 
-    The first and the last point are kept as well, so that no peak is lost, and no
-    value appears that was not there.
+    The first and the last point are kept, too. No peak is lost, and every value is one
+    of the curve's.
 
     Args:
       curve: steps in ascending order, and their values.
@@ -113,7 +113,7 @@ def _curves_of(run: RecordedRun) -> Mapping[str, Curve]:
 
 
 def _rank(metric: str) -> tuple[int, str]:
-    """Sorts the best-known metrics first, and what costs or explains last."""
+    """Sorts well-known metrics first, and costs and diagnostics last."""
     if metric in FIRST:
         return FIRST.index(metric), ""
     if metric in LAST:

@@ -1,4 +1,4 @@
-"""A checklist: what in a run's log and measurement explains its result."""
+"""A checklist of what may explain a run's result, from its log and measurement."""
 
 import math
 from collections import Counter
@@ -14,31 +14,38 @@ from prompt_tuning.report.recorded_run import RecordedRun
 from prompt_tuning.report.schedule import learning_rate_curve
 
 FEW_EXAMPLES = 30
-"""Number of examples below which an interval of the bootstrap says little."""
+"""Number of examples below which a bootstrap interval says little."""
 DEAD_GRADIENT = 1e-7
 GROWN, UNMOVED = 30.0, 0.02
-"""Ratios of the prompt's last norm to its first, minus 1 for the second."""
+"""Thresholds for the ratio of the prompt's last norm to its first.
+
+`UNMOVED` is its distance from 1.
+"""
 STILL_FALLING = 0.02
-"""Fall of the loss over the last quarter of a run that more steps continue, as a share
-of the first loss."""
+"""Fall of the loss in the last quarter above which more steps are suggested.
+
+It is relative to the first loss.
+"""
 FEWEST_POINTS = 6
-"""Number of losses that a line is fitted to at least."""
+"""Minimum number of losses to fit a line to."""
 OVERFITTED = 0.1
 UNSHARED = 4
-"""Ratio of the best held-out loss to that of training, beyond one nat, that says that
-what was learned is of no use there."""
+"""Ratio of the best held-out loss to the training loss that suggests overfitting.
+
+The difference must also exceed one nat.
+"""
 POOR_FIT = 0.5
 SAME_ANSWER = 0.9
 IGNORED = 0.01
-"""Share of attention on the whole prompt below which it is ignored."""
+"""Share of attention on the whole prompt below which it counts as ignored."""
 
 
 class Finding(NamedTuple):
     """One item of the checklist.
 
     Attributes:
-      title: what is looked at.
-      suspicious: whether it may explain a bad result; None where it is not known.
+      title: what is checked.
+      suspicious: whether it may explain a bad result; None if unknown.
       text: the numbers.
       advice: what to try; empty if it is not suspicious.
     """
@@ -50,7 +57,7 @@ class Finding(NamedTuple):
 
 
 def check_run(recorded: RecordedRun, measured: Measurement | None) -> list[Finding]:
-    """Works out the checklist of a run, suspicious items first."""
+    """Returns the checklist of a run, suspicious items first."""
     findings = [
         _loss_at_start(recorded, measured),
         _gradient_at_start(recorded),
@@ -108,9 +115,9 @@ def _gradient_at_start(recorded: RecordedRun) -> Finding:
 
 
 def _end_of_training(recorded: RecordedRun) -> Finding:
-    """Fits a line to the last quarter of the held-out loss, or else of the training's.
+    """Fits a line to the last quarter of the held-out loss, or else the training loss.
 
-    The loss of a batch has more noise than that of all held-out examples.
+    The loss of a batch is noisier than that of all held-out examples.
     """
     title = "Still falling at the end"
     _, losses = recorded.curve("evaluation/loss")
@@ -203,7 +210,7 @@ def _norm_of_prompt(recorded: RecordedRun) -> Finding:
 
 
 def _attention_on_prompt(measured: Measurement | None) -> Finding:
-    """Looks whether the text attends to the prompt."""
+    """Checks whether the text attends to the prompt."""
     title = "Attention on the prompt"
     if measured is None:
         return Finding(title, None, "not measured for this page")
@@ -236,7 +243,7 @@ def _left_out(measured: Measurement | None) -> Finding:
 
 
 def _answers(measured: Measurement | None) -> Finding:
-    """Looks whether the same text answers nearly every input."""
+    """Checks whether nearly every input gets the same answer."""
     title = "Variety of answers"
     rows = [] if measured is None else tuned_predictions(measured)
     made = [row["output"] for row in rows if row["output"] is not None]
@@ -256,7 +263,7 @@ def _answers(measured: Measurement | None) -> Finding:
 
 
 def tuned_predictions(measured: Measurement) -> list[dict]:
-    """Returns the prediction of what was tuned for each example."""
+    """Returns the tuned model's prediction for each example."""
     name = next(iter(measured.results))
     return [dict(row) for row in measured.predictions if row["system"] == name]
 
@@ -285,11 +292,9 @@ def _labels(measured: Measurement | None) -> Finding:
 
 
 def confusion(measured: Measurement, system: int) -> Float[np.ndarray, "C C"] | None:
-    """Counts examples by their label (rows) and answer (columns); None without labels.
+    """Counts examples by label (rows) and answer (columns); None without labels.
 
-    Args:
-      measured: the measurement.
-      system: number of the system among the results.
+    `system` is the index of the system among the results.
     """
     found = answers_and_labels(list(measured.results.values())[system])
     if found is None:

@@ -1,4 +1,4 @@
-"""What a page measures of a run's model: comparison, samples, the prompt itself."""
+"""Measure a run's model for a page: comparison, samples, and the prompt itself."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ from prompt_tuning.tuned.comparison import NO_PROMPT, measure_each, open_compari
 from prompt_tuning.tuned.load_tuned import load_tuned
 
 NEAREST = 5
-"""Number of nearest tokens of each prompt vector."""
+"""Number of nearest tokens per prompt vector."""
 MAXIMUM_COUNTED = 2**28
 """Size in bytes of training files above which their examples are not counted."""
 
@@ -49,12 +49,12 @@ Prediction = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredVectors:
-    """Prompt vectors among the input, and how they lie among the tokens' embeddings.
+    """Prompt vectors at the input, compared with token embeddings.
 
     Attributes:
       norms: norm of each vector, `[P]`.
       nearest: text and cosine of the nearest tokens of each vector.
-      similarities: cosines of the vectors with each other, `[P, P]`.
+      similarities: cosines between the vectors, `[P, P]`.
     """
 
     norms: Float[np.ndarray, "P"]
@@ -64,15 +64,15 @@ class MeasuredVectors:
 
 @dataclasses.dataclass(frozen=True)
 class PromptCard:
-    """What was trained.
+    """The trained parameters.
 
     Attributes:
       leaves: shape and norm of each trained array, by path.
-      vectors: vectors among the input, by stack and task.
+      vectors: input vectors, by stack and task.
       no_vectors: why there are none; empty if there are.
-      token_norms: norms of the tokens' embeddings: 5th percentile, median, 95th.
-      peft_bytes: size of PEFT's file of it, or why there is none.
-      effects: what each vector does on held-out examples, or why it is not known.
+      token_norms: norms of the token embeddings: 5th percentile, median, 95th.
+      peft_bytes: size of its PEFT file, or why there is none.
+      effects: effect of each vector on held-out examples, or why it is unknown.
     """
 
     leaves: Mapping[str, tuple[tuple[int, ...], float]]
@@ -85,7 +85,7 @@ class PromptCard:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What was measured of a run for its page.
+    """The measurements of a run for its page.
 
     Attributes:
       results: results of each system on the same examples; the tuned one first.
@@ -93,16 +93,16 @@ class Measurement:
       predictions: a line for each system and example; see `prediction_lines`.
       no_predictions: why there are none; empty if there are.
       examples: description of the examples and of the intervals.
-      left_out: numbers of held-out and training examples that are truncated, skipped,
-        or have nothing to learn, in words.
+      left_out: descriptions of truncated and skipped examples, and of those with
+        nothing to learn.
       evaluation: settings of the evaluation.
       vocabulary_size: number of tokens.
       parameters: number of parameters of the frozen model.
-      card: what was trained.
-      restored: which parameters were restored, fresh and ignored.
+      card: the trained parameters.
+      restored: report of restored, fresh and ignored parameters.
       marks: reads the tokens of each example; None without a tokenizer.
-      not_compared: why nothing is compared with no prompt; empty if it is, or if the
-        run trained nothing to compare.
+      not_compared: why there is no comparison with no prompt; empty if there is one, or
+        the run trained nothing.
     """
 
     results: Mapping[str, EvaluationResult]
@@ -121,7 +121,7 @@ class Measurement:
 
     @property
     def tuned(self) -> EvaluationResult:
-        """Result of what the run trained."""
+        """Result of the tuned model."""
         return next(iter(self.results.values()))
 
     @property
@@ -143,7 +143,7 @@ def measure_run(
     Args:
       run: the run.
       text_prompts: texts before the frozen model's input, each measured separately.
-      loaded: the run's model and its parameters, if they were loaded before.
+      loaded: the run's model and its parameters, if already loaded.
 
     Returns:
       the measurement; None if the run has no held-out data.
@@ -205,7 +205,7 @@ def measure_run(
 
 
 def _no_predictions(model: PromptedModel, pooling: Pooling | None) -> str:
-    """Returns why there are no predictions; the empty text if there are."""
+    """Returns why there are no predictions; empty if there are."""
     if pooling is not None:
         return "Vectors of texts are compared, which are no answers."
     if model.tokenizer is None:
@@ -224,7 +224,7 @@ def _token_marks(
     examples: Examples | ExampleGroups,
     results: Mapping[str, EvaluationResult],
 ) -> TokenMarks | None:
-    """Returns what reads the tokens of samples, if the model has a tokenizer."""
+    """Returns a reader of the samples' tokens, if the model has a tokenizer."""
     tuned, *others = (result.tokens for result in results.values())
     if isinstance(examples, ExampleGroups) or model.tokenizer is None or tuned is None:
         return None
@@ -233,7 +233,7 @@ def _token_marks(
 
 
 def _count_frozen(model: PromptedModel) -> int:
-    """Returns the number of parameters that come from the checkpoint."""
+    """Counts the parameters from the checkpoint."""
     plan = model.plan
     return sum(
         int(np.prod(leaf.shape))
@@ -245,7 +245,7 @@ def _count_frozen(model: PromptedModel) -> int:
 def _training_left_out(
     run: Run, model: PromptedModel, pooling: Pooling | None
 ) -> list[str]:
-    """Counts the training examples that were left out or cut; not of large files."""
+    """Counts training examples that were left out or cut, unless files are large."""
     if run.data is None:
         return []
     size = sum(path.stat().st_size for path in files_of(run.data) if path.is_file())
@@ -257,7 +257,7 @@ def _training_left_out(
 
 
 def _left_out(kind: str, examples: Examples | ExampleGroups) -> list[str]:
-    """Describes the examples that are not as in the files, or not there at all."""
+    """Describes the examples that were left out or changed."""
     counts = {
         "are truncated because they are too long": examples.truncated,
         "are left out because they are too long": examples.skipped,
@@ -279,7 +279,7 @@ def _describe_prompt(
     parameters: Parameters,
     effects: PromptEffects | str,
 ) -> PromptCard:
-    """Describes what was trained, and compares prompt vectors with tokens."""
+    """Describes the trained parameters, and compares prompt vectors with tokens."""
     leaves: Any = model.weight_storage.abstract_streamed() | parameters
     tuned = merge(model.graph, leaves)
     assert isinstance(tuned, LanguageModel)

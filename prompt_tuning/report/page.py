@@ -1,4 +1,4 @@
-"""Renders the page: one file with its style, its script and all its numbers."""
+"""Render the page: a single file with its style, its script and all its numbers."""
 
 import base64
 import hashlib
@@ -42,11 +42,11 @@ from prompt_tuning.report.visible_text import visible
 
 FOLDER = Path(__file__).parent
 ROWS = 12
-"""Rows of the table beside a curve."""
+"""Rows of the table next to a curve."""
 
 
 def render_page(runs: Sequence[ReportedRun]) -> str:
-    """Renders the page of runs, the same bytes for the same input.
+    """Renders the page of runs; the same input gives the same bytes.
 
     Raises:
       InputError: without a run.
@@ -90,7 +90,7 @@ def render_page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _compare_settings(views: Sequence[RunView]) -> ComparedSettings | None:
-    """Returns what differs between several runs, with the metric that tells them."""
+    """Returns settings that differ between runs, with a metric to compare them by."""
     settings = varied_settings([view.run.recorded for view in views])
     names = dict.fromkeys((*PREFERRED, *(n for view in views for n in view.values)))
     by_metric = {n: [view.values.get(n, math.nan) for view in views] for n in names}
@@ -103,7 +103,7 @@ def _compare_settings(views: Sequence[RunView]) -> ComparedSettings | None:
 
 
 def _finalize(value: Any) -> Any:
-    """Shows hidden characters of every text that is not the page's own markup."""
+    """Makes hidden characters visible in all text that is not the page's own markup."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value)
     return value
@@ -112,7 +112,7 @@ def _finalize(value: Any) -> Any:
 def _panel(
     panel: Panel, runs: Sequence[ReportedRun], marks: Sequence[tuple[int, str]]
 ) -> Mapping[str, Any]:
-    """Prepares a panel: its picture, the data of its cursor, and its table."""
+    """Prepares a panel: its picture, the data for its cursor, and its table."""
     several = len(runs) > 1
     names = []
     for series in panel.series:
@@ -135,7 +135,7 @@ def _panel(
 
 
 def _rows(steps: Sequence[int], values: Sequence[float]) -> list[tuple[int, float]]:
-    """Chooses evenly spaced points, with the least and the greatest value."""
+    """Returns evenly spaced points, including the minimum and the maximum."""
     last = len(steps) - 1
     chosen = {round(i * last / (ROWS - 1)) for i in range(ROWS)}
     chosen |= {int(np.argmin(values)), int(np.argmax(values))}
@@ -143,7 +143,7 @@ def _rows(steps: Sequence[int], values: Sequence[float]) -> list[tuple[int, floa
 
 
 def _number(value: float) -> str:
-    """Returns a number with four decimals, as `evaluate` prints it."""
+    """Formats a number with four decimals, as `evaluate` prints it."""
     if np.isnan(value):
         return "-"
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.0f}"

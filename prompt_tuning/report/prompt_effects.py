@@ -1,4 +1,4 @@
-"""What each prompt vector does: its share of attention, and what removing it costs."""
+"""Effects of each prompt vector: its share of attention, and the cost without it."""
 
 import dataclasses
 import functools
@@ -36,23 +36,23 @@ from prompt_tuning.prompts.soft import StackedPrompts
 from prompt_tuning.settings.data_source import DataSource
 
 ROWS = 1024
-"""Rows that are computed at most to measure what each removal costs."""
+"""Maximum number of rows to compute for the cost of all removals."""
 FEWEST, MOST = 8, 64
-"""Bounds of the number of examples that are measured."""
+"""Bounds on the number of measured examples."""
 DEAD_SHARE, DEAD_COST = 0.002, 0.001
-"""Share of attention, and nats a token, up to which a vector does nothing."""
+"""Share of attention and cost in nats per token below which a vector is dead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptEffects:
-    """What the vectors of a prompt do on some held-out examples.
+    """The effects of a prompt's vectors on held-out examples.
 
     Attributes:
-      stack: the stack that has the prompt, "encoder" or "decoder".
+      stack: stack with the prompt, "encoder" or "decoder".
       examples: number of examples.
-      shares: share of attention on each vector in each block, the mean over heads and
-        over all tokens of the texts, `[L, P]`.
-      costs: by how many nats a token the cross-entropy rises without each vector,
+      shares: share of attention on each vector in each block, averaged over heads and
+        text tokens, `[L, P]`.
+      costs: increase of the cross-entropy without each vector, in nats per token,
         `[P]`; None if this prompt cannot lose one.
     """
 
@@ -63,12 +63,12 @@ class PromptEffects:
 
     @property
     def total_share(self) -> float:
-        """Share of attention on the whole prompt, the mean over the blocks."""
+        """Share of attention on the whole prompt, averaged over blocks."""
         return float(self.shares.sum(axis=1).mean())
 
     @property
     def dead(self) -> list[int]:
-        """Numbers of the vectors that nothing attends to and nothing misses."""
+        """Indices of the vectors that get no attention and cost nothing to remove."""
         unread = self.shares.max(axis=0) <= DEAD_SHARE
         if self.costs is not None:
             unread &= np.abs(self.costs) <= DEAD_COST
@@ -78,16 +78,16 @@ class PromptEffects:
 def measure_effects(
     model: PromptedModel, parameters: Parameters, examples: Examples, data: DataSource
 ) -> PromptEffects | str:
-    """Measures what each vector of a model's prompt does.
+    """Measures the effect of each vector of a model's prompt.
 
     Args:
       model: the model.
       parameters: all of its parameters.
-      examples: held-out examples, of which up to `MOST` are read.
+      examples: held-out examples; up to `MOST` of them are read.
       data: settings of their batches.
 
     Returns:
-      the effects, or why there are none.
+      the effects, or the reason why there are none.
     """
     if model.layout is not None or model.weight_storage.by_layer:
         return "not measured on several devices, or with weights that are streamed"
@@ -123,7 +123,7 @@ def measure_effects(
 def _read_batches(
     model: PromptedModel, examples: Examples, data: DataSource, count: int
 ) -> list[Batch]:
-    """Reads evenly spaced batches with at least `count` examples, one in each row."""
+    """Reads evenly spaced batches with at least `count` examples, one per row."""
     size = min(count, 16)
     data = dataclasses.replace(data, packing=False, batch_size=size, batch_tokens=None)
     plan = plan_batches(data, model.interface, examples, shuffle=False)
@@ -134,14 +134,14 @@ def _read_batches(
 
 
 def _can_lose_vectors(prompt: PromptModule) -> bool:
-    """Returns whether a prompt remains one without one of its vectors."""
+    """Whether a prompt is still valid without one of its vectors."""
     if prompt.length < 2 or isinstance(prompt, InputDependentPrompt):
         return False
     return prompt.attachment is not Attachment.EVERY_BLOCK
 
 
 class TextShares(NamedTuple):
-    """Attention of the tokens of each row's text, and the row's loss.
+    """Attention of each row's text tokens, and the row's loss.
 
     Attributes:
       sums: attention on each vector in each block, summed over the tokens.
@@ -159,11 +159,7 @@ def attention_shares(
 ) -> TextShares:
     """Sums the attention of each text's tokens on each prompt vector.
 
-    Args:
-      stack: the stack that has the prompt.
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: rows of one example each.
+    `stack` has the prompt; the batch has one example per row.
     """
     model = merge_model(graph, parameters)
     blocks = getattr(model, stack)
@@ -199,13 +195,8 @@ def nats_without(
 ) -> Float[Array, "B P"]:
     """Sums the weighted losses of each row without each vector of its prompt.
 
-    Without a vector, what follows it moves up by one position.
-
-    Args:
-      stack: the stack that has the prompt.
-      graph: the model's structure.
-      parameters: all of its parameters.
-      batch: rows of one example each.
+    What follows a removed vector moves up by one position. `stack` has the prompt; the
+    batch has one example per row.
     """
     prompt = getattr(merge_model(graph, parameters), stack).prompt
     values, count = prompt(), prompt.length

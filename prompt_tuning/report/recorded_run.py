@@ -1,4 +1,4 @@
-"""What a run directory holds, read without its model."""
+"""The content of a run directory, read without its model."""
 
 import dataclasses
 import math
@@ -26,18 +26,18 @@ Curve = tuple[list[int], list[float]]
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """What a run directory holds.
+    """The content of a run directory.
 
     Attributes:
       directory: the run directory.
       config: text of the config.
       values: values of the config by factory and parameter.
-      log: lines of the log, in the order of their steps.
+      log: lines of the log, in step order.
       damage: what could not be read, in sentences.
       record: content of `run.json`.
       checkpoint: content of the best checkpoint's `state.json`; None without one.
-      data: of each scope of the config, such as "train", the SHA-256 of its data files
-        by path, or why there is none.
+      data: for each scope of the config, e.g. "train", the SHA-256 of its data files by
+        path, or the reason why there is none.
       made_with: versions and machines that made the run, in order; empty if unknown.
     """
 
@@ -53,10 +53,10 @@ class RecordedRun:
 
     @classmethod
     def read(cls, directory: Path) -> "RecordedRun":
-        """Reads a run directory; a damaged log is read as far as it goes.
+        """Reads a run directory; a damaged log is read as far as possible.
 
         Raises:
-          InputError: if it has no config, or one that cannot be read.
+          InputError: if it has no config, or the config cannot be read.
         """
         file = directory / CONFIG_FILE
         if not file.is_file():
@@ -77,7 +77,7 @@ class RecordedRun:
         )
 
     def setting(self, factory: str, name: str, default: Any = None) -> Any:
-        """Returns a value of the config, or the default where it has none."""
+        """Returns a value of the config, or the default."""
         value = self.values.get(factory, {}).get(name)
         return default if value is None else value
 
@@ -98,7 +98,7 @@ class RecordedRun:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Number of steps taken, according to the log, and to be taken."""
+        """Numbers of steps taken, according to the log, and planned."""
         done = max((int(line["step"]) for line in self.log), default=0)
         return done, int(self.setting("Run", "steps", done))
 
@@ -113,7 +113,7 @@ class RecordedRun:
         return self.setting("Run", "evaluation") is not None
 
     def last_evaluation(self) -> dict[str, float]:
-        """Returns the newest value of each metric on held-out data, by name."""
+        """Returns the newest value of each held-out metric."""
         found: dict[str, float] = {}
         for line in self.log:
             found |= _evaluation(line)
@@ -126,7 +126,7 @@ class RecordedRun:
 
 
 def _evaluation(line: Mapping[str, int | float]) -> dict[str, float]:
-    """Returns the metrics of a line on held-out data."""
+    """Returns the held-out metrics of a line."""
     return {
         name.removeprefix(EVALUATION): float(value)
         for name, value in line.items()

@@ -1,4 +1,4 @@
-"""A run of a page, prepared for the template."""
+"""A run, prepared for the page's template."""
 
 import dataclasses
 import functools
@@ -40,8 +40,8 @@ class ReportedRun:
 
     Attributes:
       name: short name among the runs.
-      recorded: what its directory holds.
-      measured: what was measured of its model; None for a page of the record alone.
+      recorded: content of its directory.
+      measured: measurement of its model; None for a page of the record alone.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ReportedRun:
 
     @functools.cached_property
     def verdict(self) -> Verdict:
-        """Whether it has worked; judged once, because bootstraps take time."""
+        """Whether the run worked; computed once, because bootstraps take time."""
         return judge(self.recorded, self.measured)
 
 
@@ -84,12 +84,12 @@ class RunView:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the run has worked."""
+        """Whether the run worked."""
         return self.run.verdict
 
     @property
     def reasons(self) -> str:
-        """What may explain that it is no better, in one sentence."""
+        """What may explain why it is no better, in one sentence."""
         if self.verdict.outcome not in ("same", "worse"):
             return ""
         found = [f"{x.title.lower()}: {x.advice}" for x in self.findings if x.advice]
@@ -105,7 +105,7 @@ class RunView:
 
     @property
     def values(self) -> dict[str, float]:
-        """Metrics on held-out data: measured, or else those in the log."""
+        """Held-out metrics: measured, or else from the log."""
         measured = self.run.measured
         if measured is None:
             return self.run.recorded.best_evaluation()
@@ -113,19 +113,19 @@ class RunView:
 
     @property
     def tokens(self) -> dict[int, MarkedTokens]:
-        """Tokens of the samples by their numbers."""
+        """Tokens of the samples, by number."""
         shown = () if self.samples is None else self.samples.shown
         return {x.number: x.tokens for x in shown if x.tokens is not None}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Metrics with intervals over all examples and by category, of each system."""
+        """Each system's metrics with intervals, over all examples and by category."""
         measured = self.run.measured
         return [] if measured is None else _groups(measured)
 
     @property
     def matrices(self) -> list[tuple[str, Sequence[str], Any]]:
-        """Name, labels and counts of the confusion of each system."""
+        """Name, labels and counts of each system's confusion matrix."""
         measured = self.run.measured
         ranking = None if measured is None else measured.tuned.ranking
         if measured is None or ranking is None or ranking.problem != "single_label":
@@ -138,7 +138,7 @@ class RunView:
 
     @property
     def calibrations(self) -> list[tuple[str, Sequence[CalibrationPoint], float]]:
-        """Name, points and error of the calibration of each system."""
+        """Name, points and error of each system's calibration."""
         measured = self.run.measured
         found = [
             (n, calibration_of(x))
@@ -160,17 +160,17 @@ class RunView:
 
     @property
     def cost(self) -> list[tuple[str, str]]:
-        """What the run costs, by name."""
+        """Costs of the run, by name."""
         return _cost(self.run)
 
     @property
     def provenance(self) -> list[tuple[str, str]]:
-        """What the run was made of, by name."""
+        """What the run was made from, by name."""
         return _provenance(self.run.recorded)
 
     @property
     def commands(self) -> list[str]:
-        """Commands that make the run and its numbers again."""
+        """Commands that reproduce the run and its numbers."""
         folder = self.run.recorded.directory
         config = shlex.quote(f"{folder}/config.gin")
         lines = [f"prompt-tuning train --gin_file {config} --out NEW_DIRECTORY"]

@@ -1,4 +1,4 @@
-"""The samples of a page: what was wanted and made, with and without the prompt."""
+"""The samples of a page: inputs and answers, with and without the prompt."""
 
 import json
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from prompt_tuning.report.token_marks import MarkedTokens, TokenMarks
 from prompt_tuning.tuned.comparison import NO_PROMPT
 
 LARGEST_TEXT = 400
-"""Characters of a text that are shown."""
+"""Maximum number of characters shown of a text."""
 LARGEST_ALL = 700_000
-"""Bytes of all samples of a page."""
+"""Maximum size in bytes of all samples on a page."""
 TOKEN_SIZE = 30
-"""Bytes of a token of a sample besides its text."""
+"""Bytes per token of a sample, besides its text."""
 MARGIN = 400
-"""Bytes of the page for each sample besides its texts."""
+"""Bytes of the page per sample, besides its texts."""
 
 
 class Sample(NamedTuple):
@@ -27,9 +27,9 @@ class Sample(NamedTuple):
       category: its category; empty without one.
       given: the input.
       wanted: the completion.
-      made: answer of what was tuned; None if none was made.
-      made_bare: answer without a prompt; None if there is none.
-      loss: its loss, tuned; None if it was not measured.
+      made: answer of the tuned model; None without one.
+      made_bare: answer without a prompt; None without one.
+      loss: its loss, tuned; None if not measured.
       loss_bare: its loss without a prompt.
       outcome: "win", "loss" or "tie" against no prompt; empty without a comparison.
       tokens: its tokens; None without a tokenizer.
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """By how much the prompt lowers the loss."""
+        """How much the prompt lowers the loss."""
         if self.loss is None or self.loss_bare is None:
             return None
         return self.loss_bare - self.loss
@@ -60,21 +60,21 @@ class Sample(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """The samples that a page shows, and how many there are."""
+    """The samples that a page shows, and the total number."""
 
     shown: Sequence[Sample]
     total: int
 
 
 def samples_of(measured: Measurement, metric: str, runs: int = 1) -> Samples:
-    """Pairs the predictions of what was tuned and of no prompt.
+    """Pairs predictions of the tuned model with those without a prompt.
 
-    If they are too many for a page, evenly spaced ones are chosen after sorting by
-    loss, so that the best, the worst and what lies between are shown.
+    If there are too many for a page, evenly spaced ones in the order of their loss are
+    shown: the best, the worst, and some in between.
 
     Args:
       measured: the measurement.
-      metric: metric that tells wins from losses.
+      metric: metric that decides wins and losses.
       runs: number of runs that share the page.
     """
     tuned, bare = next(iter(measured.results)), NO_PROMPT
@@ -118,14 +118,14 @@ def _sample(
 
 
 def _cut(text: Any) -> Any:
-    """Shortens a long text, with its length; anything else does not change."""
+    """Shortens a long text and adds its length; leaves anything else unchanged."""
     if not isinstance(text, str) or len(text) <= LARGEST_TEXT:
         return text
     return f"{text[:LARGEST_TEXT]}... ({len(text):,} characters)"
 
 
 def _fitting(samples: list[Sample], budget: int) -> list[Sample]:
-    """Chooses samples whose texts have at most `budget` bytes."""
+    """Chooses samples with texts of at most `budget` bytes."""
     sizes = [_size(sample) for sample in samples]
     if sum(sizes) <= budget:
         return samples
@@ -137,7 +137,7 @@ def _fitting(samples: list[Sample], budget: int) -> list[Sample]:
 
 
 def _size(sample: Sample) -> int:
-    """Returns about how many bytes of a page a sample takes."""
+    """Estimates the bytes that a sample takes on a page."""
     texts = (sample.given, sample.wanted, sample.made or "", sample.made_bare or "")
     # Escapes of JSON are about as long as those of HTML.
     size = sum(len(json.dumps(text, ensure_ascii=False)) for text in texts) * 2

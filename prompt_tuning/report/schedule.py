@@ -21,9 +21,9 @@ def learning_rate_curve(
 ) -> tuple[list[int], list[float]]:
     """Returns the steps and their learning rates.
 
-    A step that is logged as `n` has taken the rate at `n - 1`, since schedules count
-    from 0. Both lists are empty if the config has no rate, or more than one, or one of
-    a user's own.
+    A step logged as `n` has taken the rate at `n - 1`, because schedules count from 0.
+    Both lists are empty if the config has no rate, more than one, or a user-defined
+    one.
 
     Args:
       values: values of the config by factory and parameter.

@@ -1,4 +1,4 @@
-"""Draws a curve in a terminal, with the eight dots of Braille characters."""
+"""Draw a curve in a terminal with Braille characters, which have eight dots."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ WIDTH, HEIGHT = len(DOTS[0]), len(DOTS)
 def draw_curve(
     steps: Sequence[int], values: Sequence[float], columns: int, rows: int
 ) -> list[str]:
-    """Draws a curve whose points are connected, so that no peak is lost.
+    """Draws a curve with connected points, so no peak is lost.
 
     Args:
       steps: steps of the points, ascending; at least one.
-      values: finite value of each.
+      values: their values, all finite.
       columns: width in characters, labels included.
       rows: height in characters, without the line of steps.
 

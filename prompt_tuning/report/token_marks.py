@@ -14,20 +14,20 @@ from prompt_tuning.evaluation.token_outcomes import TokenOutcomes
 from prompt_tuning.report.visible_text import visible
 
 GIVEN, LEARNED, SPECIAL = range(3)
-"""Types of tokens: of the text that is given, learned, or without a text."""
+"""Types of tokens: given text, learned text, or without a text."""
 LARGEST_PART = 100
-"""Number of tokens of an input, and of a completion, that are shown."""
+"""Maximum number of tokens shown of an input, and of a completion."""
 
 
 class MarkedToken(NamedTuple):
     """One token of a sample.
 
     Attributes:
-      text: the text that it adds, with hidden characters by number.
+      text: the text that it adds, with hidden characters as numbers.
       kind: its type.
       weight: its loss weight.
       nats: its loss; None if it is not learned, or its loss is not finite.
-      bare: its loss without a prompt; None if that is not known.
+      bare: its loss without a prompt; None if unknown.
     """
 
     text: str
@@ -38,7 +38,7 @@ class MarkedToken(NamedTuple):
 
 
 class MarkedTokens(NamedTuple):
-    """The tokens of a sample, the end of a long input and the beginning of an answer.
+    """The tokens of a sample: the end of a long input, and the start of the answer.
 
     Attributes:
       given: tokens of the input.
@@ -57,9 +57,9 @@ class TokenMarks:
     """Reads the tokens of any measured example.
 
     Attributes:
-      examples: the examples, as what was tuned reads them.
+      examples: the examples, as the tuned model reads them.
       tokenizer: decodes their tokens.
-      tuned: losses of what was tuned.
+      tuned: losses of the tuned model.
       bare: losses of the frozen model without a prompt, or None.
     """
 
@@ -92,7 +92,7 @@ class TokenMarks:
         learned: Int[np.ndarray, "k"],
         count: int,
     ) -> list[float | None]:
-        """Returns the loss of each target; None where there is no finite one."""
+        """Returns the loss of each target; None if it is missing or not finite."""
         losses: list[float | None] = [None] * count
         if outcomes is None:
             return losses

@@ -1,4 +1,4 @@
-"""What differs between the runs of one page, and how their metric depends on it."""
+"""Settings that differ between a page's runs, and how their metric depends on them."""
 
 import dataclasses
 import itertools
@@ -14,22 +14,22 @@ from prompt_tuning.report.recorded_run import RecordedRun
 
 IGNORED = {("Run", "directory")}
 MACRO = "macro"
-"""Factory of gin's macros, whose values the parameters have, too."""
+"""Factory of gin's macros; parameters have their values, too."""
 MOST = 8
-"""Number of settings that are shown."""
+"""Maximum number of settings shown."""
 LOG_RATIO = 20.0
-"""Ratio of the values of a setting from which its axis is logarithmic."""
+"""Ratio of a setting's values above which its axis is logarithmic."""
 LARGEST_VALUE = 24
-"""Characters of a value that are shown."""
+"""Maximum number of characters shown of a value."""
 
 
 class Axis(NamedTuple):
-    """One axis of parallel axes.
+    """One of the parallel axes.
 
     Attributes:
-      name: name of the setting or of the metric.
-      places: place of each run's value, from 0 to 1; nan without one.
-      ticks: places with their labels.
+      name: name of the setting or the metric.
+      places: position of each run's value, from 0 to 1; nan without one.
+      ticks: positions with their labels.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Axis(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ComparedSettings:
-    """The settings that differ between runs, and the metric that tells the runs.
+    """Settings that differ between runs, and the metric to compare the runs by.
 
     Attributes:
       settings: result of `varied_settings`.
@@ -58,18 +58,18 @@ class ComparedSettings:
 
     @property
     def map(self) -> "HeatMap | None":
-        """The heat map of two settings; None of fewer."""
+        """The heat map of two settings; None for fewer."""
         return heat_map(self.settings, self.metric, self.values)
 
 
 class HeatMap(NamedTuple):
-    """The best metric of the runs with each pair of values of two settings.
+    """The best metric among the runs with each pair of values of two settings.
 
     Attributes:
-      rows: name of the setting of the rows, and its values.
-      columns: the same of the columns.
-      values: metric; nan where there is no run.
-      shades: 0 for the worst value to 1 for the best; nan where there is none.
+      rows: name and values of the setting in the rows.
+      columns: the same for the columns.
+      values: metric; nan without a run.
+      shades: 0 for the worst value to 1 for the best; nan without a run.
     """
 
     rows: tuple[str, Sequence[str]]
@@ -81,8 +81,8 @@ class HeatMap(NamedTuple):
 def varied_settings(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
     """Returns the settings that differ between runs, with the value of each run.
 
-    Settings that always change together, such as the parameters that one macro sets,
-    are named once. Of more than `MOST`, the first ones are returned.
+    Settings that always change together, e.g. parameters set by one macro, are named
+    once. If there are more than `MOST`, only the first ones are returned.
     """
     names = dict.fromkeys(
         (factory, name)
@@ -107,7 +107,7 @@ def varied_settings(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
 def parallel_axes(
     settings: Mapping[str, Sequence[Any]], metric: str, values: Sequence[float]
 ) -> list[Axis]:
-    """Returns an axis for each setting, and the last one for the metric.
+    """Returns an axis per setting, and a last one for the metric.
 
     Args:
       settings: result of `varied_settings`.
@@ -154,9 +154,9 @@ def shown_value(text: str) -> str:
 def heat_map(
     settings: Mapping[str, Sequence[Any]], metric: str, values: Sequence[float]
 ) -> HeatMap | None:
-    """Returns the map of the two settings with the most values; None of fewer.
+    """Returns the map of the two settings with the most values; None for fewer.
 
-    Arguments as those of `parallel_axes`.
+    The arguments are those of `parallel_axes`.
     """
     counts = {name: len(set(map(repr, each))) for name, each in settings.items()}
     # Seeds last: the best of them counts.

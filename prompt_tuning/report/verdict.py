@@ -1,4 +1,4 @@
-"""Whether a run has worked, in one sentence with numbers."""
+"""Tell whether a run worked, in one sentence with numbers."""
 
 import dataclasses
 import shlex
@@ -32,26 +32,26 @@ PREFERRED = (
     "preference_accuracy",
     LOSS,
 )
-"""Metrics that decide, the first that was measured, unless the run names one."""
+"""Metrics that decide, in order of preference, unless the run names one."""
 UNBOUNDED = ("loss", "cross_entropy", "perplexity", "preference_loss")
 NEGLIGIBLE = 0.001
-"""Difference of a loss or margin, in nats, below which two systems are equally good."""
+"""Difference of a loss or margin, in nats, below which two systems count as equal."""
 PER_HUNDRED = ("bleu",)
-"""Metrics that are between 0 and 100 already."""
+"""Metrics that already range from 0 to 100."""
 
 Outcome = Literal["better", "same", "worse", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A metric of what was tuned, compared with that of another system.
+    """A metric of the tuned model, compared with another system.
 
     Attributes:
       metric: its name.
       other: name of the other system.
-      tuned: value of what was tuned.
+      tuned: value of the tuned model.
       base: value of the other system.
-      gain: how much better the tuned one is; negative if it is worse.
+      gain: how much better the tuned model is; negative if it is worse.
       low: lower end of the 95 % interval of the gain.
       high: upper end.
       count: number of examples.
@@ -70,7 +70,7 @@ class Difference:
     def outcome(self) -> Outcome:
         """Whether the interval excludes that both are equally good.
 
-        A difference in nats that no one could notice counts as none.
+        A negligible difference in nats counts as none.
         """
         if not is_share(self.metric) and abs(self.gain) < NEGLIGIBLE:
             return "same"
@@ -80,7 +80,7 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """The difference in words, with its interval."""
+        """Describes the difference, with its interval."""
         values = f"{shown_value(self.metric, self.tuned)} instead of "
         values += shown_value(self.metric, self.base)
         interval = (
@@ -105,13 +105,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a run has worked.
+    """Whether a run worked.
 
     Attributes:
-      outcome: compared with no prompt.
+      outcome: outcome of the comparison with no prompt.
       sentence: the answer.
       differences: comparisons with no prompt and with each text, by the deciding
-        metric, and in the loss if another metric decides.
+        metric, and by the loss if another metric decides.
     """
 
     outcome: Outcome
@@ -122,7 +122,7 @@ class Verdict:
 def deciding_metric(
     metrics: Mapping[str, MetricSums], keep_best: object, evaluation: Evaluation
 ) -> str:
-    """Returns the metric that decides whether a run has worked."""
+    """Returns the metric that decides whether a run worked."""
     if keep_best not in (None, AUTO):
         named = metric_and_direction(keep_best, evaluation.labels)
         if named is not None and named[0] in metrics:
@@ -133,13 +133,13 @@ def deciding_metric(
 def compare(
     measured: Measurement, metric: str, other: str, category: str = ""
 ) -> Difference:
-    """Compares what was tuned with another system on the same examples.
+    """Compares the tuned model with another system on the same examples.
 
     Args:
       measured: the measurement.
       metric: name of the metric.
       other: name of the other system.
-      category: category of the examples; all of them if empty.
+      category: category of the examples; empty for all of them.
     """
     first = measured.tuned.groups[category][metric]
     second = measured.results[other].groups[category][metric]
@@ -178,7 +178,7 @@ def judge(recorded: RecordedRun, measured: Measurement | None) -> Verdict:
 
 
 def _not_compared(recorded: RecordedRun, measured: Measurement | None) -> str:
-    """Says why a run is not compared, and what its log knows."""
+    """Says why a run is not compared, and what its log shows."""
     folder = recorded.directory
     if not recorded.has_evaluation and measured is None:
         return (
@@ -217,7 +217,7 @@ def bounds_of(
 
 
 def shown_value(metric: str, value: float) -> str:
-    """Returns the value of a metric for people: shares in percent."""
+    """Formats the value of a metric: shares in percent."""
     if metric in UNBOUNDED or not is_share(metric):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return (
@@ -228,7 +228,7 @@ def shown_value(metric: str, value: float) -> str:
 
 
 def shown_gain(metric: str, gain: float) -> str:
-    """Returns a difference for people: shares in points."""
+    """Formats a difference: shares in percentage points."""
     gain += 0.0  # no negative zero
     if not is_share(metric):
         return f"{gain:.3g}" if abs(gain) < 1000 else f"{gain:,.0f}"
@@ -236,12 +236,12 @@ def shown_gain(metric: str, gain: float) -> str:
 
 
 def unit_of(metric: str) -> str:
-    """Returns the unit of a gain, after a space; empty for a number without one."""
+    """Returns the unit of a gain, after a space; empty for a plain number."""
     if is_share(metric):
         return " points"
     return " nats" if metric in ("loss", "cross_entropy") else ""
 
 
 def is_share(metric: str) -> bool:
-    """Tests whether a metric lies between two fixed bounds."""
+    """Whether a metric lies between two fixed bounds."""
     return metric in DIRECTIONS and metric not in (*UNBOUNDED, "preference_margin")

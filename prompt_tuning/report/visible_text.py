@@ -1,4 +1,4 @@
-"""Shows foreign text as text: nothing in it runs, hides or turns what is around it."""
+"""Make foreign text safe to show: nothing in it runs, hides or reorders other text."""
 
 import re
 
@@ -6,11 +6,11 @@ HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Control characters but tab and line feed, marks of direction, lone surrogates."""
+"""Control characters except tab and line feed, direction marks, lone surrogates."""
 
 
 def visible(text: str) -> str:
-    r"""Replaces characters that have no picture by their number, as in `[U+202E]`.
+    r"""Replaces invisible characters by their number, e.g. `[U+202E]`.
 
     Examples:
       >>> visible("a\u202eb")

@@ -1,5 +1,5 @@
-"""Uses what a run trained: loads, compares, combines and exports it.
+"""Use what a run trained: load, compare, combine and export it.
 
-`load_tuned` opens a run for `pt.load_tuned`, and `adapter_conversion` is the command
+`load_tuned` opens a run for `pt.load_tuned`; `adapter_conversion` is the command
 `convert`.
 """

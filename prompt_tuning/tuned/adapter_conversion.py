@@ -1,4 +1,4 @@
-"""Reads adapters from a run, checkpoint, PEFT folder or file, and writes them again."""
+"""Read adapters from a run, checkpoint, PEFT folder or file, and write them again."""
 
 import dataclasses
 import functools
@@ -58,18 +58,19 @@ SUFFIXES = {".npy": "npy", ".safetensors": "safetensors"}
 
 @dataclasses.dataclass(frozen=True)
 class ConversionSource:
-    """Adapters to convert, and the model that they belong to.
+    """Adapters to convert, and their model.
 
     Attributes:
       origin: path that the adapters were read from.
-      adapters: one adapter of each method.
+      adapters: one adapter per method.
       config: the model's config; None if unknown.
       base: folder or name of the frozen model; None if unknown.
       model: model of a run with its trained parameters; None without a run.
       prompting: how a run combines its prompt with the text; None without a run.
       step: step of a run's checkpoint; 0 without a run.
       tokenizer: file or folder of a run's tokenizer; None without a run.
-      described: T5X checkpoint of a run, which does not describe its model, or None.
+      described: the run's T5X checkpoint, if its files do not include a config; else
+        None.
     """
 
     origin: str
@@ -84,7 +85,7 @@ class ConversionSource:
 
 
 def default_form(source: Path, target: Path) -> str:
-    """Chooses the form by the target's suffix, else a checkpoint for PEFT or PEFT."""
+    """Chooses the form by the target's suffix, else PEFT (a checkpoint from PEFT)."""
     if target.suffix in SUFFIXES:
         return SUFFIXES[target.suffix]
     is_peft = _find_run(source) is None and find_folder(source) is not None
@@ -102,8 +103,8 @@ def open_source(
 
     Args:
       path: where they are.
-      base_model: frozen model of adapters that do not belong to a run.
-      bindings: override the config of a run.
+      base_model: frozen model of adapters without a run.
+      bindings: overrides of a run's config.
       allow_imports: whether that config may import modules, which runs their code.
 
     Raises:
@@ -145,12 +146,12 @@ def _open_adapter(path: Path, base: str | None) -> ConversionSource:
 
 
 def _is_described(model: Path) -> bool:
-    """Returns whether a checkpoint's own files have its config."""
+    """Whether a checkpoint's own files include its config."""
     return is_gguf(model) or (model / "config.json").is_file()
 
 
 def _present(base: str) -> Path | None:
-    """Returns the folder of a model; None if it is only recorded, and not here."""
+    """Returns the folder of a model; None if it is recorded but not on this machine."""
     name = hub_name_of(base)
     if name is not None:
         return find_cached(name)
@@ -159,7 +160,7 @@ def _present(base: str) -> Path | None:
 
 
 def _find_run(path: Path) -> Path | None:
-    """Finds the run that a directory or checkpoint belongs to; None without one."""
+    """Finds the run of a directory or checkpoint; None without one."""
     if not path.is_dir():
         return None
     directory = best_member(path) or path
@@ -170,7 +171,7 @@ def _find_run(path: Path) -> Path | None:
 
 
 def _open_run(run: Run, path: Path, base_model: str | None) -> ConversionSource:
-    """Opens a run with the trained parameters of its best or the given checkpoint."""
+    """Opens a run with the parameters of its best or the given checkpoint."""
     # One process reads all parameters, on whatever mesh the run was trained.
     model, parameters = load_tuned(dataclasses.replace(run, mesh=None))
     if (path / checkpoint_files.STATE_FILE).is_file():
@@ -196,18 +197,18 @@ def source_of_model(
     checkpoint: str,
     base_model: str | None = None,
 ) -> ConversionSource:
-    """Takes the adapters out of a model.
+    """Extracts the adapters from a model.
 
     Args:
       origin: name of the run, for messages.
       prompted: the opened model.
-      parameters: all of its parameters, with the trained ones.
+      parameters: all of its parameters, including trained ones.
       checkpoint: path or name of the frozen model.
-      base_model: name of the frozen model in what is written; its folder or its name
-        in the Hugging Face hub if None.
+      base_model: name to write for the frozen model; None for its folder or its name on
+        the Hugging Face hub.
 
     Raises:
-      InputError: for a deep prompt of a model whose weights are streamed.
+      InputError: if the weights are streamed and the prompt is deep.
     """
     leaves: Any = prompted.weight_storage.abstract_streamed() | parameters
     model = merge(prompted.graph, leaves)
@@ -245,8 +246,8 @@ def write_adapters(
       source: adapters and their model.
       target: file or folder to write.
       form: one of `FORMS`.
-      only: kinds of adapters to write; all if empty.
-      task_type: task type of a PEFT folder; chosen by the model if None.
+      only: kinds of adapters to write; empty for all.
+      task_type: task type of a PEFT folder; None derives it from the model.
       force: whether to replace an existing target.
 
     Returns:
@@ -272,7 +273,7 @@ def write_adapters(
 
 
 def _runs_around(target: Path) -> list[Path]:
-    """Returns the run directories that a target is inside."""
+    """Returns the run directories that contain a target."""
     folders = target.absolute().parents
     return [folder for folder in folders if (folder / IDENTITY_FILE).exists()]
 
@@ -285,7 +286,7 @@ def _write_single(
     task_type: str | None,
     force: bool,
 ) -> list[str]:
-    """Writes the only adapter; see `write_adapters`."""
+    """Writes a single adapter; see `write_adapters`."""
     if form == "peft":
         adapters = join_classes(join_tokens(adapters))
     adapter = _single(adapters, source.origin)
@@ -323,11 +324,7 @@ def _write_single(
 
 
 def _single(adapters: Sequence[Adapter], origin: str) -> Adapter:
-    """Returns the only adapter.
-
-    Raises:
-      InputError: if there are none, or several.
-    """
+    """Returns the only adapter; raises an error if there are none, or more."""
     if len(adapters) == 1:
         return adapters[0]
     kinds = ", ".join(adapter.kind for adapter in adapters) or "none"
@@ -363,7 +360,7 @@ def _merge(
 
 
 def _write_t5x_model(target: Path, source: ConversionSource) -> list[str]:
-    """Writes the frozen model and its prompts as a checkpoint of T5X."""
+    """Writes the frozen model and its prompts as a T5X checkpoint."""
     if source.model is None or source.config is None:
         raise InputError(
             f"{source.origin} does not belong to a run: a checkpoint of T5X contains "
@@ -389,7 +386,7 @@ def _write_t5x_model(target: Path, source: ConversionSource) -> list[str]:
 
 
 def _check_suffix(form: str, target: Path) -> None:
-    """Refuses a name that would hide the format of the file."""
+    """Checks that the target's suffix does not contradict the format of the file."""
     suffix = ".npy" if form == "npy" else ".safetensors"
     if target.suffix != suffix:
         raise InputError(f"--to {form} writes a file named *{suffix}, found {target}")

@@ -1,7 +1,7 @@
-"""How texts for an adapter are encoded: by its run, or by the files in its folder.
+"""How an adapter's texts are encoded: by its run, or by the files in its folder.
 
 A run keeps the template and the chat template that its data was rendered with. Trainers
-such as TRL save a tokenizer and its chat template into the folder of a PEFT adapter.
+such as TRL save a tokenizer and its chat template in the folder of a PEFT adapter.
 """
 
 import dataclasses
@@ -30,21 +30,21 @@ from prompt_tuning.settings.prompting import Prompting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt")
 TEXT_FIELDS = ("template", "chat", "chat_template", "chat_date", "joiner", "add_eos")
-"""Fields of `DataSource` that set how texts are rendered."""
+"""Fields of `DataSource` that decide how texts are rendered."""
 
 CONFLICTS = ("template", "chat_template", "joiner")
-"""Those of them in which the runs of a model and of an adapter may not differ."""
+"""Those in which the runs of a model and of an adapter must not differ."""
 
 
 def text_encoding_of(
     path: Path, model: PromptedModel, source: DataSource
 ) -> TextEncoding:
-    """Returns how texts for an adapter are encoded.
+    """Returns how an adapter's texts are encoded.
 
     Args:
       path: run directory, checkpoint, PEFT folder, or prompt file.
       model: the model with the adapter.
-      source: settings of data for an adapter that has none.
+      source: data settings for an adapter without its own.
 
     Raises:
       InputError: if its run cannot be read.
@@ -57,21 +57,21 @@ def text_encoding_of(
 
 
 def run_folder(path: Path) -> Path | None:
-    """Returns the run directory that an adapter is, or that has it as a checkpoint."""
+    """Returns the run directory that an adapter is, or is a checkpoint of."""
     checkpoints = (x for x in path.absolute().parents if x.name in (FOLDER, KEPT))
     folders = [path, *(folder.parent for folder in checkpoints)]
     return next((x for x in folders if (x / CONFIG_FILE).is_file()), None)
 
 
 def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
-    """Checks that an adapter's own tokenizer equals its model's.
+    """Checks that an adapter's tokenizer, if it has one, equals its model's.
 
     Args:
       path: run directory, checkpoint, PEFT folder, or prompt file.
       tokenizer: the model's.
 
     Raises:
-      InputError: if the adapter's run or folder has another.
+      InputError: if the adapter's run or folder has a different one.
     """
     own = own_tokenizer(path)
     if own is None or tokenizer is None:
@@ -85,7 +85,7 @@ def check_same_tokenizer(path: Path, tokenizer: Tokenizer | None) -> None:
 
 
 def own_tokenizer(path: Path) -> str | None:
-    """Returns the tokenizer that an adapter's run or folder has for itself."""
+    """Returns the tokenizer in an adapter's run or folder, if any."""
     folder = run_folder(path)
     if folder is not None:
         return read_run_directory(folder).model.tokenizer
@@ -105,10 +105,10 @@ def _definition(tokenizer: Tokenizer) -> Any:
 
 
 def with_texts_of(run: Run, settings: Sequence["AdapterTextSettings"]) -> Run:
-    """Returns a run that reads texts as adapters do, which it uses in turn.
+    """Returns a run that reads texts as each of the adapters does.
 
     Raises:
-      InputError: if the adapters, or the run and they, have different settings.
+      InputError: if the settings of the adapters, or of the run, differ.
     """
     known = [each for each in settings if each.source is not None]
     for each in known[1:]:
@@ -128,10 +128,9 @@ class AdapterTextSettings:
 
     Attributes:
       path: the adapter: run directory, checkpoint, PEFT folder, or prompt file.
-      tokenizer: tokenizer that it has for itself, with its chat template; None for the
-        model's.
-      source: settings of the data of its run; None if it has no run.
-      prompting: position and visibility of its prompt; None if it has no run.
+      tokenizer: its own tokenizer, with its chat template; None for the model's.
+      source: data settings of its run; None without a run.
+      prompting: position and visibility of its prompt; None without a run.
     """
 
     path: Path
@@ -154,14 +153,14 @@ class AdapterTextSettings:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of the data's settings that set how texts are rendered."""
+        """Its data settings that decide how texts are rendered."""
         return {name: getattr(self.source, name) for name in TEXT_FIELDS}
 
     def used_by(self, run: Run) -> Run:
         """Returns a run that reads texts as the adapter does.
 
         Raises:
-          InputError: if the run itself has other settings.
+          InputError: if the run's own settings contradict them.
         """
         model, evaluation = run.model, run.evaluation
         if self.tokenizer is not None and model.tokenizer is None:
@@ -178,7 +177,7 @@ class AdapterTextSettings:
         )
 
     def _render(self, source: DataSource) -> DataSource:
-        """Returns settings of data with the adapter's different fields."""
+        """Returns data settings with the adapter's fields."""
         defaults = DataSource(files=())
         changes = {}
         for name, own in self.fields.items():

@@ -1,4 +1,4 @@
-"""Comparison of a tuned prompt with the frozen model alone and with text prompts.
+"""Compare a tuned prompt with the frozen model alone and with text prompts.
 
 All are measured on the same tokens of the same examples, one after the other, so that
 only one set of parameters is in memory at a time.
@@ -50,7 +50,7 @@ from prompt_tuning.tuned.load_tuned import load_tuned
 NO_PROMPT = "no prompt"
 
 ChooseTexts = Callable[[Examples], Sequence[Sequence[int]]]
-"""Returns token ids of the text that the frozen model reads before each example."""
+"""Returns, for each example, token ids that the frozen model reads before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +63,9 @@ class PlannedModel:
       evaluation: settings of its evaluation.
       read: returns all of its parameters.
       context_ids: token ids of a text to insert before each example's input.
-      objective: objective to measure; None for the cross-entropy alone.
-      choose_texts: returns token ids to insert before each example, which are measured
-        without the objective; None for none.
+      objective: objective to measure; None for only the cross-entropy.
+      choose_texts: returns token ids to insert before each example; the objective is
+        then not measured. None for none.
     """
 
     name: str
@@ -87,12 +87,12 @@ class PlannedModel:
         )
 
     def open_retrieval(self, objective: Contrastive) -> "ComparedModel":
-        """Opens the evaluation of the model's vectors of texts."""
+        """Opens the evaluation of the model's text vectors."""
         evaluator = RetrievalEvaluator(self.model, self.evaluation, objective)
         return ComparedModel(self.name, self.model, evaluator, self.read)
 
     def open(self, examples: Examples) -> "ComparedModel":
-        """Opens the evaluation of the model on some of the examples."""
+        """Opens the evaluation on a selection of the examples."""
         if self.choose_texts is not None:
             texts = self.choose_texts(examples)
             begin = self.model.interface.begin_ids
@@ -120,7 +120,7 @@ class ComparedModel:
     Attributes:
       name: heading of its column.
       model: the model.
-      evaluator: evaluator opened for the model.
+      evaluator: evaluator of the model.
       read: returns all of its parameters.
     """
 
@@ -146,15 +146,14 @@ def open_comparison(
     `align_examples`.
 
     Args:
-      run: run whose model is measured; without prompts and adapters this is the frozen
-        model.
+      run: the run to measure; without prompts and adapters, the frozen model.
       evaluation: settings of the evaluation.
       prompt_file: replaces what the run trained; see `load_tuned`.
-      baseline: whether the frozen model without a prompt is measured too.
+      baseline: whether to measure the frozen model without a prompt, too.
       text_prompts: texts before the frozen model's input, each measured separately.
-      own_texts: texts of each example before the input of a frozen decoder-only model,
-        by name; the run's objective is not measured behind them.
-      loaded: the run's model and its parameters, if they were loaded before.
+      own_texts: by name, texts that differ by example, before the input of a frozen
+        decoder-only model; the run's objective is not measured with them.
+      loaded: the run's model and its parameters, if already loaded.
 
     Raises:
       InputError: if a file cannot be used, or the models would be measured on different
@@ -189,7 +188,7 @@ def open_comparison(
 def measure_each(
     systems: list[ComparedModel], *, with_texts: bool = False
 ) -> Iterator[tuple[str, Evaluator, EvaluationResult]]:
-    """Measures each model, removes it from the list, and releases its parameters."""
+    """Measures each model, then removes it from the list to free its parameters."""
     while systems:
         system = systems.pop(0)
         name, evaluator = system.name, system.evaluator
@@ -199,7 +198,7 @@ def measure_each(
 
 
 def open_frozen(run: Run, placement: Position | None = None) -> PromptedModel:
-    """Opens the frozen model alone; a template placement reads its rows."""
+    """Opens the frozen model alone; with a template placement it reads its rows."""
     prompting = None if placement is None else Prompting(placement=placement)
     tuning = Tuning(prompting=prompting)
     key = jax.random.key(run.seed)
@@ -215,10 +214,10 @@ def _frozen(run: Run, evaluation: Evaluation, name: str) -> PlannedModel:
 def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
     """Plans the frozen model with a text before each input.
 
-    Texts of pairs are joined before they are encoded; ids of HDF5 rows and of
-    conversations follow the ids of the text unchanged. Rows of pairs whose first token
-    is learned, and rows that a teacher reads too, also stay unchanged: they follow the
-    embeddings of the text.
+    For pairs, text and prompt are joined before they are encoded; ids of HDF5 rows and
+    of conversations follow the ids of the text unchanged. Rows of pairs with a learned
+    first token, and rows that a teacher reads, too, also stay unchanged: they follow
+    the embeddings of the text.
     """
     data, name = evaluation.data, f"text {shown(text)}"
     if not text:
@@ -240,9 +239,9 @@ def _with_text(run: Run, evaluation: Evaluation, text: str) -> PlannedModel:
 def _learn_beginnings(
     data: DataSource, examples: Examples, model: PromptedModel
 ) -> bool:
-    """Tests whether any row is learned from its first token, apart from BOS.
+    """Whether any row is learned from its first token, apart from BOS.
 
-    Encoded after another text, such a row could have other tokens.
+    Encoded after another text, such a row could have different tokens.
     """
     if model.config.architecture == "encoder_decoder":
         return False
@@ -274,7 +273,7 @@ def _open_after_text(
 
 
 def _template(data: DataSource, text: str) -> str:
-    """Returns the data's template, or a template of its prompt key, after a text."""
+    """Returns the data's template, or one of its prompt key, preceded by a text."""
     before = text.replace("{", "{{").replace("}", "}}")
     if data.template is not None:
         return before + data.template
@@ -282,11 +281,7 @@ def _template(data: DataSource, text: str) -> str:
 
 
 def _without_tasks(evaluation: Evaluation) -> Evaluation:
-    """Drops the choice of a prompt, for a model without prompts.
-
-    Raises:
-      InputError: if a token of each row names its task.
-    """
+    """Removes the choice of a prompt, for a model without prompts."""
     data = evaluation.data
     if data.task_token is not None:
         raise InputError(

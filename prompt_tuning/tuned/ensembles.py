@@ -1,8 +1,8 @@
 """Prompt ensembles: prompts of one frozen model vote on each answer.
 
 Prompt ensembling (Lester et al. 2021, section 6). The `k` prompts are one module, and
-every row runs once with each prompt, in the same batches. So the frozen model is in
-memory once, and each prompt is computed once for a batch.
+every row runs once with each prompt, in the same batches. The frozen model is thus in
+memory once, and each prompt is computed once per batch.
 """
 
 import dataclasses
@@ -43,10 +43,10 @@ Vote = Callable[[Int[np.ndarray, "k"], Float[np.ndarray, "k C"]], int]
 
 
 def majority_vote(answers: Int[np.ndarray, "k"], nats: Float[np.ndarray, "k C"]) -> int:
-    """Returns the most frequent answer; of tied ones the likeliest on average.
+    """Returns the most frequent answer; among ties, the most likely one on average.
 
     Args:
-      answers: candidate that each of the `k` prompts answers, of `C`.
+      answers: answer of each of the `k` prompts, an index into `C` candidates.
       nats: negative log likelihood of each candidate with each prompt.
     """
     votes = np.bincount(answers, minlength=nats.shape[1])
@@ -66,8 +66,8 @@ class EnsembleResult(NamedTuple):
     """Shares of right answers.
 
     Attributes:
-      together: share of the vote.
-      alone: share of each prompt.
+      together: share for the vote.
+      alone: share for each prompt.
     """
 
     together: float
@@ -82,11 +82,11 @@ def open_ensemble(run: Run, files: Sequence[Path]) -> tuple[PromptedModel, Param
       files: prompts of the same shape, in any format of `read_prompt`.
 
     Returns:
-      The model with `k` prompts, and all of its parameters by path.
+      the model with `k` prompts, and all of its parameters by path.
 
     Raises:
-      InputError: if a prompt cannot be read or has another shape, or the run tunes
-        more than an input prompt.
+      InputError: if a prompt cannot be read or has another shape, or the run tunes more
+        than an input prompt.
     """
     if run.tuning.adapters or run.tuning.decoder_prompt is not None:
         raise InputError(
@@ -130,14 +130,14 @@ def evaluate_ensemble(
       model: model with `k` prompts, from `open_ensemble`.
       parameters: all of its parameters by path.
       evaluation: settings of the evaluation, with labels or `exact_match`.
-      vote: "majority", or "mean" for the highest mean log-probability. Generated
-        answers are candidates that all prompts score.
+      vote: "majority", or "mean" for the highest mean log-probability. The candidates
+        are the labels or all generated answers; every prompt scores each of them.
 
     Returns:
-      `label_accuracy` and `exact_match`, if the evaluation asks for them.
+      `label_accuracy` and `exact_match`, if the evaluation requests them.
 
     Raises:
-      InputError: if it asks for neither, or its files cannot be used.
+      InputError: if it requests neither, or its files cannot be used.
     """
     if not evaluation.labels and not evaluation.exact_match:
         raise InputError(
@@ -165,7 +165,7 @@ def evaluate_ensemble(
 
 
 def _with_single_prompt(model: PromptedModel) -> PromptedModel:
-    """Returns the model with one prompt, because rows of its data name no prompt."""
+    """Returns the model with one prompt, because data rows name no prompt."""
     prompt = model.prompts.prompt
     assert isinstance(prompt, StackedPrompts)
     return dataclasses.replace(model, prompts=PromptPair(StackedPrompts(prompt()[:1])))
@@ -237,7 +237,7 @@ def _elect(
 ) -> Rows:
     """Returns the winning answer of each row.
 
-    If the prompts' answers differ, each answer is a candidate that all prompts score.
+    If the prompts' answers differ, all prompts score each of them as a candidate.
     """
     count = model.prompt_count
     by_row = [[prompt[row] for prompt in answers] for row in range(len(rows))]

@@ -1,4 +1,4 @@
-"""Exports the trained parameters of a model as adapters.
+"""Export a model's trained parameters as adapters.
 
 Prompts are evaluated first, so an adapter contains only arrays and does not need the
 module that computed them.
@@ -44,14 +44,14 @@ from prompt_tuning.settings.prompting import Prompting
 
 
 def export_adapters(model: LanguageModel) -> list[Adapter]:
-    """Exports the prompts and adapters of a model, one adapter for each kind.
+    """Exports the prompts and adapters of a model, one adapter per kind.
 
     A prompt is evaluated by its module without dropout: reparameterized prompts are
-    folded, padding is cut off, and prompts of several tasks are factorized unless they
-    are already.
+    folded, padding is removed, and prompts of several tasks are factorized unless they
+    already are.
 
     Raises:
-      InputError: for an adapter of a projection that cannot be exported.
+      InputError: if a projection's adapter cannot be exported.
     """
     parameters: dict[str, Arrays] = {}
     settings: dict[str, dict[str, Any]] = {}
@@ -76,7 +76,7 @@ def export_adapters(model: LanguageModel) -> list[Adapter]:
 
 
 def _export_tokens(model: LanguageModel) -> list[Adapter]:
-    """Exports the rows of single tokens, if there are some."""
+    """Exports trained token rows, if any."""
     rows = model.token_embedder.adapters.get(NAME)
     if not isinstance(rows, TokenRows):
         return []
@@ -88,7 +88,7 @@ def _export_tokens(model: LanguageModel) -> list[Adapter]:
 
 
 def _export_classes(model: LanguageModel) -> list[Adapter]:
-    """Exports the head of classes, if there is one; a frozen one too, as PEFT does."""
+    """Exports the class head, if any; a frozen one too, as PEFT does."""
     classes, head = model.class_rows, model.head
     if head is None or not model.config.labels:
         return []
@@ -115,7 +115,7 @@ def _export_classes(model: LanguageModel) -> list[Adapter]:
 
 
 def join_classes(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Puts a head of classes into the only adapter beside it, as PEFT stores it."""
+    """Puts a class head into the only other adapter, as PEFT stores it."""
     heads = [x for x in adapters if x.kind == CLASSES]
     others = [x for x in adapters if x.kind != CLASSES]
     if len(heads) != 1 or len(others) != 1:
@@ -125,7 +125,7 @@ def join_classes(adapters: Sequence[Adapter]) -> list[Adapter]:
 
 
 def join_tokens(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Puts rows of tokens into the LoRA beside them, as PEFT stores them."""
+    """Puts token rows into the LoRA, as PEFT stores them."""
     rows = next((x for x in adapters if x.kind == TOKENS), None)
     lora = next((x for x in adapters if x.kind == LORA), None)
     if rows is None or lora is None:
@@ -141,9 +141,9 @@ def _stack(path: str) -> str:
 
 
 def _export_projections(model: LanguageModel) -> list[Adapter]:
-    """Exports adapters of projections, in the order of their application.
+    """Exports projection adapters, in the order of application.
 
-    Kinds that no projection has together are in the order of the list of factories.
+    Kinds that no projection combines are in the order of the list of factories.
     """
     parameters: dict[str, Arrays] = {}
     scalings: dict[str, dict[str, float]] = {}
@@ -179,14 +179,14 @@ def _export_projections(model: LanguageModel) -> list[Adapter]:
 
 
 def runs_model_for_peft(adapter: Adapter) -> bool:
-    """Whether `convert_for_peft` runs the model to convert this adapter."""
+    """Whether `convert_for_peft` needs to run the model for this adapter."""
     return adapter.kind not in PEFT_KINDS
 
 
 def convert_for_peft(
     adapter: Adapter, model: LanguageModel | None, prompting: Prompting | None
 ) -> Adapter:
-    """Converts an adapter to a form that does in PEFT what it does here.
+    """Converts an adapter to a form with the same effect in PEFT.
 
     PEFT trains and uses a second prompt, the decoder's, only in multi-task prompts; two
     plain prompts become one task of it. A deep prompt of a decoder-only model becomes
@@ -195,10 +195,10 @@ def convert_for_peft(
     Args:
       adapter: an adapter of a run, or read from a file.
       model: model of the run; None for a file.
-      prompting: position and visibility of its prompt; a prefix if None.
+      prompting: position and visibility of its prompt; None for a prefix.
 
     Raises:
-      InputError: if PEFT would do something else with it.
+      InputError: if its effect in PEFT would differ.
     """
     if adapter.kind in adapter_specs() or adapter.kind in (TOKENS, CLASSES):
         return adapter
@@ -220,11 +220,7 @@ def convert_for_peft(
 
 
 def _check_prompting(prompting: Prompting) -> None:
-    """Checks that a prompt has the position and visibility of PEFT's prompts.
-
-    Raises:
-      InputError: with the settings that differ.
-    """
+    """Checks that a prompt has the position and visibility of PEFT's prompts."""
     if (
         prompting.placement != "prefix"
         or prompting.prefix_attention
@@ -238,11 +234,7 @@ def _check_prompting(prompting: Prompting) -> None:
 
 
 def _convert_to_prefix(model: LanguageModel) -> Adapter:
-    """Computes the keys and values of a prompt that runs before the decoder's text.
-
-    Raises:
-      InputError: if the model's prompt does not run so.
-    """
+    """Computes the keys and values of a prompt that precedes the decoder's text."""
     check_all_attention(
         model.config,
         "PEFT could have this prompt only as a key/value prefix",

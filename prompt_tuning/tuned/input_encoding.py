@@ -1,4 +1,4 @@
-"""Encodes inputs without targets as training encodes the prompts of its data."""
+"""Encode inputs without targets, in the same way as training prompts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from prompt_tuning.pretrained.text_encoding import TextEncoding
 from prompt_tuning.settings.data_source import DataSource
 
 PROMPT_KEY = "prompt"
-"""Key of plain texts for a run whose data has no prompts."""
+"""Key of plain texts for a run with data that has no prompts."""
 
 TASK_SETTING = (
     f"{how_to_set('DataSource.prompt_id_key', 'KEY')}, or choose one prompt for all "
@@ -40,10 +40,10 @@ class EncodedInputs(NamedTuple):
     """Inputs as a model reads them.
 
     Attributes:
-      texts: text of each, without the prompt vectors of a template.
-      rows: token ids of each.
-      prompt_ids: prompt of each if the model has several, else None.
-      records: the keys of each line that `texts` does not contain.
+      texts: their texts, without the prompt vectors of a template.
+      rows: their token ids.
+      prompt_ids: prompt of each if the model has more than one, else None.
+      records: other keys of each line, which are not in `texts`.
       locations: file and line of each, for messages.
     """
 
@@ -55,10 +55,10 @@ class EncodedInputs(NamedTuple):
 
 
 def text_key(source: DataSource) -> str:
-    """Returns the key that a plain text gets: of prompts, or of the template.
+    """Returns the key for a plain text: that of prompts, or of the template.
 
     Raises:
-      InputError: if the template has several keys.
+      InputError: if the template has more than one key.
     """
     if source.template is None:
         return source.prompt_key or PROMPT_KEY
@@ -77,14 +77,14 @@ def encode_inputs(
     lines: Sequence[JsonLine],
     prompt_id: int | None = None,
 ) -> EncodedInputs:
-    """Encodes inputs as training encodes the prompts of its data.
+    """Encodes inputs in the same way as training prompts.
 
     Args:
       model: model that reads them.
       source: settings of the run's data.
       lines: lines with the keys of the data, or plain texts; see `input_lines`.
-      prompt_id: prompt of all inputs, for a model with several; None if each input
-        selects its own.
+      prompt_id: prompt of all inputs, if the model has more than one; None if each
+        input selects its own.
 
     Raises:
       InputError: if a line lacks a key or its text cannot be encoded.
@@ -155,9 +155,9 @@ def _select_prompt(
 def fit_inputs(
     model: PromptedModel, source: DataSource, inputs: EncodedInputs, new_tokens: int
 ) -> list[list[int]]:
-    """Returns rows that each leave room for an answer.
+    """Returns rows that leave room for an answer.
 
-    Longer ones are cut if the data's are (`DataSource.on_too_long`), as in evaluation.
+    As in evaluation, longer ones are cut if the data's are (`DataSource.on_too_long`).
 
     Raises:
       InputError: for the first row that is too long.

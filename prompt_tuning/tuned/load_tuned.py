@@ -1,4 +1,4 @@
-"""Loads a run's model with its trained parameters, or with another adapter."""
+"""Load a run's model with its trained parameters, or with another adapter."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ def load_tuned(
 ) -> tuple[PromptedModel, Parameters]:
     """Loads a run's model for evaluation or generation.
 
-    If `run` has no prompts and no adapters, but its checkpoints do, the frozen model is
+    If `run` has no prompts or adapters, but its checkpoints do, the frozen model is
     loaded without them. Trained parameters of the model itself are always loaded.
 
     Args:
-      run: run to load; without prompts and adapters it is the model alone, or the
-        model with the content of `prompt_file`.
+      run: the run. Without prompts and adapters it is the model alone, or the model
+        with the content of `prompt_file`.
       prompt_file: replaces everything that the run trained: another run's directory, a
         checkpoint, a PEFT folder, or a prompt file.
-      reuse: parameters of the same frozen model that were read before.
+      reuse: parameters of the same frozen model, if already read.
 
     Returns:
-      The model, and its parameters updated from the run's best checkpoint (the newest
+      the model, and its parameters updated from the run's best checkpoint (the newest
       if none was measured).
 
     Raises:
@@ -72,7 +72,7 @@ def load_trained(run: Run, model: PromptedModel) -> Parameters:
 
 
 def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
-    """Reads what the run trained; nothing if the model alone is requested."""
+    """Reads the run's trained parameters; none if only the model is requested."""
     bare = not any(map(_is_added, model.plan.abstract))
     if bare and not (run.directory and steps_in(Path(run.directory) / FOLDER)):
         return {}
@@ -88,7 +88,7 @@ def _read_trained(run: Run, model: PromptedModel) -> dict[str, Leaf]:
 def _load_other(
     run: Run, path: Path, reuse: Parameters | None
 ) -> tuple[PromptedModel, Parameters]:
-    """Loads the run's model with the content of a file or folder alone."""
+    """Loads the run's model with only the content of a file or folder."""
     tuning = run.tuning
     config = open_checkpoint(run.model)[0]
     source = read_source(path, config, run.model)
@@ -116,11 +116,7 @@ def _load_other(
 def _check_leaves(
     origin: str, leaves: Mapping[str, Leaf], model: PromptedModel
 ) -> None:
-    """Checks that the model has a parameter for each leaf.
-
-    Raises:
-      InputError: for the first leaf without one.
-    """
+    """Checks that the model has a parameter for each leaf."""
     abstract = model.plan.abstract
     for path, leaf in leaves.items():
         if path in abstract:

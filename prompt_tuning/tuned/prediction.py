@@ -1,4 +1,4 @@
-"""Predictions for inputs without targets: the labels of a run, or generated text."""
+"""Predict labels or generate text for inputs without targets."""
 
 import dataclasses
 import itertools
@@ -37,11 +37,11 @@ from prompt_tuning.tuned.input_encoding import (
 
 
 class Prediction(NamedTuple):
-    """The answer to one input among labels.
+    """The predicted label of one input.
 
     Attributes:
       label: the most probable label.
-      probabilities: probability of each label among the labels.
+      probabilities: probability of each label.
     """
 
     label: str
@@ -49,11 +49,11 @@ class Prediction(NamedTuple):
 
 
 class LabelSet(NamedTuple):
-    """The labels of one input, any of which may be true (`ClassHead.problem`).
+    """The labels of one input in a multi-label problem (`ClassHead.problem`).
 
     Attributes:
-      labels: the labels whose probability is above a half.
-      probabilities: probability of each label being true.
+      labels: labels with a probability above one half.
+      probabilities: probability that each label applies.
     """
 
     labels: list[str]
@@ -61,17 +61,17 @@ class LabelSet(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The answer to one input in a regression.
+    """The predicted numbers of one input in a regression.
 
     Attributes:
-      values: each number by its name.
+      values: each number by name.
     """
 
     values: dict[str, float]
 
 
 class WordTags(NamedTuple):
-    """The tags of the words of one input, with a head for tokens.
+    """The tags of the words of one input, from a token classification head.
 
     Attributes:
       words: the words of the input.
@@ -93,15 +93,15 @@ def label_settings(
     batch_size: int | None = None,
     of_head: Sequence[str] = (),
 ) -> Evaluation | None:
-    """Returns the settings that a run's labels are ranked by; None without labels.
+    """Returns the settings for ranking a run's labels; None without labels.
 
-    They are the labels of the run's evaluation, or else of an objective that compares
-    classes, or of a class head.
+    Labels come from the run's evaluation, or else from an objective that compares
+    classes, or from a class head.
 
     Args:
       run: configuration of the run.
       labels: other labels; None for the run's.
-      batch_size: rows of a batch; None for that of the data.
+      batch_size: rows per batch; None for the data's.
       of_head: labels of the opened model's head, `ModelConfig.labels`.
 
     Raises:
@@ -137,7 +137,7 @@ def predict_inputs(
     batch_size: int | None = None,
     prompt_id: int | None = None,
 ) -> list[AnyPrediction]:
-    """Predicts the labels of inputs that Python passes.
+    """Predicts the labels of inputs given in Python.
 
     Args:
       run: configuration of the run.
@@ -145,7 +145,7 @@ def predict_inputs(
       parameters: all parameters by path.
       inputs: texts, or mappings with the keys of the run's data.
       labels: labels to choose from; None for the run's.
-      batch_size: rows of a batch; None for the run's.
+      batch_size: rows per batch; None for the run's.
       prompt_id: prompt of all inputs; see `encode_inputs`.
 
     Raises:
@@ -179,8 +179,7 @@ def predict_labels(
       parameters: all parameters by path.
       evaluation: settings with labels; see `label_settings`.
       inputs: the inputs.
-      on_batch: called after each batch with its number of rows, one for each input and
-        label.
+      on_batch: called after each batch with its number of (input, label) rows.
 
     Raises:
       InputError: if an input is too long.
@@ -200,14 +199,14 @@ def predict_tags(
     labels: Sequence[str] | None = None,
     prompt_id: int | None = None,
 ) -> list[WordTags]:
-    """Finds the tag of each word of inputs.
+    """Predicts the tag of each word of inputs.
 
     Args:
-      model: model whose head scores the classes of tokens.
+      model: a model with a token classification head.
       parameters: all parameters by path.
-      source: settings of the run's data, with the size of batches.
-      lines: inputs with a list of words, or a text that is split at white space.
-      labels: must be None, for the head has its own.
+      source: settings of the run's data, including the batch size.
+      lines: inputs with a list of words, or a text to split at white space.
+      labels: must be None, because the head has its own.
       prompt_id: prompt of all inputs; None if each selects its own.
 
     Raises:
@@ -260,7 +259,7 @@ def _word_tags(
     tags: Sequence[str],
     probabilities: Sequence[float] | np.ndarray,
 ) -> WordTags:
-    """Returns the answers for words; those without tokens have none."""
+    """Returns the tags of words; those without tokens have none."""
     found = zip(tags, probabilities, strict=True)
     result = WordTags(words, [], [])
     for tokens in pieces:
@@ -289,7 +288,7 @@ def generate_outputs(
     batch_size: int | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Continues each input greedily, read with the settings of the run's data.
+    """Continues each input greedily, encoded with the settings of the run's data.
 
     Other arguments are as in `continue_rows`.
 

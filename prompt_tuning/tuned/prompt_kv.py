@@ -1,4 +1,4 @@
-"""Stores the keys and values of a prompt next to it, for engines that load it."""
+"""Store a prompt's keys and values next to it, for engines that load it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ def store_prompt_kv(
     allow_imports: bool = False,
     force: bool = False,
 ) -> str:
-    """Computes the keys and values of an adapter's prompts and stores them next to it.
+    """Computes the keys and values of an adapter's prompts, and stores them next to it.
 
     Args:
       path: a run directory, a checkpoint, a PEFT folder or a prompt file.
-      base_model: frozen model of an adapter that is not a run.
-      bindings: override the config of a run.
+      base_model: frozen model of an adapter without a run.
+      bindings: overrides of a run's config.
       allow_imports: whether that config may import modules, which runs their code.
-      force: whether to replace another file of the name.
+      force: whether to replace another file with the same name.
 
     Returns:
       a line that describes what was written.
 
     Raises:
-      InputError: if it cannot be read, or has no such prompt.
+      InputError: if the adapter cannot be read, or has no such prompt.
     """
     if (path / CONFIG_FILE).is_file():
         if base_model is not None:

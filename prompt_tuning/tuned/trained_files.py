@@ -1,4 +1,4 @@
-"""Tells where a run stored what it trained, and how large it is."""
+"""Tell where a run stored its trained parameters, and how large they are."""
 
 from collections.abc import Mapping
 from pathlib import Path
