@@ -115,17 +115,16 @@ def test_colors_show_types_and_their_intensity_shows_weights():
     assert len({tuple(code[-3:]) for code in by_text.values()}) == 4
 
 
-@pytest.mark.slow
 def test_a_long_row_is_shown_at_both_ends(files, tmp_path, capsys):
     data = tmp_path / "long.csv"
-    data.write_text(f"prompt,completion\n{'x' * 200_000},b\n")
+    data.write_text(f"prompt,completion\n{'x' * 20_000},b\n")
     lines = shown(capsys, data, "--tokenizer", files.decoder, "--tokens")
     # BOS, the prompt, the completion and EOS.
-    assert "198,003 tokens are left out" in "\n".join(lines)
+    assert "18,003 tokens are left out" in "\n".join(lines)
     positions = [
         int(line.split()[1]) for line in lines if re.match("\u2502 +\\d", line)
     ]
-    assert positions == [*range(1000), *range(199_003, 200_003)]
+    assert positions == [*range(1000), *range(19_003, 20_003)]
 
 
 @pytest.mark.parametrize("name", ["byte_level", "unigram"])

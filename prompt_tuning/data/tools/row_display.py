@@ -1,7 +1,8 @@
 """Prepares rows for display: the text, type and loss weight of each token."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -149,18 +150,22 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
     if tokenizer is None:
         yield from (f"{id} " for id in ids)
         return
+
+    @functools.lru_cache(maxsize=64)  # each pair of neighbors is decoded several times
+    def decode(*ids: int) -> str:
+        return tokenizer.decode(ids)
+
     pending: list[int] = []
     before: list[int] = []
     for id in ids:
         previous = [*before, *pending]
-        silent = tokenizer.decode([*previous, id]) == tokenizer.decode(previous)
-        mark = tokenizer.token(id) in SPACE_MARKS
-        if silent and not mark and not tokenizer.decode([id]):
+        silent = decode(*previous, id) == decode(*previous)
+        if silent and tokenizer.token(id) not in SPACE_MARKS and not decode(id):
             # A special token, or an id outside the vocabulary.
             yield "\ufffd" * bool(pending) + tokenizer.token(id)
             pending, before = [], []
             continue
-        text = _text_of(tokenizer, before, [*pending, id])
+        text = _text_of(decode, before, [*pending, id])
         if text.endswith("\ufffd") and len(pending) < MAXIMUM_IDS:
             pending.append(id)
             yield ""
@@ -170,8 +175,10 @@ def token_texts(ids: Sequence[int], tokenizer: Tokenizer | None) -> Iterator[str
         pending, before = [], [id]
 
 
-def _text_of(tokenizer: Tokenizer, before: Sequence[int], new: Sequence[int]) -> str:
+def _text_of(
+    decode: Callable[..., str], before: Sequence[int], new: Sequence[int]
+) -> str:
     """Returns the text that new tokens add to the previous ones."""
-    head = tokenizer.decode(before) if before else ""
-    whole = tokenizer.decode([*before, *new])
-    return added_text(head, whole) if head else tokenizer.decode(new)
+    head = decode(*before) if before else ""
+    whole = decode(*before, *new)
+    return added_text(head, whole) if head else decode(*new)
