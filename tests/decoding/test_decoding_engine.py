@@ -36,6 +36,7 @@ from tests.support.engine_models import KINDS, engine_model
 from tests.support.exhaustive import sample
 
 NEW = 6
+ROWS = [[3, 1, 4], [*range(6, 11), *range(5, 11)]]  # one invokes the aLoRA
 
 
 def open_engine(config, kinds=KINDS, **sizes) -> DecodingEngine:
@@ -120,7 +121,6 @@ EXPERTS = ("none", "experts", "alora", "experts_down")
 def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
     config = (FAMILIES | OTHERS)[name]
     engine = open_engine(config, kinds)
-    rows = [[3, 1, 4], [*range(6, 11), *range(5, 11)]]  # one invokes the aLoRA
     for kind in kinds:
         prompt = 1 if kind == "tasks" else None
         requests = [
@@ -130,20 +130,36 @@ def test_tokens_equal_those_of_the_model_with_the_adapter_alone(name, kinds):
                 prompt_id=prompt,
                 sampling=Sampling(new_tokens=NEW),
             )
-            for row in rows
+            for row in ROWS
         ]
-        model, parameters = engine_model(config, kind)
-        expected = one_after_the_other(model, parameters, rows, prompt)
+        expected = one_after_the_other(*engine_model(config, kind), ROWS, prompt)
         ids = [list(h.completions[0].ids) for h in engine.run(requests)]
         assert ids == expected, kind
-        together = continue_rows(
-            model,
-            parameters,
-            rows,
-            Sampling(new_tokens=NEW),
-            prompt_ids=None if prompt is None else [prompt] * 2,
-        )
-        assert together == expected, kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    sample(
+        3,
+        [
+            *((LLAMA, "alora"), (T5_GATED, "tasks"), (LFM2, "state")),
+            *((DEEPSEEK, "experts_down"), (GPT2, "both"), (GEMMA4, "prefix")),
+            *itertools.product(OTHERS.values(), ["none"]),
+        ],
+    ),
+)
+def test_rows_that_are_continued_together_do_not_change(config, kind):
+    model, parameters = engine_model(config, kind)
+    prompt = 1 if kind == "tasks" else None
+    together = continue_rows(
+        model,
+        parameters,
+        ROWS,
+        Sampling(new_tokens=NEW),
+        prompt_ids=None if prompt is None else [prompt] * 2,
+    )
+    assert together == one_after_the_other(model, parameters, ROWS, prompt)
 
 
 def test_an_invoked_lora_with_ia3_reads_no_keys_of_the_frozen_model():

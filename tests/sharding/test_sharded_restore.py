@@ -1,6 +1,7 @@
 """Parameters that are read directly into their shards on a mesh."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -59,17 +60,26 @@ def bytes_read(monkeypatch) -> BytesRead:
     return BytesRead(monkeypatch)
 
 
-def opened(name: str, shape: MeshShape, dtype: str = "float32") -> PromptedModel:
-    """A model on as many of the first devices as the mesh needs."""
+@functools.cache
+def checkpoint(name: str, dtype: str) -> tuple[PromptedModel, dict[str, np.ndarray]]:
+    """A model on one device, and all its parameters."""
     config = TOYS.get(name)
     folder = T5X / name if config else FOLDERS[name]
     if config:
         (folder,) = folder.glob("*checkpoint_*")
     source = Pretrained(checkpoint=str(folder), config=config, parameter_dtype=dtype)
     model = open_pretrained(source, key=jax.random.key(0))
+    return model, model.plan.restore()
+
+
+def opened(
+    name: str, shape: MeshShape, dtype: str = "float32"
+) -> tuple[PromptedModel, dict[str, np.ndarray]]:
+    """A model on as many of the first devices as the mesh needs, and the whole."""
+    model, restored = checkpoint(name, dtype)
     layout = meshes.layout_of(shape, model.config)
     placement = Placement.create(layout, model.graph, model.plan.abstract)
-    return dataclasses.replace(model, placement=placement)
+    return dataclasses.replace(model, placement=placement), restored
 
 
 def assert_equal_and_padded(actual: jax.Array, whole: np.ndarray):
@@ -85,8 +95,7 @@ def assert_equal_and_padded(actual: jax.Array, whole: np.ndarray):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_read):
-    model = opened(name, MESHES[mesh])
-    restored = model.plan.restore()
+    model, restored = opened(name, MESHES[mesh])
     bytes_read.count = 0
     parameters = model.read_parameters()
     assert set(parameters) == set(restored)
@@ -99,8 +108,8 @@ def test_shards_equal_slices_of_the_whole_and_are_read_once(name, mesh, bytes_re
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), CASES)
 def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
-    model = opened(name, MESHES[mesh])
-    placement, restored = model.placement, model.plan.restore()
+    model, restored = opened(name, MESHES[mesh])
+    placement = model.placement
     assert placement is not None
     devices = placement.layout.mesh.devices.ravel()
     for device_rows in (devices[: len(devices) // 2], devices[1::2], devices[[0, -1]]):
@@ -123,8 +132,7 @@ def test_a_process_reads_only_the_bytes_of_its_shards(name, mesh, bytes_read):
 @pytest.mark.parametrize("mesh", ["tensor 2", "fsdp 2, tensor 2"])
 @pytest.mark.parametrize("name", ["llama_tied", "gpt2_tied", "zarr"])
 def test_int8_shards_equal_slices_of_the_whole_kernel(name, mesh, bytes_read):
-    model = opened(name, MESHES[mesh], "int8")
-    restored = model.plan.restore()
+    model, restored = opened(name, MESHES[mesh], "int8")
     bytes_read.count = 0
     parameters = model.read_parameters()
     assert set(parameters) == set(restored)
