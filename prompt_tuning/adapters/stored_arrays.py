@@ -75,17 +75,19 @@ def open_arrays(path: Path) -> dict[str, StoredTensor]:
         raise InputError(f"{path} does not exist; expected a checkpoint")
     if path.is_file():
         return _open_file(path)
-    names = {child.name for child in path.iterdir()}
+    if _is_t5x(path):
+        return open_t5x(path)
+    # A run may also have a PEFT folder, and the stored keys and values of its prompt.
+    checkpoint = find_checkpoint(path)
+    if checkpoint is not None:
+        state = checkpoint_files.verify(checkpoint)
+        return _in_memory(checkpoint_files.read_trained(checkpoint, state), path)
     adapter = peft_folder.find_folder(path)
     if adapter is not None:
         return read_header(adapter / peft_folder.TENSORS)
+    names = {child.name for child in path.iterdir()}
     if any(name.endswith(SAFETENSORS) for name in names) or "config.json" in names:
         return open_safetensors(path)
-    if not _is_t5x(path):
-        checkpoint = find_checkpoint(path)
-        if checkpoint is not None:
-            state = checkpoint_files.verify(checkpoint)
-            return _in_memory(checkpoint_files.read_trained(checkpoint, state), path)
     return open_t5x(path)
 
 

@@ -54,6 +54,11 @@ def forms(tmp_path):
     store = CheckpointStore(tmp_path / "run")
     store.save(1, {"token_embedder/embedding": TABLE}, {}, {})
     store.close()
+    # What `remember` and `convert RUN prompt_kv` leave in a run.
+    (tmp_path / "run" / "peft").mkdir()
+    (tmp_path / "run" / "peft" / "adapter_config.json").write_text("{}")
+    for name in ("prompt_kv", "peft/adapter_model"):
+        save_file({"other": TABLE}, tmp_path / "run" / f"{name}.safetensors")
     return {
         "t5x": "token_embedder/embedding",
         "array.npy": "array",
