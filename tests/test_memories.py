@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import prompt_tuning as pt
+from prompt_tuning.api.memories import check_folder
 from prompt_tuning.api.memory_budget import fit_budget
+from prompt_tuning.api.memory_composition import write_start
 from prompt_tuning.cli.main import main
 from prompt_tuning.config.run import DataSource
 from prompt_tuning.core.errors import InputError
@@ -104,6 +106,8 @@ def test_only_a_memory_is_compared_with_its_document(tmp_path, capsys):
     )
     assert main(["evaluate", "--run", rows.run.directory, "--memory"]) == 2
     assert "so there is no document to compare" in capsys.readouterr().err
+    with pytest.raises(InputError, match="a run that is not a memory of a text"):
+        check_folder(tmp_path / "run", tmp_path / "run" / "study")
     # A soft prompt is stored under the path of a prefix.
     with pytest.raises(InputError, match=r"memory 0 is not a .* \(2, 128\)"):
         pt.compose([run, run])
@@ -376,6 +380,17 @@ def test_the_memory_of_the_right_table_is_retrieved_for_a_question():
     for number, (_, asked) in enumerate(tables):
         assert pt.retrieve(memories, asked[0][0]) == [number]
         assert pt.retrieve(memories, asked[-1][0], count=2)[0] == number
+
+
+def test_memories_that_are_trained_together_stay_those_of_the_first_call(tmp_path):
+    start, prefix = tmp_path / "apart.npy", np.ones((1, 2, 3, 1, 2), "f4")
+    write_start(start, prefix)
+    content = start.read_bytes()
+    write_start(start, prefix + 1e-5)
+    for other in (prefix + 0.1, prefix[:, :, :2]):
+        with pytest.raises(InputError, match="or they were trained further since"):
+            write_start(start, other)
+    assert start.read_bytes() == content
 
 
 def test_memories_of_different_models_are_not_compared(tmp_path):

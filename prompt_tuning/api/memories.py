@@ -157,7 +157,7 @@ def remember(
     temporary = directory is None
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
     rows_folder = Path(study_directory or folder / STUDY)
-    _check_folder(folder, rows_folder)
+    check_folder(folder, rows_folder)
     settings = {"directory": folder, "progress": progress}
     if old is not None:
         tuned = old.train(plan, rows_folder, text, steps, **settings)
@@ -176,7 +176,12 @@ def remember(
     return tuned
 
 
-def _check_folder(folder: Path, rows: Path) -> None:
+def check_folder(folder: Path, rows: Path) -> None:
+    """Checks that a directory has no run without the rows of a memory.
+
+    Raises:
+      InputError: if it has one.
+    """
     if (folder / CONFIG_FILE).exists() and not rows.exists():
         raise InputError(
             f"{folder} has a run that is not a memory of a text: give another directory"

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from prompt_tuning.adapters.adapter import PREFIX_PATH
-from prompt_tuning.api.memories import RATE, finish_memory
+from prompt_tuning.api.memories import RATE, check_folder, finish_memory
 from prompt_tuning.api.memory_update import STUDY, study_of
 from prompt_tuning.api.model import Model
 from prompt_tuning.api.tune import TunedModel, load_tuned, tune
@@ -18,7 +18,7 @@ from prompt_tuning.core.atomic_files import replace_file
 from prompt_tuning.core.errors import InputError, shown
 from prompt_tuning.core.field_checks import check_value
 from prompt_tuning.core.number_ranges import NonnegativeInteger, PositiveInteger
-from prompt_tuning.core.numpy_files import numpy_bytes
+from prompt_tuning.core.numpy_files import numpy_bytes, read_npy
 from prompt_tuning.pretrained.attention_matching import move_prefix
 from prompt_tuning.texts.memory_comparison import key_value_prefix
 from prompt_tuning.texts.study_files import CHUNK_KEY
@@ -97,9 +97,10 @@ def compose(
         return both
     studies = [study_of(memory) for memory in loaded]
     folder = Path(directory or tempfile.mkdtemp(prefix="prompt-tuning-"))
-    files = join_studies(folder / STUDY, studies, both.prompted.needed_tokenizer())
     start = folder / STUDY / APART
-    replace_file(start, numpy_bytes(np.asarray(both.trained[PREFIX_PATH])))
+    check_folder(folder, start)
+    files = join_studies(folder / STUDY, studies, both.prompted.needed_tokenizer())
+    write_start(start, np.asarray(both.trained[PREFIX_PATH]))
     tuned = tune(
         both,
         Configurable("KeyValuePrefix")(length=sum(lengths), frozen_slots=1),
@@ -123,6 +124,24 @@ def compose(
             finish_memory(tuned, progress=progress)
         _write_parts(tuned, lengths, folder / PARTS)
     return tuned
+
+
+def write_start(file: Path, prefix: Float[np.ndarray, "L 2 P G K"]) -> None:
+    """Writes the memories as they were trained apart, unless an earlier call has.
+
+    Raises:
+      InputError: if the file has others.
+    """
+    if not file.exists():
+        replace_file(file, numpy_bytes(prefix))
+        return
+    known = read_npy(file)
+    # Another device may rotate keys to slightly different numbers.
+    if known.shape != prefix.shape or not np.allclose(known, prefix, atol=1e-3):
+        raise InputError(
+            f"{file} has other memories than these, or they were trained further "
+            "since: give another directory"
+        )
 
 
 def _prefixes(memories: Sequence[TunedModel]) -> list[Prefix]:
