@@ -1,5 +1,6 @@
-"""Adapter names `base` (the model alone) and `trained` (with the adapters of its run),
-and the usual ratio of learning rates in a LoRA.
+"""Names `base` (the model alone) and `trained` (with the adapters of its run).
+
+Also the usual ratio of learning rates in a LoRA.
 """
 
 BASE = "base"

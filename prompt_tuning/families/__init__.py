@@ -1,8 +1,8 @@
 """Families of models: one module each, registered in `FAMILIES`.
 
 To add a family, write a module with a `Family`, add a line below, and make a fixture
-with `scripts/make_fixtures.py`. `hf_folder` reads and writes Hugging Face folders of
-all families.
+with `scripts/make_fixtures.py`. `hf_folder` reads and writes the Hugging Face folders
+of all families.
 """
 
 from prompt_tuning.families.arcee import ARCEE

@@ -1,4 +1,4 @@
-"""AFM: a Llama with a feed-forward layer of two projections and a squared ReLU."""
+"""AFM: a Llama with two projections and a squared ReLU as its feed-forward layer."""
 
 import dataclasses
 from typing import Any
@@ -8,11 +8,7 @@ from prompt_tuning.families.llama import LLAMA, read_llama
 
 
 def read_arcee(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_llama(settings) | {
         "activation": settings.activation(settings.text("hidden_act", "relu2")),
         "norm_epsilon": settings.positive("rms_norm_eps", 1e-5),

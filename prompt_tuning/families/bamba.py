@@ -24,11 +24,7 @@ NORMS = {"self_attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm
 
 
 def read_bamba(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     attention = settings.sequence("attn_layer_indices", [])
     linear = [i for i in range(fields["layers"]) if i not in attention]

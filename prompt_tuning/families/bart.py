@@ -1,7 +1,7 @@
-"""BART: an encoder-decoder with learned positions and norms after each sum.
+"""BART: an encoder-decoder with learned positions and a norm after each sum.
 
 Positions are counted from 2, as in OPT. `final_logits_bias` is a bias of the head.
-Families near BART share its names, and differ in positions and in where norms are.
+Families close to BART share its names, but have other positions and norms elsewhere.
 """
 
 from collections.abc import Collection
@@ -41,11 +41,7 @@ SIZES = {
 
 
 def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("normalize_before", False, "that variant is not implemented")
     return read_stacks(settings) | {
         "norm_placement": "after_sum",
@@ -59,15 +55,10 @@ def read_bart(settings: HuggingFaceSettings) -> dict[str, Any]:
 def read_stacks(
     settings: HuggingFaceSettings, *, activation: str = "gelu", scaled: bool = False
 ) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` that BART shares with families near it.
+    """Returns the fields of `ModelConfig` that BART shares with families close to it.
 
-    Args:
-      settings: the settings in `config.json`.
-      activation: activation if there is no setting.
-      scaled: whether vectors of tokens are scaled if there is no setting.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
+    `activation` and `scaled` (whether token vectors are scaled) are the defaults of
+    settings.
     """
     for encoder, decoder in SIZES.items():
         reason = f"an encoder of another {encoder} is not implemented"

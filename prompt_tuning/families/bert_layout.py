@@ -43,14 +43,9 @@ INERT = frozenset(
 def read_bert(
     settings: HuggingFaceSettings, *, first_position: int = 0
 ) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
+    """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
-    Args:
-      settings: the settings in `config.json`.
-      first_position: number of the row of the first position in the table.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
+    `first_position` is the first position's row in the table.
     """
     settings.require("is_decoder", False, "as a decoder it is not implemented")
     settings.require(
@@ -76,7 +71,7 @@ def read_bert(
 
 
 def encoder_fields(activation: str) -> dict[str, Any]:
-    """Returns the fields that all encoders after BERT have."""
+    """Returns the fields that all encoders since BERT have."""
     return {
         "architecture": "decoder_only",
         "bidirectional": True,
@@ -114,9 +109,9 @@ def bert_recipes(
       head: stored modules "dense", "norm" and "logits" of the masked language model.
       first_position: see `read_bert`.
       embeddings: stored names of the tables.
-      pattern: prefix of a layer's names, with `{}` for its number.
+      pattern: prefix of a layer's names, with `{}` for its index.
       modules: stored module of each projection.
-      norms: stored module of each norm of a layer.
+      norms: stored module of each norm in a layer.
     """
     word = embeddings["token_embedder/embedding"]
     prefix = "" if word in names else prefix
@@ -137,11 +132,9 @@ def bert_recipes(
 def transform_recipes(
     config: ModelConfig, head: Mapping[str, str]
 ) -> dict[str, Recipe]:
-    """Returns the recipes of the head of a masked language model, if there is one.
+    """Returns the recipes of a masked language model's head, or none.
 
-    Args:
-      config: config of the model.
-      head: see `bert_recipes`.
+    For `head` see `bert_recipes`.
     """
     if config.transform_activation is None:
         return {}

@@ -1,4 +1,4 @@
-"""BLOOM: linear biases of scores, a norm of the embeddings, layers fused per head."""
+"""BLOOM: ALiBi, a norm of the embeddings, and projections fused per head."""
 
 from collections.abc import Collection
 from typing import Any
@@ -26,11 +26,7 @@ PROJECTIONS = {
 
 
 def read_bloom(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "residual connections after the norm are not implemented"
     settings.require("apply_residual_connection_post_layernorm", False, reason)
     width = settings.size("n_embed" if "n_embed" in settings else "hidden_size")

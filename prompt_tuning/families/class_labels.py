@@ -1,12 +1,12 @@
-"""Heads of classes that published folders have in the place of an output head.
+"""Class heads that published folders have in place of an output head.
 
-`AutoModelForSequenceClassification` of transformers stores the head of decoder-only
-models as `score.weight`, `[C, D]`, without a bias. It scores the last token that is not
-padding, after the final norm, and the names of the classes are in `id2label`. Encoders
-have a bias of each class, and a dense layer before, which `ClassLayers` names. So have
-BART and T5, whose decoder reads the text again, up to its end. The head
-of `AutoModelForTokenClassification` scores each token, with a bias and, but for
-ModernBERT, without a dense layer; that of T5 reads the encoder alone.
+`AutoModelForSequenceClassification` in transformers stores the head of a decoder-only
+model as `score.weight`, `[C, D]`, without a bias. It scores the last token before
+padding, after the final norm; `id2label` names the classes. Encoders have a bias for
+each class, and a dense layer before the head, which `ClassLayers` names. So have BART
+and T5, whose decoder reads the text again, up to its end. The head of
+`AutoModelForTokenClassification` scores each token, with a bias and, except in
+ModernBERT, without a dense layer; T5's reads only the encoder.
 """
 
 import dataclasses
@@ -44,21 +44,21 @@ tokens is left out, as in transformers."""
 
 @dataclasses.dataclass(frozen=True)
 class ClassLayers:
-    """The layers of a family's head of classes of texts, by their stored modules.
+    """Layers of a family's head for classes of texts, by their stored modules.
 
     Attributes:
       rows: module that scores the classes.
-      dense: module of the dense layer before it; empty if there is none, as in
-        decoder-only families, whose head has no bias either.
+      dense: module of the dense layer before it; empty without one, as in decoder-only
+        families, whose head has no bias either.
       norm: module of the norm after the activation, or empty.
       activation: activation of the dense layer.
       bias: whether the dense layer has a bias.
       saved: whether PEFT trains that layer with the head.
-      token_rows: module that scores the classes of tokens; by default the first part
-        of `rows`.
-      token_dense: whether a head of tokens has the dense layer, too.
+      token_rows: module that scores the classes of tokens; by default the first part of
+        `rows`.
+      token_dense: whether a head for tokens has the dense layer, too.
       biased: whether the rows have a bias even without a dense layer.
-      encodes_tokens: whether tokens of an encoder-decoder are scored by its encoder.
+      encodes_tokens: whether an encoder-decoder scores tokens with its encoder.
     """
 
     rows: str = "score"
@@ -89,7 +89,7 @@ class ClassLayers:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of `ModelConfig` that a head of classes changes."""
+        """Fields of `ModelConfig` that a class head changes."""
         if not self.dense:
             fields = {"head_bias": self.biased, "transform_activation": None}
             return OF_TOKENS | fields
@@ -103,8 +103,7 @@ class ClassLayers:
     def recipes(self, names: Collection[str] = ()) -> dict[str, Recipe]:
         """Returns the recipes of the head.
 
-        Args:
-          names: names of the stored tensors; a base model lacks the first part.
+        A base model's stored `names` lack the first part.
         """
         recipes = {HEAD: Recipe((f"{self.rows}.weight",))}
         if self.has_bias:
@@ -131,13 +130,13 @@ def class_fields(
     stored: Mapping[str, StoredTensor],
     layers: ClassLayers,
 ) -> dict[str, Any]:
-    """Returns the fields of a model with a head of classes; none for any other.
+    """Returns the fields of a model with a class head; none for any other model.
 
     Args:
-      settings: settings of `config.json`.
+      settings: settings in `config.json`.
       fields: fields of the language model.
       stored: stored tensors.
-      layers: the family's head of classes.
+      layers: the family's class head.
 
     Raises:
       InputError: for an unknown problem, or names that do not fit.
@@ -166,7 +165,7 @@ def class_fields(
 
 
 def encoder_alone(layers: int) -> dict[str, Any]:
-    """Returns the fields of the encoder of an encoder-decoder, with its layers."""
+    """Returns the fields of a model with only the `layers` of an encoder."""
     return {
         "architecture": "decoder_only",
         "bidirectional": True,
@@ -179,7 +178,7 @@ def _read_problem(settings: HuggingFaceSettings, head: StoredTensor) -> ClassPro
     """Returns what a head decides: numbers if it has one row, as in transformers.
 
     Raises:
-      InputError: for another problem, or a class without others.
+      InputError: for another problem, or a single class.
     """
     problem = settings.values.get(PROBLEM)
     single = head.shape[:1] == (1,)
@@ -193,7 +192,7 @@ def _read_problem(settings: HuggingFaceSettings, head: StoredTensor) -> ClassPro
 
 
 def _read_names(settings: HuggingFaceSettings, head: StoredTensor) -> tuple[str, ...]:
-    """Returns the name of each class; transformers leaves out those of two classes."""
+    """Returns the name of each class; transformers omits the names of two classes."""
     count = head.shape[0] if len(head.shape) == 2 else 0
     if not count:
         raise InputError(
@@ -221,7 +220,7 @@ def with_class_head(
     layers: ClassLayers,
     names: Collection[str],
 ) -> dict[str, Recipe]:
-    """Returns the recipes of a model with a head of classes, stored or trained."""
+    """Returns the recipes of a model with a class head, stored or trained."""
     others = {path: x for path, x in recipes.items() if not path.startswith("head/")}
     head = layers.recipes(names)
     if config.tied_head:  # the rows are trained, and the dense layer may be frozen

@@ -14,11 +14,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = _read_cohere_layout(settings)
     each = settings.flag("use_qk_norm", False)
     return (
@@ -29,11 +25,7 @@ def read_cohere(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_cohere2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`; only layers with a window are rotated.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; only layers with a window are rotated."""
     fields = _read_cohere_layout(settings)
     layers = fields["layers"]
     kinds = alternating(layers, settings.size("sliding_window_pattern", 4))

@@ -26,11 +26,7 @@ PROJECTIONS = {
 
 
 def read_deberta(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "models of before version 2, and its variants, are not implemented"
     for name, default, needed in (
         ("relative_attention", False, True),

@@ -37,11 +37,7 @@ MODULES = {
 
 
 def read_deepseek_v3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     compressed = settings.values.get("q_lora_rank", 1536) is not None
     settings = settings.with_defaults(DEFAULTS)
     rotated = settings.size("qk_rope_head_dim")

@@ -1,4 +1,4 @@
-"""DistilBERT: a BERT with other names and without types of tokens."""
+"""DistilBERT: a BERT with other names and without token types."""
 
 import functools
 from typing import Any
@@ -34,11 +34,7 @@ NORMS = {
 
 
 def read_distilbert(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width, heads = settings.size("dim", 768), settings.size("n_heads", 12)
     activation = settings.activation(settings.text("activation", "gelu"))
     return {

@@ -18,11 +18,7 @@ HEAD = {
 
 
 def read_electra(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width = settings.size("hidden_size", 256)
     if settings.size("embedding_size", 128) != width:
         reason = "a projection of narrower embeddings is not implemented"

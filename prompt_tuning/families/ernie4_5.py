@@ -10,11 +10,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_ernie4_5(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, tied=True, head_width=128)
     return (
         fields

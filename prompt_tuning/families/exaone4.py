@@ -14,11 +14,7 @@ from prompt_tuning.families.rotary_settings import FULL, read_rotary
 
 
 def read_exaone4(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     layers, windows = fields["layers"], {}
     rotary = read_rotary(settings, fields["head_width"])

@@ -29,7 +29,7 @@ BALANCING = frozenset({"output_router_logits", "router_aux_loss_coef"})
 def read_experts(
     settings: HuggingFaceSettings, count: str = "num_experts"
 ) -> dict[str, Any]:
-    """Reads the number of experts, all and of each token."""
+    """Reads the number of experts, and how many process a token."""
     total = settings.size(count)
     per_token = settings.size("num_experts_per_tok")
     if per_token > total:
@@ -56,14 +56,14 @@ def read_dense_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def feed_forward_modules(config: ModelConfig) -> dict[str, str]:
-    """Returns Llama's modules of the feed-forward layers without experts."""
+    """Returns Llama's modules for feed-forward layers without experts."""
     if config.experts:
         return DENSE if config.dense_layers else {}
     return {ours: name for ours, name in PROJECTIONS.items() if "mlp" in ours}
 
 
 def prefix_of(names: Collection[str]) -> str:
-    """Returns the prefix of all names but the head's."""
+    """Returns the prefix of all names except the head's."""
     return "" if "embed_tokens.weight" in names else PREFIX
 
 
@@ -74,13 +74,9 @@ def expert_recipes(
     block: str = "mlp",
     parts: tuple[str, str, str] = PARTS,
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters, with experts that are stored apart.
+    """Returns the recipes of all parameters, with separately stored experts.
 
-    Args:
-      config: config of the model.
-      names: names of the stored tensors.
-      block: see `separate_experts`.
-      parts: see `separate_experts`.
+    For `block` and `parts` see `separate_experts`.
     """
     modules = ATTENTION | feed_forward_modules(config)
     experts = separate_experts(config, prefix_of(names), block=block, parts=parts)
@@ -95,14 +91,14 @@ def separate_experts(
     router: str = "gate",
     parts: tuple[str, ...] = PARTS,
 ) -> dict[str, Recipe]:
-    """Returns the recipes of routers, and of experts that are stored apart.
+    """Returns the recipes of routers, and of experts that are stored separately.
 
     Args:
       config: config of the model.
       prefix: prefix of names of layers.
       block: module of the router and the experts.
       router: module of the router within it.
-      parts: modules of an expert's projections; of two, none is a gate.
+      parts: modules of an expert's projections; with two, there is no gate.
     """
     pattern = f"{prefix}layers.{{}}.{block}."
     layers, count = layers_with(config, "mlp"), config.experts
@@ -122,7 +118,7 @@ def separate_experts(
 def routed_expert_recipes(
     config: ModelConfig, names: Collection[str]
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters, with experts as of `routed_experts`.
+    """Returns the recipes of all parameters, with the experts of `routed_experts`.
 
     Layers without experts have a feed-forward layer with Llama's names.
     """
@@ -132,11 +128,9 @@ def routed_expert_recipes(
 
 
 def routed_experts(config: ModelConfig, prefix: str) -> dict[str, Recipe]:
-    """Returns the recipes of experts chosen by sigmoids, and a shared one without gate.
+    """Returns the recipes of experts chosen by sigmoids, and an ungated shared one.
 
-    Args:
-      config: config of the model.
-      prefix: prefix of names of layers.
+    `prefix` is the prefix of layers' names.
     """
     tensors = {
         "router_correction": ("gate.e_score_correction_bias", identity),
@@ -187,7 +181,7 @@ def read_routing(settings: HuggingFaceSettings) -> dict[str, Any]:
 def fused_expert_recipes(
     config: ModelConfig, names: Collection[str], router: str, inward: str, outward: str
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters, with experts as of `fused_experts`."""
+    """Returns the recipes of all parameters, with the experts of `fused_experts`."""
     experts = fused_experts(config, prefix_of(names), router, inward, outward)
     return layout_recipes(config, names, modules=ATTENTION) | experts
 
@@ -201,7 +195,7 @@ def fused_experts(
       config: config of the model.
       prefix: prefix of names of layers.
       router: tensor of the router, within a layer.
-      inward: tensor of the gates and then the other inward projections.
+      inward: tensor of the gates, followed by the other inward projections.
       outward: tensor of the outward projections.
     """
     tensors = {

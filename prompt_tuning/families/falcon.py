@@ -21,11 +21,7 @@ TWO_NORMS = {"self_attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
 
 
 def read_falcon(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "the biases of Falcon RW, rounded to bfloat16, are not implemented"
     settings.require("alibi", False, reason)
     width, heads = settings.size("hidden_size"), settings.size("num_attention_heads")

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 beside each other in every layer."""
+"""Falcon-H1: attention and Mamba-2 next to each other in every layer."""
 
 import dataclasses
 from typing import Any
@@ -33,11 +33,7 @@ LISTS = {
 
 
 def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     for name in ("attention_bias", "mlp_bias", "projectors_bias"):
         settings.require(name, False, "biases are not implemented")
     fields = read_layout(settings)
@@ -70,10 +66,10 @@ def read_falcon_h1(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_multipliers(
     settings: HuggingFaceSettings,
 ) -> tuple[tuple[str, float], ...]:
-    """Returns the factor of each projection that has one.
+    """Returns the factors of the projections that have one.
 
     Raises:
-      InputError: for a list of another length, or what is no number.
+      InputError: for a list of another length, or with anything but numbers.
     """
     found: dict[str, float] = {}
     for name, paths in FACTORS.items():

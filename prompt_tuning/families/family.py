@@ -28,36 +28,38 @@ class Family:
     Attributes:
       model_type: `model_type` in `config.json`, which identifies the family.
       title: models of the family, for the table in the documentation.
-      read_fields: returns fields of `ModelConfig` from the settings in `config.json`.
-      recipes: returns how each parameter is made of stored tensors, from the config and
-        the stored names, which show whether the base model's prefix was written.
+      read_fields: returns fields of `ModelConfig` from the settings in `config.json`;
+        raises `InputError` for a missing setting or an unsupported choice.
+      recipes: returns how to make each parameter from stored tensors, given the config
+        and the stored names, which reveal whether the base model's prefix was written.
       write_settings: returns the settings of a config, which `read_fields` understands;
         None if models of the family are only read.
       embedding_tables: possible names of the embedding table, in order of preference.
       base_prefix: prefix of names in the full model that its base model lacks; PEFT
-        omits it for adapters that were trained on a base model.
-      prefix_aliases: prefixes of the text model in versions of transformers and in
-        models that have it alone, which adapters' files may have instead of each other.
+        omits it for adapters trained on a base model.
+      prefix_aliases: prefixes of the text model that adapters' files may use
+        interchangeably, because versions of transformers and text-only models differ in
+        them.
       unread_parts: parts of the model that texts do not pass, by their first names.
       head_name: name of an untied head.
-      token_parts: parts of `config.json` that also name special tokens, which count
-        where neither `config.json` itself nor `generation_config.json` names them.
-      unread_modules: modules of a layer of the parts of the model that are not read,
-        with `{}` for the layer's number, which PEFT must not adapt.
+      token_parts: parts of `config.json` that may name special tokens, if neither
+        `config.json` itself nor `generation_config.json` does.
+      unread_modules: modules of a layer, in the unread parts of the model, that PEFT
+        must not adapt, with `{}` for the layer's index.
       logit_bias: possible names of a bias of logits that some checkpoints lack.
-      expert_block: module around the experts in transformers, if it has another name
-        there than in the stored tensors.
-      cached_heads: returns the number of key/value heads in the cache of transformers,
-        and therefore of the prefixes that PEFT stores.
+      expert_block: module around the experts in transformers, if its name differs from
+        the stored tensors.
+      cached_heads: returns the number of key/value heads in transformers' cache, and
+        therefore in the prefixes that PEFT stores.
       tied_without_head: whether a checkpoint without a head has a tied one, whatever
-        `config.json` declares.
-      omits_tied_setting: whether published folders with a head of its own do not
-        declare it, so that a head that differs from the table is one.
-      scales_ids: whether transformers multiplies vectors of ids, but not given vectors,
-        so that a prompt of PEFT changes those of the text, too.
+        `config.json` says.
+      omits_tied_setting: whether published folders do not declare an untied head, so
+        that a stored head that differs from the table is one.
+      scales_ids: whether transformers scales the vectors of ids, but not given vectors,
+        so that PEFT's prompt changes those of the text, too.
       class_layers: the head of a sequence classifier.
-      inert: settings that `read_fields` ignores because they change no logits outside
-        of training.
+      inert: settings that `read_fields` ignores because they change logits only in
+        training.
     """
 
     model_type: str
@@ -94,8 +96,8 @@ def projection_names(
     Args:
       config: config of the model.
       modules: stored module of each projection, by our path.
-      fused: module and part of the projections that are stored with others.
-      kernel: how a kernel of `modules` is stored.
+      fused: module and part of the projections that are stored together.
+      kernel: how a kernel in `modules` is stored.
     """
     parts: dict[str, tuple[str, Transform, Transform]] = {
         ours: (module, kernel, identity) for ours, module in modules.items()
@@ -145,7 +147,7 @@ def layer_recipes(
 
     Args:
       stack: "encoder" or "decoder".
-      pattern: prefix of the stored names, with `{}` for the number of the layer.
+      pattern: prefix of the stored names, with `{}` for the layer's index.
       layers: number of layers.
       names: stored names within a layer.
     """
@@ -206,7 +208,7 @@ def decoder_recipes(
 
 
 def token_settings(config: ModelConfig) -> dict[str, Any]:
-    """Returns the settings of the special tokens that all families have."""
+    """Returns the settings of special tokens, which all families have."""
     return {
         "bos_token_id": config.bos_id,
         "eos_token_id": [config.eos_id, *config.stop_ids]

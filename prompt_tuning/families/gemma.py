@@ -12,11 +12,7 @@ CAUSAL = "attention in both directions is not implemented"
 
 
 def read_gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # Early folders name another activation, but were trained with this one.
     settings.choose("hidden_act", ("gelu", "gelu_pytorch_tanh"))
     settings.choose("hidden_activation", ("gelu", "gelu_pytorch_tanh"))

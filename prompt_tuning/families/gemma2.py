@@ -27,11 +27,7 @@ SIZES = {
 
 
 def read_gemma2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     fields = read_gemma_layout(settings)
     scalar = settings.positive("query_pre_attn_scalar", 256)

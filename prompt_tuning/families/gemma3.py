@@ -1,6 +1,6 @@
 """Gemma 3: norms of queries and keys, two bases of rotary positions.
 
-Of models that also read images, the text model is read, and the rest is ignored.
+For models that also read images, only the text model is read.
 """
 
 import dataclasses
@@ -35,11 +35,7 @@ TEXT_DEFAULTS = {
 
 
 def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     ignored = "transformers ignores it in Gemma 3"
     settings.require("attn_logit_softcapping", None, ignored)
@@ -62,11 +58,7 @@ def read_gemma3(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_gemma3_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"gemma3_text": read_gemma3}
     return read_text_part(settings, readers, tied=True, defaults=TEXT_DEFAULTS)
 
@@ -81,7 +73,7 @@ GEMMA3_TEXT = dataclasses.replace(
 GEMMA3 = dataclasses.replace(
     GEMMA3_TEXT,
     model_type="gemma3",
-    title="Gemma 3 with images, of which the text model is read",
+    title="Gemma 3 with images (text model only)",
     read_fields=read_gemma3_with_images,
     recipes=text_part_recipes,
     embedding_tables=TABLES,

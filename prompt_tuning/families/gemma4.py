@@ -1,6 +1,6 @@
 """Gemma 4: heads of other sizes in layers without a window, and norms of values.
 
-These layers may have values that are their keys before norm and rotation.
+In these layers, the keys before norm and rotation may also be the values.
 """
 
 import dataclasses
@@ -64,11 +64,7 @@ INPUTS = {
 
 
 def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings = settings.with_defaults(DEFAULTS)
     settings.choose("hidden_activation", ("gelu_pytorch_tanh",))
     settings.choose("use_bidirectional_attention", ("vision",))  # of images alone
@@ -109,10 +105,10 @@ def read_gemma4(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_sharing(
     settings: HuggingFaceSettings, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reads further inputs of layers, and layers that read keys and values of others.
+    """Reads extra inputs of layers, and layers that reuse keys and values.
 
     Raises:
-      InputError: if the table of these inputs has other rows than that of tokens.
+      InputError: if the table of these inputs and the token table differ in rows.
     """
     layers, size = (
         fields["layers"],
@@ -135,7 +131,7 @@ def _read_sharing(
 def _full_sizes(
     settings: HuggingFaceSettings, windows: Mapping[str, Any], groups: int
 ) -> tuple[int, int]:
-    """Returns the width of heads and the key/value heads of layers without a window."""
+    """Returns head width and number of key/value heads in layers without a window."""
     own = settings.nested("per_layer_config", {}).values
     alike = settings.flag("attention_k_eq_v", False)
     if not own:
@@ -154,11 +150,7 @@ def _full_sizes(
 
 
 def read_gemma4_with_images(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     return read_text_part(settings, {"gemma4_text": read_gemma4}, tied=True)
 
 
@@ -170,11 +162,7 @@ def gemma4_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
-    Args:
-      config: config of the model.
-      names: names of the stored tensors.
-      prefix: prefix of the text model, if not as in Llama.
-      head: name of an untied head.
+    `prefix` is the text model's, if not as in Llama, and `head` names an untied head.
     """
     modules, norms = (_of_kinds(config, x) for x in (PROJECTIONS, QUERY_KEY_NORMS))
     prefix = prefix_of(names) if prefix is None else prefix
@@ -208,7 +196,7 @@ def gemma4_recipes(
 
 
 def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
-    """Returns the modules of each kind of layer, from those of usual layers."""
+    """Returns the modules of each kind of layer, given those of usual layers."""
     present = {part for kind in layer_kinds(config) for part in kind}
     found = {}
     for ours, module in table.items():
@@ -222,7 +210,7 @@ def _of_kinds(config: ModelConfig, table: Mapping[str, str]) -> dict[str, str]:
 
 
 def gemma4_text_part(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters of the text part; see `Family.recipes`."""
+    """Returns the recipes of the text part's parameters; see `Family.recipes`."""
     prefix, head = part_names(names)
     return gemma4_recipes(config, names, prefix=prefix, head=head)
 
@@ -239,7 +227,7 @@ GEMMA4_TEXT = dataclasses.replace(
 GEMMA4 = dataclasses.replace(
     GEMMA4_TEXT,
     model_type="gemma4",
-    title="Gemma 4 with images and sound, of which the text model is read",
+    title="Gemma 4 with images and sound (text model only)",
     read_fields=read_gemma4_with_images,
     recipes=gemma4_text_part,
     embedding_tables=GEMMA3.embedding_tables,

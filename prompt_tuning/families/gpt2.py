@@ -30,11 +30,7 @@ NORMS = {"self_attention_norm": "ln_1", "mlp_norm": "ln_2"}
 
 
 def read_gpt2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant of GPT-2 is not implemented"
     settings.require("scale_attn_by_inverse_layer_idx", False, reason)
     settings.require("add_cross_attention", False, reason)

@@ -26,11 +26,7 @@ PROJECTIONS = {
 
 
 def read_gpt_neo(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     width, heads = settings.size("hidden_size"), settings.size("num_heads")
     layers = settings.layers("num_layers")
     activation = settings.text("activation_function", "gelu_new")

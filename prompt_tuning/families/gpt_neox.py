@@ -31,11 +31,7 @@ NORMS = {
 
 
 def read_gpt_neox(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     width, heads = fields["width"], fields["heads"]
     head_width = settings.head_width(width, heads)

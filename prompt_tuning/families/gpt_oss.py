@@ -42,11 +42,7 @@ TENSORS = {
 
 
 def read_gpt_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.choose("hidden_act", ("silu",))
     settings.require("swiglu_alpha", 1.702, "other slopes are not implemented")
     if "rope_scaling" not in settings:

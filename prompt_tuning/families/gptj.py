@@ -28,11 +28,7 @@ NORMS = {"self_attention_norm": "ln_1"}
 
 
 def read_gptj(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_gpt2_layout(settings)
     head_width = settings.head_width(fields["width"], fields["heads"])

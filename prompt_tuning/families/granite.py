@@ -8,11 +8,7 @@ from prompt_tuning.families.llama import LLAMA, read_llama
 
 
 def read_granite(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_llama(settings) | {
         "input_multiplier": settings.positive("embedding_multiplier", 1.0),
         "residual_multiplier": settings.positive("residual_multiplier", 1.0),

@@ -21,11 +21,7 @@ FUSED = {
 
 
 def read_granitemoe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
     return fields | read_experts(settings, "num_local_experts")
 

@@ -30,11 +30,7 @@ DEFAULTS = {"heads": 128, "groups": 1, "states": 256, "taps": 4}
 
 
 def read_granitemoehybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = GRANITE.read_fields(settings)
     kinds = read_kinds(settings, fields["layers"])
     linear = [i for i, kind in enumerate(kinds) if kind == LINEAR]

@@ -1,8 +1,7 @@
 """Reads and writes Hugging Face folders: `config.json` and safetensors files.
 
-A GGUF file (llama.cpp) is read as the folder that it was made from.
-
-transformers 4 and 5 are supported. `families` lists the families of models.
+A GGUF file (llama.cpp) is read like the folder that it was made from. transformers 4
+and 5 are supported. `families` lists the families of models.
 """
 
 import dataclasses
@@ -65,20 +64,19 @@ MAXIMUM_END_IDS = 64
 def read_config(path: str | Path, **overrides: Any) -> ModelConfig:
     """Reads `config.json`, and `generation_config.json` for token ids that it lacks.
 
-    Whether the head is tied also depends on the checkpoint: an `lm_head.weight` that
-    equals the embedding table is tied to it; so does whether the logits of some
-    families have a bias. Dropout rates are not read: a frozen model has no dropout
-    unless `dropout_rate` is set.
+    The checkpoint also has a say: an `lm_head.weight` that equals the embedding table
+    is tied to it, and some families have a bias of logits only if it is stored. Dropout
+    rates are not read: a frozen model has no dropout unless you set `dropout_rate`.
 
     Args:
-      path: folder of the model, or a GGUF file, whose metadata is read if there is no
-        `config.json` beside it.
+      path: folder of the model, or a GGUF file; its metadata is used if there is no
+        `config.json` next to it.
       **overrides: fields of `ModelConfig` that replace those in the files; with
         `tied_head` the checkpoint is not opened.
 
     Raises:
-      InputError: for a missing file or setting, for an unknown `model_type`, activation
-        or rope type, and for an unsupported choice.
+      InputError: for a missing file or setting, an unknown `model_type`, activation or
+        rope type, or an unsupported choice.
     """
     path = Path(path)
     sources = _read_sources(path)
@@ -116,10 +114,10 @@ def open_stored(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_sources(path: Path) -> list[HuggingFaceSettings]:
-    """Returns the settings of a model, and then others that name special tokens.
+    """Returns the settings of a model, then other files that name special tokens.
 
     Raises:
-      InputError: if they are missing, or for a model that is not read.
+      InputError: if they are missing, or the model is not supported.
     """
     folder = path.parent if is_gguf(path) else path
     file = folder / CONFIG
@@ -143,7 +141,6 @@ def _read_sources(path: Path) -> list[HuggingFaceSettings]:
 
 
 def _model_type(settings: HuggingFaceSettings) -> str:
-    """Returns the name of the family of a model."""
     name: str = settings.text("model_type")
     return ALIASES.get(name, name)
 
@@ -151,7 +148,7 @@ def _model_type(settings: HuggingFaceSettings) -> str:
 def _fields_of_gguf(
     path: Path, family: Family, settings: HuggingFaceSettings, fields: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the fields that the tensors of a GGUF file decide."""
+    """Returns the fields that a GGUF file's tensors determine."""
     file = read_gguf(path)
     tied = family.head_name not in open_gguf_weights(file)
     if settings.source == str(path.with_name(CONFIG)):
@@ -192,8 +189,8 @@ def _end_ids(
 ) -> dict[str, Any]:
     """Returns the tokens that end a text: one or a list in each of the files.
 
-    Like transformers, `generate` stops at any of those in `generation_config.json`;
-    the first in `config.json` also ends the rows of models without a tokenizer.
+    Like transformers, `generate` stops at any of those in `generation_config.json`; the
+    first one in `config.json` also ends rows of models without a tokenizer.
     """
     listed: list[int] = []
     for source in sources:
@@ -253,7 +250,7 @@ def find_family(config: ModelConfig) -> Family:
 
 
 def _known_families(name: str) -> str:
-    """Returns where all families are listed, with those of similar names."""
+    """Says where all families are listed, and names similar ones."""
     near = difflib.get_close_matches(name[:100], FAMILIES, 3) or [*FAMILIES][:1]
     return (
         f"one of the {len(FAMILIES)} in prompt_tuning/families/README.md, such as "
@@ -264,10 +261,7 @@ def _known_families(name: str) -> str:
 def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, Recipe]:
     """Returns how each parameter of a model is made from its stored tensors.
 
-    Args:
-      config: config of the model.
-      names: names of the stored tensors; without them, those of the full model, with
-        its head.
+    Without the stored `names`, it assumes those of the full model with its head.
     """
     family = find_family(config)
     recipes = family.recipes(config, names)
@@ -277,7 +271,7 @@ def find_recipes(config: ModelConfig, names: Collection[str] = ()) -> dict[str, 
 
 
 def as_tagger(config: ModelConfig) -> ModelConfig:
-    """Returns the config of what classifies a model's tokens: of T5 the encoder."""
+    """Returns the config of a token classifier: for a T5 its encoder."""
     encoder = config.architecture == "encoder_decoder"
     if not encoder or not find_family(config).class_layers.encodes_tokens:
         return config
@@ -285,7 +279,7 @@ def as_tagger(config: ModelConfig) -> ModelConfig:
 
 
 def class_layers(config: ModelConfig) -> ClassLayers:
-    """Returns the layers of the head of classes that a model has or may have."""
+    """Returns the layers of the class head that a model has or may have."""
     return find_family(config).class_layers.of(config.problem)
 
 
@@ -296,19 +290,19 @@ def write_folder(
     *,
     dtype: str = "float32",
 ) -> None:
-    """Writes a model as an ordinary Hugging Face folder.
+    """Writes a model as an ordinary Hugging Face folder, created if needed.
 
     Writes `config.json`, `generation_config.json` and `model.safetensors`.
 
     Args:
-      folder: folder to write to; created if needed.
+      folder: folder to write to.
       config: config of the model; its `parameter_dtype` is ignored.
       parameters: every parameter by its slash-joined path.
       dtype: dtype of the written weights, "float32" or "bfloat16".
 
     Raises:
-      InputError: if the family cannot express the config, or `parameters` has missing
-        or unknown paths; for any other dtype.
+      InputError: if the family cannot express the config, `parameters` has missing or
+        unknown paths, or for any other dtype.
     """
     check_dtype("dtype", dtype)
     family = find_family(config)

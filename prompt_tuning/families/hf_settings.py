@@ -31,7 +31,7 @@ MAXIMUM_CONFIG = 2**24
 class HuggingFaceSettings(JsonObject):
     """The settings in a `config.json`.
 
-    A setting that is missing or null has the default of transformers.
+    A missing or null setting has transformers' default.
     """
 
     def size(self, name: str, default: Any = REQUIRED) -> Any:
@@ -50,7 +50,7 @@ class HuggingFaceSettings(JsonObject):
         """Checks that a setting has its default value.
 
         Raises:
-          InputError: with the reason, if it does not.
+          InputError: gives the reason, if it does not.
         """
         if self.value(name, default) != default:
             self.refuse(name, f"{default!r}: {reason}")
@@ -63,12 +63,12 @@ class HuggingFaceSettings(JsonObject):
     def part(
         self, name: str, defaults: Mapping[str, Any] | None = None
     ) -> "HuggingFaceSettings":
-        """Returns the settings of a part of the model, with defaults for some."""
+        """Returns the settings for a part of the model, with some defaults."""
         part = self.nested(name)
         return type(self)(part.source, part.values).with_defaults(defaults or {})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "HuggingFaceSettings":
-        """Returns the settings with defaults for some."""
+        """Returns the settings with some defaults."""
         values = dict(defaults)
         for key, value in self.values.items():
             # A null without a default may mean something else than a missing setting.
@@ -86,10 +86,10 @@ class HuggingFaceSettings(JsonObject):
         return ACTIVATIONS[name]
 
     def head_width(self, width: int, heads: int) -> int:
-        """Returns the width of each head, if the model's width is divided among them.
+        """Returns the width of each head, if heads divide the model's width.
 
         Raises:
-          InputError: if it cannot be.
+          InputError: if they do not divide it evenly.
         """
         if width % heads:
             raise InputError(
@@ -100,7 +100,7 @@ class HuggingFaceSettings(JsonObject):
 
 
 def activation_setting(activation: str) -> str:
-    """Returns the name in transformers of one of our activations."""
+    """Returns transformers' name of one of our activations."""
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
 
 

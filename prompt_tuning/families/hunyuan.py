@@ -1,4 +1,4 @@
-"""Hunyuan, dense and with experts: norms of queries and keys after they are rotated."""
+"""Hunyuan, dense and with experts: norms of queries and keys after rotation."""
 
 import dataclasses
 from collections.abc import Collection
@@ -29,11 +29,7 @@ SHARED = {f"mlp/shared/{name}": name for name in ("gate", "up", "down")}
 
 
 def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     biased = settings.flag("attention_bias", False)
     rotary = read_rotary(settings, fields["head_width"])
@@ -51,11 +47,7 @@ def read_hunyuan(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_hunyuan_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_hunyuan(settings)
     total, used = settings.size("num_experts", 1), settings.value("moe_topk", 1)
     counts = set(used) if isinstance(used, list) else {used}

@@ -28,11 +28,7 @@ EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
 
 
 def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings = settings.with_defaults(EXPERTS)
     fields = read_layout(settings)
     layers, width = range(fields["layers"]), fields["width"]
@@ -61,10 +57,10 @@ def read_jamba(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_period(
     settings: HuggingFaceSettings, name: str, period: int, offset: int
 ) -> range:
-    """Returns the numbers of the layers that have some part.
+    """Returns the indices of the layers that have some part.
 
     Raises:
-      InputError: if the offset is no number within a period.
+      InputError: if the offset is not within a period.
     """
     period = settings.integer(f"{name}_period", period, minimum=1)
     offset = settings.integer(f"{name}_offset", offset, minimum=0)

@@ -1,4 +1,4 @@
-"""Settings in `config.json` of windows, layers without rotary embedding, soft caps."""
+"""Settings in `config.json` for windows, unrotated layers and soft caps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,10 @@ def read_windows(
       layers: number of layers.
       kinds: kind of each layer if `layer_types` is absent.
       window: number of positions of the window; `sliding_window` if None.
-      limited: name of the kind of layers that have it.
+      limited: name of the kind of layers with a window.
 
     Raises:
-      InputError: for a kind of layer that is not implemented, or a window of unknown
-        size.
+      InputError: for an unsupported kind of layer, or a window of unknown size.
     """
     if window is None and not has_window(settings, 1):
         kinds = [FULL] * layers
@@ -44,11 +43,9 @@ def read_windows(
 
 
 def has_window(settings: HuggingFaceSettings, default: int = 0) -> bool:
-    """Returns whether `sliding_window` is set; some folders have 0 for no window.
+    """Tests whether `sliding_window` is set; some folders have 0 for no window.
 
-    Args:
-      settings: the settings in `config.json`.
-      default: size of the window if the setting is missing or null; 0 for none.
+    `default` is used if the setting is missing or null.
     """
     return settings.integer("sliding_window", default, minimum=0) > 0
 
@@ -59,7 +56,7 @@ def alternating(layers: int, period: int) -> list[str]:
 
 
 def read_unrotated(settings: HuggingFaceSettings, layers: int) -> tuple[int, ...]:
-    """Reads the numbers of the layers without rotary embedding (SmolLM3, Llama 4)."""
+    """Reads the indices of layers without rotary embedding (SmolLM3, Llama 4)."""
     interval = settings.size("no_rope_layer_interval", 4)
     default = [int((i + 1) % interval != 0) for i in range(layers)]
     # Published folders of Llama 4 have an empty list.
@@ -83,12 +80,9 @@ def read_soft_caps(
     attention: float | None = None,
     logits: float | None = None,
 ) -> dict[str, Any]:
-    """Reads the bounds of attention scores and of logits.
+    """Reads the bounds of attention scores and of logits; null means no bound.
 
-    Args:
-      settings: the settings in `config.json`; a null means no bound.
-      attention: bound of scores if the setting is absent.
-      logits: bound of logits if the setting is absent.
+    `attention` and `logits` are the bounds if the settings are absent.
     """
     defaults = dict(zip(SOFT_CAPS, (attention, logits), strict=True))
     return {

@@ -32,17 +32,13 @@ QUERY_KEY_NORMS = {
 
 
 def read_lfm2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_lfm2_layers(settings)
     return fields | {"feed_forward_width": _feed_forward_width(settings)}
 
 
 def read_lfm2_layers(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Reads all but the feed-forward layers.
+    """Reads everything except the feed-forward layers.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
@@ -87,7 +83,7 @@ def read_convolutions(settings: HuggingFaceSettings, layers: int) -> dict[str, A
 
 
 def _feed_forward_width(settings: HuggingFaceSettings) -> int:
-    """Returns the width after the adjustment that transformers makes."""
+    """Returns the width after transformers' adjustment."""
     width = settings.size("block_ff_dim", settings.size("intermediate_size", 12_288))
     if not settings.flag("block_auto_adjust_ff_dim", True):
         return width
@@ -98,7 +94,7 @@ def _feed_forward_width(settings: HuggingFaceSettings) -> int:
 
 
 def lfm2_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters but those of experts."""
+    """Returns the recipes of all parameters except for experts."""
     part = "dense_mlp" if config.experts else "mlp"
     absent = config.experts and not config.dense_layers
     feed_forward = {

@@ -1,4 +1,4 @@
-"""LFM2 with experts, which sigmoids choose, after layers without experts."""
+"""LFM2 with experts chosen by sigmoids, after layers without experts."""
 
 import dataclasses
 from collections.abc import Collection
@@ -21,11 +21,7 @@ BLOCK = "feed_forward"
 
 
 def read_lfm2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields, layers = read_lfm2_layers(settings), settings.layers(LAYERS)
     settings.require("use_expert_bias", True, "the choice of experts needs it")
     first = settings.integer("num_dense_layers", 2, minimum=0)

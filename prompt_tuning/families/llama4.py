@@ -1,6 +1,6 @@
-"""Llama 4: attention in chunks, experts whose inputs are weighed, alternating layers.
+"""Llama 4: attention in chunks, weighted inputs of experts, alternating layers.
 
-Of models that also read images, the text model is read.
+For models that also read images, only the text model is read.
 """
 
 import dataclasses
@@ -31,11 +31,7 @@ PREFIX = "language_model."
 
 
 def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, head_width=128)
     unrotated = read_unrotated(settings, fields["layers"])
     normed = settings.flag("use_qk_norm", True)
@@ -59,7 +55,6 @@ def read_llama4_text(settings: HuggingFaceSettings) -> dict[str, Any]:
 def _read_chunks(
     settings: HuggingFaceSettings, layers: int, unrotated: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Reads the size of chunks, and the layers that have them."""
     name, size = "attention_chunk_size", None
     if settings.values.get(name, 0) is not None:
         size = settings.integer(name, 8192, minimum=1)
@@ -71,7 +66,6 @@ def _read_chunks(
 
 
 def _read_query_scaling(settings: HuggingFaceSettings) -> QueryScaling | None:
-    """Reads the factor of queries in layers without rotary embedding."""
     slope = settings.number("attn_scale", 0.1, minimum=0)
     positions = settings.integer("floor_scale", 8192, minimum=1)
     # Some published folders have 4 for true.
@@ -81,7 +75,7 @@ def _read_query_scaling(settings: HuggingFaceSettings) -> QueryScaling | None:
 
 
 def _read_expert_layers(settings: HuggingFaceSettings, layers: int) -> dict[str, Any]:
-    """Reads which layers have experts, and the width of the others."""
+    """Reads which layers have experts, and the width of the rest."""
     step = settings.integer("interleave_moe_layer_step", 1, minimum=1)
     sparse = settings.sequence("moe_layers", [*range(step - 1, layers, step)])
     dense = tuple(i for i in range(layers) if i not in sparse)
@@ -102,10 +96,7 @@ def llama4_text_recipes(
 ) -> dict[str, Recipe]:
     """Returns the recipes of all parameters; see `Family.recipes`.
 
-    Args:
-      config: config of the model.
-      names: names of the stored tensors.
-      outer: prefix of all names.
+    `outer` is a prefix of all names.
     """
     prefix = f"{outer}{prefix_of(names)}"
     blocks = {"mlp/shared": f"{STEM}shared_expert."}
@@ -132,7 +123,7 @@ LLAMA4_TEXT = dataclasses.replace(
 LLAMA4 = dataclasses.replace(
     LLAMA4_TEXT,
     model_type="llama4",
-    title="Llama 4 with images, of which the text model is read",
+    title="Llama 4 with images (text model only)",
     read_fields=functools.partial(
         read_text_part, readers={"llama4_text": read_llama4_text}, tied=False
     ),

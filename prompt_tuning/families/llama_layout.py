@@ -1,7 +1,7 @@
 """Names of tensors and settings that Llama shares with most decoder-only families.
 
-Linear layers are stored `[out, in]`, as in all families but GPT-2. Which tensors a
-layer has follows from the choices in `ModelConfig`.
+Linear layers are stored `[out, in]`, as in all families except GPT-2. The choices in
+`ModelConfig` determine which tensors a layer has.
 """
 
 from collections.abc import Collection, Mapping
@@ -66,12 +66,12 @@ def read_layout(
 
     Args:
       settings: the settings in `config.json`.
-      activation: name of the setting of the activation.
-      tied: whether the head is tied if there is no setting.
-      head_width: `head_dim` if there is no setting; if None, the width divided by the
-        number of heads.
-      feed_forward: name of the setting of the width of feed-forward layers.
-      layers: number of layers, if another setting than `num_hidden_layers` has it.
+      activation: name of the activation's setting.
+      tied: whether the head is tied by default.
+      head_width: default of `head_dim`; if None, the width divided by the number of
+        heads.
+      feed_forward: name of the setting for the width of feed-forward layers.
+      layers: number of layers, if not in `num_hidden_layers`.
     """
     heads, width = settings.size("num_attention_heads"), settings.size("hidden_size")
     return {
@@ -121,14 +121,14 @@ def layout_recipes(
     Args:
       config: config of the model.
       names: names of the stored tensors.
-      fused: module and part of the projections that are stored with others.
+      fused: module and part of the projections that are stored together.
       modules: module of each projection, if not as in Llama.
-      norms: module of each norm of a layer, if not as in Llama.
+      norms: module of each norm in a layer, if not as in Llama.
       query_key_norms: modules of the norms of queries and keys, if there are any.
       final_norm: module of the norm after the layers.
-      prefix: prefix of all names but the head's, if not as in Llama.
+      prefix: prefix of all names except the head's, if not as in Llama.
       head: stored name of an untied head.
-      others: names of further tensors of a layer.
+      others: names of more tensors in a layer.
     """
     if prefix is None:
         prefix = "" if "embed_tokens.weight" in names else PREFIX

@@ -40,9 +40,9 @@ def read_mamba2(
 
     Args:
       settings: the settings in `config.json`.
-      layers: numbers of the layers that have it.
+      layers: indices of the layers that have it.
       width: width of a head.
-      sizes: sizes if there is no setting.
+      sizes: default sizes.
       names: names of the settings of these sizes.
     """
     found = {name: settings.size(names[name], sizes[name]) for name in names}
@@ -64,15 +64,11 @@ def read_expansion(
 ) -> int:
     """Returns the width of a head, from the expansion of the model's width.
 
-    Args:
-      settings: the settings in `config.json`.
-      width: the model's width.
-      heads: number of heads.
-      inner: the expanded width, if not a multiple of the model's.
+    `inner` is the expanded width, if not a multiple of the model's `width`.
 
     Raises:
-      InputError: if heads have another width, or a projection or no convolution has a
-        bias.
+      InputError: if heads have another width, a projection has a bias, or the
+        convolution has none.
     """
     settings.require("mamba_proj_bias", False, "biases are not implemented")
     settings.require("mamba_conv_bias", True, "other convolutions are not implemented")
@@ -87,7 +83,7 @@ def read_expansion(
 
 
 def read_step_limit(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Reads the least step.
+    """Reads the smallest step.
 
     Raises:
       InputError: if there is a largest step.
@@ -123,7 +119,7 @@ def read_kinds(settings: HuggingFaceSettings, layers: int) -> list[str]:
 def mamba2_parts(
     config: ModelConfig, module: str = "mamba"
 ) -> dict[str, tuple[str, FusedPart]]:
-    """Returns the parts of the input projection, if layers have one."""
+    """Returns the parts of the input projection, in models with Mamba-2 layers."""
     if not config.recurrent_layers:
         return {}
     order = ("gate", "value", "key", "query", "step")
@@ -140,7 +136,7 @@ def mamba2_parts(
 def mamba2_tensors(
     config: ModelConfig, module: str = "mamba"
 ) -> dict[str, tuple[str, Transform]]:
-    """Returns the tensors of a layer that are no projections, if layers have some."""
+    """Returns a layer's tensors other than projections, if there are such layers."""
     if not config.recurrent_layers:
         return {}
     order = ("value", "key", "query")

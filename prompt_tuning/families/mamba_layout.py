@@ -34,11 +34,11 @@ def read_mamba(
 
     Args:
       settings: the settings in `config.json`.
-      layers: numbers of the layers that have it.
+      layers: indices of the layers that have it.
       width: the model's width.
       inner: number of channels.
-      names: names of the settings of the states of a channel, the taps of the
-        convolution, the rank of steps, and the biases of both.
+      names: settings of a channel's states, the convolution's taps, the rank of steps,
+        and the biases of both.
 
     Raises:
       InputError: for a missing setting or an unsupported choice.
@@ -64,7 +64,7 @@ def read_mamba(
 
 
 def mamba_tensors(config: ModelConfig, module: str) -> dict[str, tuple[str, Transform]]:
-    """Returns the tensors of a layer's mixer, if layers have one."""
+    """Returns the tensors of a layer's mixer, in models with Mamba layers."""
     if not config.recurrent_layers:
         return {}
     keys, inner = config.recurrent_key_width, config.recurrent_heads

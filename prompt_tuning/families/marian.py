@@ -8,11 +8,7 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 
 def read_marian(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_stacks(settings)
     reason = "separate tables of encoder and decoder are not implemented"
     settings.require("share_encoder_decoder_embeddings", True, reason)
@@ -25,11 +21,7 @@ def read_marian(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_pegasus(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_stacks(settings) | {
         "norm_placement": "before",
         "positions": "sinusoidal",

@@ -11,11 +11,7 @@ from prompt_tuning.families.hf_settings import HuggingFaceSettings
 
 
 def read_mbart(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # Without it each text's decoder would begin with the language of the text.
     start = settings.integer("decoder_start_token_id")
     reason = "transformers begins each text with its last token, the end"
@@ -29,11 +25,7 @@ def read_mbart(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_m2m_100(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("pad_token_id", 1, "positions are counted from the next number")
     return read_stacks(settings, activation="relu", scaled=True) | {
         "norm_placement": "before",

@@ -1,4 +1,4 @@
-"""Parts of tensors that mixers with a memory store together."""
+"""Tensors that hold more than one part of a mixer with a memory."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from prompt_tuning.core.model_config import ModelConfig
 
 
 def memory_shares(config: ModelConfig, order: Sequence[str]) -> tuple[int, ...]:
-    """Returns the number of columns of projections that are stored together."""
+    """Returns how many columns each projection has in a common tensor."""
     keys = config.recurrent_key_heads * config.recurrent_key_width
     values = config.recurrent_heads * config.recurrent_width
     sizes = {"query": keys, "key": keys, "value": values, "gate": values}
@@ -20,11 +20,8 @@ def tap_names(
 ) -> dict[str, tuple[str, Transform]]:
     """Returns the tensors of the convolution before a mixer.
 
-    Args:
-      config: config of the model.
-      module: stored module of the convolution.
-      order: order of queries, keys and values among its channels.
-      biased: whether it has a bias.
+    `module` is its stored module, and `order` that of queries, keys and values among
+    its channels.
     """
     shares = memory_shares(config, order)
     names: dict[str, tuple[str, Transform]] = {}

@@ -1,7 +1,7 @@
 """MiniMax-Text-01: lightning attention in most layers, and experts in all.
 
-What a sublayer computes is added to the norm of its input, so each of these norms is
-that of the sum before it.
+A sublayer's output is added to the norm of its input, so each of these norms acts like
+a norm after the preceding sum.
 """
 
 import dataclasses
@@ -39,11 +39,7 @@ STACK = "decoder/layers"
 
 
 def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "lightning attention has SiLU")
     settings.require("sliding_window", None, "windows are not implemented")
     fields = read_layout(settings)
@@ -79,10 +75,10 @@ def read_minimax(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def _read_factors(settings: HuggingFaceSettings) -> dict[str, float]:
-    """Reads the factors of what is added.
+    """Reads the factors of the terms of a sum.
 
     Raises:
-      InputError: if sublayers have unlike factors.
+      InputError: if sublayers differ in them.
     """
     found = {}
     for ours, kind in (("skip", "alpha"), ("residual", "beta")):

@@ -26,11 +26,7 @@ ROTARY = {
 
 
 def read_ministral3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     values = {**DEFAULTS, **settings.values}
     if "rope_parameters" not in settings and "rope_scaling" not in settings:
         values["rope_parameters"] = ROTARY

@@ -1,4 +1,4 @@
-"""Mistral and Ministral: a Llama, in early versions with a window in its layers."""
+"""Mistral and Ministral: a Llama, with a window in the layers of early versions."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
 def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     # A missing setting has the default of transformers, and null means no window.
     values = {"sliding_window": 4096, **settings.values}
     settings = dataclasses.replace(settings, values=values)
@@ -27,11 +23,7 @@ def read_mistral(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_ministral(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`; layers may differ.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; layers may differ."""
     fields = read_layout(settings)
     kind = SLIDING if has_window(settings) else FULL
     return (

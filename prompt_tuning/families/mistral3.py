@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later, and Ministral 3, with images: the text model is read."""
+"""Mistral Small 3.1 and later, and Ministral 3, with images: reads the text model."""
 
 import dataclasses
 from typing import Any
@@ -20,11 +20,7 @@ READERS = {"mistral": read_mistral, "ministral3": read_ministral3}
 
 
 def read_mistral3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     return read_text_part(settings, READERS, tied=True)
 
 

@@ -17,11 +17,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
 def read_mixtral(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     kind = SLIDING if has_window(settings) else FULL
     return (

@@ -29,11 +29,7 @@ NORM = "self_attention_norm/scale"
 
 
 def read_modernbert(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant is not implemented"
     for name, value in (("norm_bias", False), ("decoder_bias", True)):
         settings.require(name, value, reason)

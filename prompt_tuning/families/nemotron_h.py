@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3: layers of one part each, with Mamba-2 in most mixers."""
+"""Nemotron-H and Nemotron 3: one part per layer, with Mamba-2 as most mixers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -57,11 +57,7 @@ ATTENTION = {
 
 
 def read_nemotron_h(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     kinds = _read_kinds(settings)
     numbers = {
         kind: tuple(i for i, each in enumerate(kinds) if each == kind)
@@ -112,7 +108,7 @@ def _read_kinds(settings: HuggingFaceSettings) -> list[str]:
 def _read_experts(
     settings: HuggingFaceSettings, sparse: tuple[int, ...], dense: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Reads the experts of the layers that have some, and the width of the others."""
+    """Reads the experts of the layers that have any, and the width of the rest."""
     if not sparse:
         return {"feed_forward_width": settings.size("intermediate_size")}
     return read_routing(settings) | {

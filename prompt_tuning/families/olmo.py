@@ -10,11 +10,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_layout(settings)
     biased = settings.flag("attention_bias", False)

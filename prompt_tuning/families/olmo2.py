@@ -11,11 +11,7 @@ from prompt_tuning.families.rotary_settings import read_rotary, read_window_rota
 
 
 def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     return (
         fields
@@ -30,11 +26,7 @@ def read_olmo2(settings: HuggingFaceSettings, base: float = 10_000.0) -> dict[st
 
 
 def read_olmo3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`; three of four layers have a window.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; three of four layers have a window."""
     base = 500_000.0
     fields = read_olmo2(settings, base)
     layers = fields["layers"]

@@ -36,11 +36,7 @@ NORMS = {
 
 
 def read_olmo_hybrid(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     fields = read_olmo2(settings)
     heads, layers = fields["heads"], fields["layers"]

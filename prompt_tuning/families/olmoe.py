@@ -15,11 +15,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("clip_qkv", None, "clipped projections are not implemented")
     fields = read_layout(settings)
     width = settings.head_width(fields["width"], fields["heads"])
@@ -38,11 +34,7 @@ def read_olmoe(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_flex_olmo(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`; norms are after sublayers, as in OLMo 2.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; norms are after sublayers, as in OLMo 2."""
     fields = read_olmoe(settings)
     return (
         fields

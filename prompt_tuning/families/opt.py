@@ -27,11 +27,7 @@ NORMS = {"self_attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer
 
 
 def read_opt(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "that variant of OPT (350M, Galactica) is not implemented"
     settings.require("do_layer_norm_before", True, reason)
     settings.require("_remove_final_layer_norm", False, reason)

@@ -27,11 +27,7 @@ QUERY_KEY_NORMS = {
 
 
 def read_phi(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("tie_word_embeddings", False, TIED_BIAS)
     fields = read_layout(settings)
     width = settings.head_width(fields["width"], fields["heads"])

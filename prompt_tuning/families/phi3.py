@@ -16,11 +16,7 @@ QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
 
 
 def read_phi3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     layers = fields["layers"]
     kind = SLIDING if has_window(settings) else FULL

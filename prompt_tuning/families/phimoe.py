@@ -10,11 +10,7 @@ from prompt_tuning.families.rotary_settings import read_short_magnitude
 
 
 def read_phimoe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("num_experts_per_tok", 2, "SparseMixer chooses two")
     biased = settings.flag("attention_bias", False)
     fields = read_mixtral(settings.with_defaults({"num_experts_per_tok": 2}))

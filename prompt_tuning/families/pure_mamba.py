@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023) and Falcon Mamba: layers of selective scans alone."""
+"""Mamba (Gu and Dao 2023) and Falcon Mamba: only selective scans as layers."""
 
 import dataclasses
 from collections.abc import Collection
@@ -21,11 +21,7 @@ NAMES = {
 
 
 def read_pure_mamba(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_without_attention(settings, tied=True)
     layers, width = range(fields["layers"]), fields["width"]
     # Falcon Mamba 7B has another `expand`, which its size takes precedence over.

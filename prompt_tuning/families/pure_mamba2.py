@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu 2024): layers of state spaces alone."""
+"""Mamba-2 (Dao and Gu 2024): only state-space mixers as layers."""
 
 from collections.abc import Collection
 from typing import Any
@@ -25,11 +25,7 @@ DEFAULTS = {"heads": 128, "groups": 8, "states": 128, "taps": 4}
 
 
 def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     settings.require("hidden_act", "silu", "the convolution has SiLU")
     settings.require("use_bias", False, "biases are not implemented")
     settings.require("use_conv_bias", True, "other convolutions are not implemented")
@@ -53,11 +49,9 @@ def read_pure_mamba2(settings: HuggingFaceSettings) -> dict[str, Any]:
 def read_without_attention(
     settings: HuggingFaceSettings, *, tied: bool
 ) -> dict[str, Any]:
-    """Returns fields of models whose layers have a recurrent mixer and nothing else.
+    """Returns fields of models with a recurrent mixer and nothing else in each layer.
 
-    Args:
-      settings: the settings in `config.json`.
-      tied: whether the head is tied if there is no setting.
+    `tied` is the default of the head's setting.
     """
     return {
         "architecture": "decoder_only",

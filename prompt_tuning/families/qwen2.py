@@ -12,11 +12,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
 def read_qwen2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     return (
         fields

@@ -27,11 +27,7 @@ SHARED = {
 
 
 def read_qwen2_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings)
     layers, last = fields["layers"], 0
     if settings.flag("use_sliding_window", False):

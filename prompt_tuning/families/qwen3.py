@@ -1,4 +1,4 @@
-"""Qwen 3: a Llama with norms of queries and keys and a head width of its own."""
+"""Qwen 3: a Llama with norms of queries and keys and a separate head width."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_qwen3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, head_width=128)
     return (
         fields

@@ -1,4 +1,4 @@
-"""Qwen 3.5, text models: layers of the gated delta rule, and of gated attention."""
+"""Qwen 3.5, text models: layers with the gated delta rule, and with gated attention."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -36,14 +36,9 @@ OTHERS = {
 def read_qwen3_5(
     settings: HuggingFaceSettings, feed_forward: str = "intermediate_size"
 ) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
+    """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
-    Args:
-      settings: the settings in `config.json`.
-      feed_forward: name of the setting of the width of feed-forward layers.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
+    `feed_forward` names the setting for the width of feed-forward layers.
     """
     fields = read_layout(settings, head_width=256, feed_forward=feed_forward)
     settings.require("attention_bias", False, "biases are not implemented")
@@ -89,15 +84,10 @@ def qwen3_5_recipes(
     head: str = "lm_head.weight",
     fused: Mapping[str, tuple[str, FusedPart]] | None = None,
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters but those of experts.
+    """Returns the recipes of all parameters except for experts.
 
-    Args:
-      config: config of the model.
-      names: names of the stored tensors.
-      prefix: as of `layout_recipes`.
-      head: as of `layout_recipes`.
-      fused: module and part of each projection of the gated delta rule but the output,
-        if not as in Qwen 3.5.
+    For `prefix` and `head` see `layout_recipes`. `fused` has module and part of the
+    gated delta rule's projections except the output, if not as in Qwen 3.5.
     """
     parts = (
         FusedPart(i, (1, 1), config.heads, in_first=False)  # of each head
@@ -135,7 +125,7 @@ def delta_parts(config: ModelConfig, module: str) -> dict[str, tuple[str, FusedP
 
 
 def delta_tensors(config: ModelConfig) -> LayerNames:
-    """Returns the tensors of a layer that are no projections, if layers have some."""
+    """Returns a layer's tensors other than projections, in models with such layers."""
     if not config.recurrent_layers:
         return {}
     return OTHERS | tap_names(config, "linear_attn.conv1d", ORDER)

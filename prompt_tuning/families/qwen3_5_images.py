@@ -1,6 +1,6 @@
-"""Qwen 3.5 with images, dense or with experts: the text model is read.
+"""Qwen 3.5 with images, dense or with experts: reads the text model.
 
-Positions of texts are as in other models; see `qwen3_vl`.
+Texts have the usual positions; see `qwen3_vl`.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def qwen3_5_images_recipes(
 QWEN3_5 = dataclasses.replace(
     QWEN3_5_TEXT,
     model_type="qwen3_5",
-    title="Qwen 3.5 (dense) with images, of which the text model is read",
+    title="Qwen 3.5 (dense) with images (text model only)",
     read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_5_images_recipes,
     embedding_tables=TABLES,
@@ -56,7 +56,7 @@ QWEN3_5 = dataclasses.replace(
 QWEN3_5_MOE = dataclasses.replace(
     QWEN3_5,
     model_type="qwen3_5_moe",
-    title="Qwen 3.5 (experts) with images, of which the text model is read",
+    title="Qwen 3.5 (experts) with images (text model only)",
     read_fields=functools.partial(read_text_part, readers=MOE_READERS, tied=False),
     inert=QWEN3_5.inert | QWEN3_5_MOE_TEXT.inert,
 )

@@ -26,11 +26,7 @@ INWARD, OUTWARD = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 def read_qwen3_5_moe(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_qwen3_5(settings, "moe_intermediate_size") | read_experts(settings)
     shared = settings.size("shared_expert_intermediate_size")
     return fields | {"shared_expert_width": shared}
@@ -43,10 +39,9 @@ def qwen3_5_moe_recipes(
     prefix: str | None = None,
     head: str = "lm_head.weight",
 ) -> dict[str, Recipe]:
-    """Returns the recipes of all parameters; arguments as of `qwen3_5_recipes`.
+    """Returns the recipes of all parameters; takes the arguments of `qwen3_5_recipes`.
 
-    Experts are stored together in the published folders, but apart in folders that
-    transformers writes.
+    Published folders store experts together, folders from transformers separately.
     """
     start = prefix_of(names) if prefix is None else prefix
     experts = (

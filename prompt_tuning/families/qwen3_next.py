@@ -18,11 +18,7 @@ from prompt_tuning.families.qwen3_5_moe import QWEN3_5_MOE_TEXT, read_qwen3_5_mo
 
 
 def read_qwen3_next(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     normalized = settings.flag("norm_topk_prob", True)
     return (
         read_qwen3_5_moe(settings)

@@ -1,7 +1,7 @@
-"""Qwen 3 VL, dense: the text model is read, which is a Qwen 3.
+"""Qwen 3 VL, dense: reads the text model, which is a Qwen 3.
 
-Each part of a head has its own kind of position (time, height, width), which are the
-same for texts, so that positions are as in other models.
+Each part of a head has another kind of position (time, height, width). In texts all
+three are the same, so positions are the usual ones.
 """
 
 import dataclasses
@@ -22,11 +22,7 @@ from prompt_tuning.families.text_part import (
 
 
 def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     fields = read_layout(settings, head_width=128)
     return (
         fields
@@ -36,11 +32,7 @@ def read_qwen3_vl_text(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     readers = {"qwen3_vl_text": read_qwen3_vl_text}
     return read_text_part(settings, readers, tied=False)
 
@@ -48,7 +40,7 @@ def read_qwen3_vl(settings: HuggingFaceSettings) -> dict[str, Any]:
 QWEN3_VL = dataclasses.replace(
     QWEN3,
     model_type="qwen3_vl",
-    title="Qwen 3 VL (dense), of which the text model is read",
+    title="Qwen 3 VL (dense) (text model only)",
     read_fields=read_qwen3_vl,
     recipes=text_part_recipes,
     embedding_tables=TABLES,

@@ -1,4 +1,4 @@
-"""Qwen 3 VL with experts: the text model is read; see `qwen3_vl` for its positions."""
+"""Qwen 3 VL with experts: reads the text model; see `qwen3_vl` on its positions."""
 
 import dataclasses
 import functools
@@ -23,11 +23,7 @@ from prompt_tuning.families.text_part import part_names, read_text_part
 
 
 def read_qwen3_vl_moe_text(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`."""
     fields = read_layout(settings)
     count = "num_experts" if "num_experts" in settings else "num_local_experts"
     biased = settings.flag("attention_bias", False)
@@ -58,7 +54,7 @@ READERS = {"qwen3_vl_moe_text": read_qwen3_vl_moe_text}
 QWEN3_VL_MOE = dataclasses.replace(
     QWEN3_VL,
     model_type="qwen3_vl_moe",
-    title="Qwen 3 VL (experts), of which the text model is read",
+    title="Qwen 3 VL (experts) (text model only)",
     read_fields=functools.partial(read_text_part, readers=READERS, tied=False),
     recipes=qwen3_vl_moe_recipes,
     write_settings=None,

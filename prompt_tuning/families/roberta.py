@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-R: a BERT whose positions follow the number of the padding token."""
+"""RoBERTa and XLM-R: a BERT with positions counted from the padding id on."""
 
 import dataclasses
 from collections.abc import Collection
@@ -22,11 +22,7 @@ HEAD = {
 
 
 def read_roberta(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     pad = settings.integer("pad_token_id", 1, minimum=0)
     # The transform of tokens has GELU whatever the layers have.
     fields = read_bert(settings, first_position=pad + 1)

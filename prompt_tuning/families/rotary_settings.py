@@ -1,4 +1,4 @@
-"""Settings of rotary positions in `config.json`: base, scaling and rotated width."""
+"""Rotary positions in `config.json`: base, scaling and rotated width."""
 
 import math
 from typing import Any
@@ -35,12 +35,12 @@ def read_rotary(
       partial_name: the family's name of that setting, for messages.
 
     Returns:
-      fields of `ModelConfig`; with settings for each kind of layer, those of the layers
-        without a window.
+      fields of `ModelConfig`; with settings for each kind of layer, those of layers
+      without a window.
 
     Raises:
-      InputError: for a scaling that is not implemented, and for a rotated fraction that
-        transformers would ignore, or that is no even number of elements.
+      InputError: for an unsupported scaling, and for a rotated fraction that
+        transformers would ignore, or that is not an even number of elements.
     """
     block = _rotary_block(settings)
     fraction = 1.0 if partial is None else partial
@@ -90,8 +90,8 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
     """Reads the base of the rotary frequencies in layers with a window.
 
     Raises:
-      InputError: if the frequencies of these layers are scaled, or those of the others
-        by the old key `type`.
+      InputError: if these layers' frequencies are scaled, or the rest are scaled by the
+        old key `type`.
     """
     others = _rotary_block(settings)
     if "rope_type" not in others and others.text("type", "default") != "default":
@@ -105,13 +105,9 @@ def read_window_rotary(settings: HuggingFaceSettings, base: float) -> dict[str, 
 def read_proportional(
     settings: HuggingFaceSettings, head_width: int, *, base: float, partial: float
 ) -> dict[str, Any]:
-    """Reads frequencies of whole heads, of which only the highest turn (Gemma 4).
+    """Reads frequencies of whole heads in which only the highest turn (Gemma 4).
 
-    Args:
-      settings: the settings in `config.json`.
-      head_width: `K`.
-      base: base of the frequencies if no setting has it.
-      partial: fraction that turns if there are no rotary settings.
+    `base` and `partial` (the fraction that turns) are defaults.
 
     Raises:
       InputError: for another scaling.
@@ -130,7 +126,7 @@ def read_proportional(
 
 
 def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Reads the factor of queries by position, which is beside the rotary settings."""
+    """Reads the factor of queries by position, next to the rotary settings."""
     block = _rotary_block(settings)
     slope = block.number("llama_4_scaling_beta", minimum=0)
     if not slope:
@@ -141,7 +137,7 @@ def read_query_scaling(settings: HuggingFaceSettings) -> dict[str, Any]:
 
 
 def read_score_scale(settings: HuggingFaceSettings) -> float:
-    """Reads the factor of scores that YaRN adds to that of the width (DeepSeek V3)."""
+    """Reads the additional factor of scores from YaRN (DeepSeek V3)."""
     block = _rotary_block(settings)
     scale = block.number("mscale_all_dim", 0.0)
     if _kind(block) == "default" or not scale:
@@ -172,8 +168,8 @@ def read_stretched_base(
 def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:
     """Returns the settings of layers without a window.
 
-    Like transformers 5, `rope_scaling` replaces `rope_parameters`, except where these
-    are given for each kind of layer.
+    As in transformers 5, `rope_scaling` replaces `rope_parameters`, unless these are
+    given for each kind of layer.
     """
     block = _block(settings, "rope_parameters", FULL)
     scaling = _block(settings, "rope_scaling", FULL)
@@ -185,7 +181,7 @@ def _rotary_block(settings: HuggingFaceSettings) -> HuggingFaceSettings:
 
 
 def _block(settings: HuggingFaceSettings, name: str, kind: str) -> HuggingFaceSettings:
-    """Returns the settings of one kind of layers, empty if there are none."""
+    """Returns the settings of one kind of layer; empty if there are none."""
     values = settings.nested(name, {})
     source = f"{name} in {settings.source}"
     if FULL in values or SLIDING in values:
@@ -231,7 +227,7 @@ def _read_scaling(
 def _yarn(
     rope: HuggingFaceSettings, original: int, base: float, width: int
 ) -> RotaryDivisors:
-    """Returns the scaling of YaRN (Peng et al. 2023, section 3.2 and equation 22).
+    """Returns YaRN's scaling (Peng et al. 2023, section 3.2 and equation 22).
 
     Frequencies that turn more than `beta_fast` times within the original context are
     unchanged, and those that turn less than `beta_slow` times are divided.
@@ -267,10 +263,10 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 def _longrope(
     rope: HuggingFaceSettings, settings: HuggingFaceSettings, width: int
 ) -> RotaryDivisors:
-    """Returns the short factors of LongRoPE (Ding et al. 2024, section 3.3).
+    """Returns LongRoPE's short factors (Ding et al. 2024, section 3.3).
 
-    transformers uses the long ones for all rows of a batch if one row is longer than
-    the original context; such rows are not supported, see `read_rotary`.
+    transformers switches the whole batch to the long ones if one row exceeds the
+    original context; such rows are not supported, see `read_rotary`.
     """
     divisors = rope.sequence("short_factor")
     if len(divisors) != width // 2 or not all(
@@ -298,10 +294,10 @@ def _kind(rope: HuggingFaceSettings) -> str:
 def _original_positions(
     rope: HuggingFaceSettings, settings: HuggingFaceSettings
 ) -> int:
-    """Returns the number of positions that a model was first trained with.
+    """Returns the context length of a model's first training.
 
-    Like transformers, a setting of the model (Phi-3) precedes that of the scaling, and
-    without any it is `max_position_embeddings`.
+    As in transformers, a setting of the model (Phi-3) precedes the scaling's, and the
+    default is `max_position_embeddings`.
     """
     name = "original_max_position_embeddings"
     for source in (settings, rope):

@@ -1,4 +1,4 @@
-"""Seed-OSS: a Llama whose biases are chosen apart for the projections of attention."""
+"""Seed-OSS: a Llama with separate choices of biases for attention's projections."""
 
 import dataclasses
 from typing import Any
@@ -20,11 +20,7 @@ BIASES = {
 
 
 def read_seed_oss(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     inward = settings.flag("attention_bias", True)
     outward = settings.flag("attention_out_bias", False)
     feed_forward = settings.flag("mlp_bias", False)

@@ -11,11 +11,7 @@ from prompt_tuning.families.rotary_settings import FULL, SLIDING, read_rotary
 
 
 def read_smollm3(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, tied=True)
     layers = fields["layers"]
     unrotated = read_unrotated(settings, layers)

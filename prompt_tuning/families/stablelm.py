@@ -10,11 +10,7 @@ from prompt_tuning.families.rotary_settings import read_rotary
 
 
 def read_stablelm(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "a norm for each head, stored apart (StableLM 2 12B), is not implemented"
     settings.require("qk_layernorm", False, reason)
     fields = read_layout(settings)

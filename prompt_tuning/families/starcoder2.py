@@ -19,11 +19,7 @@ MODULES = PROJECTIONS | {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
 
 def read_starcoder2(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     fields = read_layout(settings, tied=True)
     width = settings.head_width(fields["width"], fields["heads"])
     activation = settings.text("hidden_act", "gelu_pytorch_tanh")

@@ -29,14 +29,9 @@ GATED_GELU = "gated-gelu"
 def read_t5(
     settings: HuggingFaceSettings, feed_forward: str = "relu"
 ) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
+    """Returns fields of `ModelConfig`; see `Family.read_fields`.
 
-    Args:
-      settings: the settings in `config.json`.
-      feed_forward: kind of feed-forward layer if there is no setting.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
+    `feed_forward` is the default kind of feed-forward layer.
     """
     feed_forward = settings.text("feed_forward_proj", feed_forward)
     activation = feed_forward.removeprefix("gated-")

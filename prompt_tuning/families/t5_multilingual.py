@@ -8,20 +8,12 @@ from prompt_tuning.families.t5 import GATED_GELU, T5, read_t5
 
 
 def read_mt5(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`; a tied head does not scale hidden states.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; a tied head does not scale hidden states."""
     return read_t5(settings, GATED_GELU) | {"scale_tied_hidden": False}
 
 
 def read_umt5(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     return read_t5(settings, GATED_GELU) | {"relative_bias_in_each_block": True}
 
 

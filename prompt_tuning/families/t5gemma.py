@@ -1,7 +1,7 @@
-"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with its own table.
+"""T5Gemma: an encoder and a decoder of Gemma 2's layers, with separate tables.
 
-Windows of the encoder include `sliding_window` positions on each side, as in
-transformers 5. Inputs and targets are multiplied, prompt vectors included.
+Encoder windows include `sliding_window` positions on each side, as in transformers 5.
+Inputs and targets are scaled, prompt vectors included.
 """
 
 from collections.abc import Collection
@@ -36,11 +36,7 @@ CROSS = {
 
 
 def read_t5gemma(settings: HuggingFaceSettings) -> dict[str, Any]:
-    """Returns fields of `ModelConfig`.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
-    """
+    """Returns fields of `ModelConfig`; see `Family.read_fields`."""
     reason = "an encoder alone generates no text"
     settings.require("is_encoder_decoder", True, reason)
     encoder, decoder = (

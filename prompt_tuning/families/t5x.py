@@ -1,4 +1,4 @@
-"""Names of the parameters of a T5 in T5X checkpoints.
+"""Names of a T5's parameters in T5X checkpoints.
 
 Linear layers are stored `[in, out]`, like ours.
 """
@@ -38,7 +38,7 @@ def t5x_recipes(config: ModelConfig) -> dict[str, Recipe]:
 
 
 def config_bindings(config: ModelConfig) -> list[str]:
-    """Returns the bindings that describe a T5, as T5X checkpoints do not."""
+    """Returns gin bindings that describe a T5, which T5X checkpoints lack."""
     signature = inspect.signature(t5_config).parameters
     values = {name: getattr(config, name, None) for name in signature}
     values["version"] = "1.0" if config.tied_head else "1.1"
@@ -58,7 +58,7 @@ def t5x_arrays(
     """Yields the arrays of a T5X checkpoint, made from our parameters.
 
     Raises:
-      InputError: if the model has other parameters than a T5 and prompts.
+      InputError: if the model has anything but a T5's parameters and prompts.
     """
     recipes = dict(t5x_recipes(config))
     for stack in ("encoder", "decoder"):

@@ -29,17 +29,14 @@ def read_text_part(
     tied: bool,
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns fields of `ModelConfig` of the text model.
+    """Returns fields of `ModelConfig` for the text model; see `Family.read_fields`.
 
     Args:
       settings: the settings in `config.json`.
       readers: functions that read the text model's settings, by their `model_type`; the
         first also reads settings without one.
-      tied: whether the head is tied if there is no setting.
-      defaults: values of settings of the text model that the folder lacks.
-
-    Raises:
-      InputError: for a missing setting or an unsupported choice.
+      tied: whether the head is tied by default.
+      defaults: settings of the text model that the folder lacks.
     """
     part = settings.part(TEXT, defaults)
     kind = part.text("model_type", next(iter(readers)))
@@ -57,11 +54,7 @@ def text_part_recipes(config: ModelConfig, names: Collection[str]) -> dict[str, 
 
 
 def part_names(names: Collection[str]) -> tuple[str, str]:
-    """Returns the prefix of the text model, and the name of an untied head.
-
-    Args:
-      names: names of the stored tensors.
-    """
+    """Returns the prefix of the text model, and the name of an untied head."""
     return (
         STORED if TABLES[0] in names else LOADED,
         STORED_HEAD if STORED_HEAD in names else "lm_head.weight",

@@ -22,8 +22,7 @@ from prompt_tuning.models.memory_chunks import CHUNK, run_chunks, run_positions
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of the rule for rows of positions, `[R, T, ...]`, or for positions, `[n,
-    ...]`.
+    """Inputs of the rule: `[R, T, ...]` for rows, or `[n, ...]` for all positions.
 
     Attributes:
       query: `[R, T, H, K]`.

@@ -30,8 +30,7 @@ def vectors_of_texts(
     vocabulary_size: int,
     key: Key[Array, ""] | None,
 ) -> Float[Array, "B nP D"]:
-    """Computes the vectors of prompts that depend on the text, for each row's `n`
-    examples.
+    """Computes the vectors of a prompt that depends on the text, `n` prompts a row.
 
     Args:
       prompt: the prompt.

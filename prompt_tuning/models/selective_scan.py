@@ -28,8 +28,7 @@ CHUNK = 16
 
 
 class ScanInputs(NamedTuple):
-    """Inputs of the rule for rows of positions, `[R, T, ...]`, or for positions, `[n,
-    ...]`.
+    """Inputs of the rule: `[R, T, ...]` for rows, or `[n, ...]` for all positions.
 
     Attributes:
       query: `[R, T, K]`.

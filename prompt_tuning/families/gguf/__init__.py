@@ -1,1 +1,1 @@
-"""GGUF files (llama.cpp), read as the Hugging Face folders that they were made from."""
+"""GGUF files (llama.cpp), read like the Hugging Face folders they were made from."""

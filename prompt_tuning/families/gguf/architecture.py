@@ -1,4 +1,4 @@
-"""Definition of an architecture of GGUF files: its names of settings and tensors."""
+"""Definition of a GGUF architecture: its names of settings and tensors."""
 
 import dataclasses
 import math
@@ -42,10 +42,10 @@ MODULES = {
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The fields of an architecture in a file's metadata, and what else decides.
+    """An architecture's fields in a file's metadata, plus facts from the tensors.
 
     Attributes:
-      values: the fields by their names without the architecture's.
+      values: the fields by name, without the architecture's prefix.
       file: the file.
     """
 
@@ -66,7 +66,7 @@ class Fields:
     def rotated_part(self) -> float:
         """Returns the fraction of each head that is rotated.
 
-        Multiplied by the width of a head and rounded down, it is the field's number.
+        Times the width of a head, rounded down, it gives the field's number.
         """
         rotated = self.values.integer("rope.dimension_count", self.head_width)
         if rotated == self.head_width:
@@ -80,20 +80,20 @@ class Architecture:
 
     Attributes:
       model_type: the family that reads it.
-      also: other families with the same tensors, for a `config.json` beside the file.
-      sizes: settings by the fields that have them, if not as in Llama.
-      settings: returns further settings.
+      also: other families with the same tensors, for a `config.json` next to the file.
+      sizes: fields that give the sizes in settings, if not as in Llama.
+      settings: returns more settings.
       changes: fields that change the logits and that `settings` reads.
-      tables: modules outside of the layers, if not as in Llama.
-      layers: prefix of the names of a layer's tensors, with `{}` for its number.
+      tables: modules outside the layers, if not as in Llama.
+      layers: prefix of a layer's tensors, with `{}` for its index.
       modules: modules of a layer, if not as in Llama.
-      permuted: whether the two halves of each head of queries and keys are interleaved.
+      permuted: whether the halves of each query and key head are interleaved.
       norm_offset: number that was added to the weights of norms.
-      transposed: modules of a layer that are stored the other way round.
-      by_part: module in which queries, keys and values of all heads are one after the
-        other, and not together for each head.
+      transposed: modules of a layer that are stored transposed.
+      by_part: module with the queries of all heads, then keys, then values, instead of
+        all three together for each head.
       experts: modules with the projections of all experts of a layer, and the name of
-        one, with `{}` for the expert's number.
+        one, with `{}` for the expert's index.
     """
 
     model_type: str

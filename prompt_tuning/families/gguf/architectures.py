@@ -1,7 +1,7 @@
-"""The architectures of GGUF files that are read.
+"""The supported GGUF architectures.
 
-The names are those of `gguf-py/gguf/constants.py` in llama.cpp, and what its conversion
-scripts change is undone. Where a setting is in no field, llama.cpp's own code has it.
+The names are from `gguf-py/gguf/constants.py` in llama.cpp; changes by its conversion
+scripts are undone. Where no field has a setting, it comes from llama.cpp's code.
 """
 
 from typing import Any

@@ -43,7 +43,7 @@ def find_architecture(file: GgufFile) -> tuple[Architecture, Fields]:
     """Returns the architecture of a file, and its fields.
 
     Raises:
-      InputError: for one that is not read, and for a part of a model.
+      InputError: for an unsupported architecture, or only a part of a model.
     """
     metadata = file.metadata
     name = metadata.text(ARCHITECTURE)
@@ -70,8 +70,7 @@ def make_settings(file: GgufFile) -> HuggingFaceSettings:
     """Returns the settings that the `config.json` of a model would have.
 
     Raises:
-      InputError: for an architecture that is not read, and for fields that are missing
-        or cannot be followed.
+      InputError: for an unsupported architecture, or missing or unsupported fields.
     """
     architecture, fields = find_architecture(file)
     values = fields.values
@@ -95,10 +94,10 @@ def make_settings(file: GgufFile) -> HuggingFaceSettings:
 
 
 def check_model_type(file: GgufFile, config: HuggingFaceSettings) -> None:
-    """Checks that a `config.json` beside a file is one of its model.
+    """Checks that the `config.json` next to a file is for its model.
 
     Raises:
-      InputError: if it is of another family.
+      InputError: if it is for another family.
     """
     architecture, _ = find_architecture(file)
     families = (architecture.model_type, *architecture.also)
@@ -164,8 +163,7 @@ def _vector(file: GgufFile, name: str) -> list[float]:
     """Reads a tensor of divisors.
 
     Raises:
-      InputError: if it is missing, is no vector, or has other numbers than positive
-        ones.
+      InputError: if it is missing, not a vector, or not all positive.
     """
     if name not in file.tensors:
         raise InputError(f"{file.path} has no tensor {name}, which LongRoPE needs")
@@ -188,12 +186,8 @@ def _vector(file: GgufFile, name: str) -> list[float]:
 def rotary_divisors(file: GgufFile, rotated: int) -> dict[str, Any]:
     """Returns the field of `ModelConfig` that a table of divisors replaces (Llama 3).
 
-    Args:
-      file: the file.
-      rotated: number of rotated elements of a head.
-
     Raises:
-      InputError: for another number of them.
+      InputError: unless there is one for each pair of a head's `rotated` elements.
     """
     if FREQUENCIES not in file.tensors:
         return {}

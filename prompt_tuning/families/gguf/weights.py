@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by the names that they have in a Hugging Face folder."""
+"""The tensors of a GGUF file by their names in a Hugging Face folder."""
 
 import re
 
@@ -27,11 +27,11 @@ SHARED_GATE = "ffn_gate_inp_shexp"
 
 
 def open_gguf_weights(file: GgufFile) -> dict[str, StoredTensor]:
-    """Opens the tensors of a file, rearranged as they were before its conversion.
+    """Opens the tensors of a file, arranged as they were before its conversion.
 
     Raises:
-      InputError: for a tensor that the architecture does not have, or that cannot be
-        rearranged, and for layers that the metadata does not count.
+      InputError: for a tensor that the architecture lacks or that cannot be rearranged,
+        and for more layers than the metadata says.
     """
     architecture, fields = find_architecture(file)
     layers = fields.values.integer("block_count", minimum=1)
@@ -57,7 +57,7 @@ def open_gguf_weights(file: GgufFile) -> dict[str, StoredTensor]:
 def _in_layer(
     architecture: Architecture, fields: Fields, name: str, tensor: StoredTensor
 ) -> dict[str, StoredTensor]:
-    """Returns a tensor of a layer by its name, or those of its experts."""
+    """Returns a layer's tensor by its name, or those of its experts."""
     _, _, module, kind = name.split(".")
     pattern = architecture.experts.get(module)
     if pattern is not None:
@@ -108,13 +108,9 @@ def _row_order(
 def _exchanged(
     rows: int, heads: int, parts: int, *, last: bool
 ) -> Int[np.ndarray, "rows"]:
-    """Returns the stored row of each row of heads that have parts.
+    """Returns the stored row of each row, for `H` heads that have `P` parts.
 
-    Args:
-      rows: number of rows.
-      heads: number of heads `H`.
-      parts: number of parts `P` of each head.
-      last: whether the rows are stored as `[H, K / P, P]`; otherwise as `[P, H, K]`.
+    Rows are stored as `[H, K / P, P]` if `last`, otherwise as `[P, H, K]`.
     """
     width = rows // (heads * parts)
     stored = np.arange(heads * parts * width)
